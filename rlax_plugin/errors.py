@@ -1,0 +1,63 @@
+"""Errors, each naming the boundary it crossed. This module imports nothing of the project."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlaxError(Exception):
+    """Base of every error that rlax_plugin raises on purpose."""
+
+
+class ConfigError(RlaxError):
+    """A bad value in the configuration, found before a device is touched.
+
+    Args:
+      key: dotted key, e.g. ``rlax.staleness.max_staleness``.
+      value: what was given; ``None`` when nothing was given.
+      reason: one sentence saying what would be right.
+    """
+
+    def __init__(self, key: str, value: object, reason: str):
+        self.key, self.value, self.reason = key, value, reason
+        shown = "" if value is None else f" = {value!r}"
+        super().__init__(f"{key}{shown}: {reason}")
+
+
+class PluginError(RlaxError):
+    """A plug-in that cannot be loaded, breaks the hook contract, or collides with another."""
+
+
+class WorkerError(RlaxError):
+    """A rollout worker failed, vanished, or answered nonsense."""
+
+
+class WeightsError(RlaxError):
+    """A weight version is missing, damaged, or not the one announced."""
+
+
+class DeadlineError(RlaxError):
+    """Something took longer than its deadline.
+
+    Args:
+      what: what was waited for.
+      seconds: the deadline.
+      key: dotted config key that sets the deadline.
+    """
+
+    def __init__(self, what: str, seconds: float, key: str):
+        self.what, self.seconds, self.key = what, seconds, key
+        super().__init__(f"{what} took longer than {seconds:g} s (set {key} to wait longer)")
+
+
+class TrainingError(RlaxError):
+    """The training loop or the data path into it failed."""
+
+
+def alternatives(given: str, known: Iterable[str]) -> str:
+    """Says what would have been right: the nearest match first, then everything known."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known: {', '.join(names) if names else 'none'}"

@@ -1,0 +1,224 @@
+"""Interfaces of the parts that plug-ins provide: one to four methods each, no implementation.
+
+An instance is made by ``Extension.build`` (see ``hookspecs``). Parts know nothing of each other or
+of the controller; deadlines and retries belong to the controller, parts raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from rlax_plugin.types import Group, GroupRequest, Prompt, Rollout, WeightVersion
+
+if TYPE_CHECKING:
+    import numpy as np
+
+C = TypeVar("C", bound=BaseModel)
+Arrays = Mapping[str, Any]  # variable name -> numpy or JAX array
+
+
+@dataclass(frozen=True, slots=True)
+class Extension(Generic[C]):
+    """What a plug-in registers under a name.
+
+    Attributes:
+      config_class: pydantic model of the options that stand beside ``name:`` in the config.
+      build: called once with the validated options and the run's context; returns the part.
+        For objective slots the part is a pure function that JAX may trace.
+    """
+
+    config_class: type[C]
+    build: Callable[[C, BuildContext], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """What every part may know of the run.
+
+    Attributes:
+      run_dir: the run's directory; exists only in processes that own the run.
+      seed: ``rlax.seed``.
+      section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
+      maxtext_argv: MaxText's own command line (config path and overrides), for parts that need it.
+    """
+
+    run_dir: Path
+    seed: int
+    section: Any
+    maxtext_argv: tuple[str, ...] = ()
+
+
+class PromptSource(Protocol):
+    """Owns what a prompt is. Deterministic: the same config gives the same prompts everywhere."""
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        """All prompts of "train", "validation" or "test", in a fixed order."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of completion tokens, without stop or padding tokens."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Token ids that end a completion."""
+        ...
+
+
+class Reward(Protocol):
+    """Scores one completion. Runs in a process of its own, without JAX. May be slow, may raise."""
+
+    def __call__(self, prompt: Prompt, completion: str) -> float: ...
+
+
+class PassRates(Protocol):
+    """Read-only view of the pass-rate table."""
+
+    def get(self, prompt_id: str) -> tuple[float, float] | None:
+        """(decayed pass rate in [0, 1], decayed number of samples), or None if never measured."""
+        ...
+
+
+class Sampler(Protocol):
+    """Chooses which prompts are asked next (curation.sample)."""
+
+    def choose(
+        self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
+    ) -> list[int]:
+        """Indices into ``prompts``, ``count`` of them; all randomness comes from ``rng``."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state, for ``restore``."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Gate(Protocol):
+    """Decides whether a scored group trains (curation.admit)."""
+
+    def refuse(self, group: Group) -> str | None:
+        """None admits the group; otherwise the reason, one short phrase that is counted."""
+        ...
+
+
+class RolloutEngine(Protocol):
+    """Draws completions. Lives in a worker process; safe to call from the worker's event loop."""
+
+    async def generate(
+        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+    ) -> None:
+        """Draws every group; calls ``on_group(group_id, rollouts)`` on the event loop as each ends.
+
+        Requests wait inside the engine until it holds their ``min_version``.
+        """
+        ...
+
+    async def load_weights(self, version: WeightVersion) -> None:
+        """Pulls and verifies a version; running samples are treated as ``on_new_weights`` says.
+
+        Raises:
+          WeightsError: the bytes are not what was announced; the old weights stay in use.
+        """
+        ...
+
+    @property
+    def version(self) -> int:
+        """The weight version in use; -1 before the first."""
+        ...
+
+    def health(self) -> dict[str, float]:
+        """slots, active, waiting, tokens_total; raises if the engine's thread has died."""
+        ...
+
+
+class WeightStore(Protocol):
+    """Keeps the bytes of weight versions. A version is visible whole or not at all."""
+
+    def save(self, path: str, arrays: Arrays) -> None:
+        """Writes all arrays under a new directory ``path``, atomically. Blocking, thread-safe.
+
+        Raises:
+          WeightsError: the path exists or cannot be written.
+        """
+        ...
+
+    def load(self, path: str, like: Arrays) -> dict[str, Any]:
+        """Reads arrays with the shapes, dtypes and shardings of ``like``, checksums verified.
+
+        Raises:
+          WeightsError: missing, truncated or damaged data, or another structure.
+        """
+        ...
+
+    def delete(self, path: str) -> None:
+        """Removes a version; silent if it is gone."""
+        ...
+
+
+class Launcher(Protocol):
+    """Brings worker processes up. Called on the controller's event loop."""
+
+    async def start(self, argv: Sequence[str], controller: str, run_dir: Path) -> None:
+        """Starts workers that run ``rlax serve`` with ``argv`` and register with ``controller``."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends every process it started, politely first; returns when none is left."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How often a worker was started again after it ended by itself."""
+        ...
+
+
+class Tracker(Protocol):
+    """Takes metrics. Called on the controller's event loop, so it must return fast."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of one RL step, named ``stage/name``."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """Runs the training loop to its end on the calling thread."""
+
+    def run(self, link: TrainerLink) -> None: ...
+
+
+class TrainerLink(Protocol):
+    """All that a trainer knows of the controller; its methods are called on the trainer's thread."""
+
+    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
+        """Blocks until the batch of ``step`` (from 1) is there; name -> array [rows, length].
+
+        Raises:
+          DeadlineError, WorkerError: no batch will come.
+        """
+        ...
+
+    def publish(self, step: int, arrays: Arrays) -> None:
+        """Hands over fresh buffers holding the weights after ``step`` steps; returns at once."""
+        ...
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Reports the metrics of a finished step (host or device values)."""
+        ...
+
+    def before_checkpoint(self, step: int) -> None:
+        """Called before the trainer's own checkpoint of ``step``; saves the controller's state."""
+        ...
+
+    @property
+    def stop_requested(self) -> bool:
+        """True after Ctrl-C or SIGTERM: checkpoint, then return from ``run``."""
+        ...

@@ -1,0 +1,1 @@
+"""Messages and services of `rlax.proto`, generated; `make proto` regenerates them."""
