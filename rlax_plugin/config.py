@@ -69,8 +69,8 @@ class Staleness(Section):
             raise ConfigError(
                 "rlax.staleness.max_staleness",
                 self.max_staleness,
-                f"must be at least reload_every = {self.reload_every}: a worker that reloads every "
-                f"{self.reload_every} versions serves samples up to {self.reload_every} versions old",
+                f"must be at least reload_every = {self.reload_every}, because a worker that "
+                "reloads once per that many versions serves samples that old",
             )
         return self
 
@@ -84,6 +84,9 @@ class Curation(Section):
         8.0, description="groups of one prompt after which an old outcome counts half"
     )
     pass_threshold: float = Field(0.5, description="a reward at or above it counts as a pass")
+    oversample: Annotated[float, Field(ge=1)] = Field(
+        1.0, description="groups issued ahead per group needed; the surplus may go stale"
+    )
     max_refill: PositiveInt = Field(
         8, description="times groups_per_step groups one step may issue before the run stops"
     )

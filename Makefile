@@ -1,0 +1,51 @@
+# Every target sets up its own environment first (scripts/setup.sh); a second run starts at once.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench lock proto clean
+
+SEED ?= 0
+export PYTHON
+BIN := .venv/bin
+READY := .venv/.complete
+PROTO := rlax_plugin/rpc/rlax.proto
+
+help: ## this list
+	@echo "rlax_plugin: reinforcement learning for language models on MaxText, as plug-ins"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  Start with make demo. To run your own: $(BIN)/rlax --help"
+
+demo: $(READY) ## a tiny model learns arithmetic by RL; before/after table (SEED=0)
+	@$(BIN)/rlax train configs/demo.yml run_name=demo-seed$(SEED) rlax.seed=$(SEED)
+
+test: lint ## everything that must pass before a change lands: lint, then pytest
+	@$(BIN)/python -m pytest
+
+lint: $(READY) ## ruff, import rules, types; seconds
+	@echo "ruff:" && $(BIN)/ruff check && $(BIN)/ruff format --check
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports --no-cache
+	@echo "pyright:" && PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+bench: $(READY) ## the whole system beside a bare JAX loop; minutes (see benchmarks/)
+	@$(BIN)/python benchmarks/bench.py
+
+lock: $(READY) ## requirements.lock again from pyproject.toml, keeping versions (UPGRADE=1: newest)
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.12 --quiet \
+		--no-header --no-annotate --no-emit-index-url $(if $(UPGRADE),--upgrade) \
+		--output-file requirements.lock
+	@echo "wrote requirements.lock: $$(grep -c '==' requirements.lock) packages"
+
+proto: $(READY) ## the gRPC code in rlax_plugin/rpc again from rlax.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. \
+		--python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+	@echo "wrote rlax_plugin/rpc/rlax_pb2.py, rlax_pb2.pyi, rlax_pb2_grpc.py"
+
+clean: ## removes .venv, caches and build output; keeps runs/
+	@rm -rf .venv .cache dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "removed .venv, caches and build output; kept runs/"
+
+$(READY): requirements.lock pyproject.toml scripts/setup.sh
+	@scripts/setup.sh

@@ -1,0 +1,210 @@
+"""The yardstick: one synchronous GRPO loop in bare JAX, no framework, no other process.
+
+A step draws 8 samples for each of 8 prompts with a KV cache, scores them by parity, and makes one
+clipped-GRPO AdamW update on the 64 rows. The model is Llama's decoder block (RMSNorm, rotary
+attention, gated SiLU) with tied embeddings, in float32. No early stop, no KL term.
+
+    python benchmarks/bare_loop.py --work w1 --steps 50 --json out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+PROMPTS, SAMPLES, PROMPT_TOKENS = 8, 8, 16
+CLIP, LEARNING_RATE = 0.2, 1e-4
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One standard work; head size is width / heads, and prompts are 16 tokens."""
+
+    layers: int
+    width: int
+    heads: int
+    mlp: int
+    vocab: int
+    new_tokens: int
+
+
+WORKS = {
+    "w1": Work(layers=2, width=64, heads=4, mlp=256, vocab=512, new_tokens=16),
+    "w2": Work(layers=8, width=512, heads=8, mlp=2048, vocab=8192, new_tokens=32),
+}
+
+
+def init(work: Work, key: jax.Array) -> Params:
+    """Normal weights with standard deviation fan_in ** -0.5; norms at 1."""
+    d, shapes = work.width, {"qkv": (work.width, 3 * work.width), "out": (work.width, work.width)}
+    shapes |= {"gate_up": (d, 2 * work.mlp), "down": (work.mlp, d)}
+    keys = iter(jax.random.split(key, 1 + work.layers * len(shapes)))
+    layers = [
+        {n: jax.random.normal(next(keys), s) * s[0] ** -0.5 for n, s in shapes.items()}
+        | {"norm_1": jnp.ones(d), "norm_2": jnp.ones(d)}
+        for _ in range(work.layers)
+    ]
+    embed = jax.random.normal(next(keys), (work.vocab, d)) * d**-0.5
+    return {"embed": embed, "layers": layers, "norm": jnp.ones(d)}
+
+
+def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5) * scale
+
+
+def rotate(x_bthd: jax.Array, positions_t: jax.Array) -> jax.Array:
+    """Rotary position embedding over the head axis, halves paired, base 10000."""
+    half = x_bthd.shape[-1] // 2
+    angle = positions_t[:, None] * 10000.0 ** (-jnp.arange(half) / half)
+    sin, cos = jnp.sin(angle)[:, None], jnp.cos(angle)[:, None]
+    a, b = x_bthd[..., :half], x_bthd[..., half:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def block(work: Work, p: Params, x: jax.Array, positions: jax.Array, cache: Any) -> Any:
+    """One decoder layer; with a cache (k, v) new keys are written at ``positions[0]``."""
+    batch, length, width = x.shape
+    qkv = (rms_norm(x, p["norm_1"]) @ p["qkv"]).reshape(batch, length, 3 * work.heads, -1)
+    q, k, v = jnp.split(qkv, 3, axis=2)
+    q, k = rotate(q, positions) * q.shape[-1] ** -0.5, rotate(k, positions)
+    if cache is not None:
+        k, v = (
+            jax.lax.dynamic_update_slice_in_dim(old, new, positions[0], axis=1)
+            for old, new in zip(cache, (k, v), strict=True)
+        )
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+    seen = jnp.arange(k.shape[1]) <= positions[:, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
+    x += jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(batch, length, width) @ p["out"]
+    gate, up = jnp.split(rms_norm(x, p["norm_2"]) @ p["gate_up"], 2, axis=-1)
+    return x + (jax.nn.silu(gate) * up) @ p["down"], (k, v)
+
+
+def logits(params: Params, x: jax.Array) -> jax.Array:
+    return rms_norm(x, params["norm"]) @ params["embed"].T
+
+
+def sample(logits_bv: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One token a row by inverse CDF, temperature 1, and its log-probability."""
+    shifted = logits_bv - jnp.max(logits_bv, axis=-1, keepdims=True)
+    cdf = jnp.cumsum(jnp.exp(shifted), axis=-1)
+    total = cdf[:, -1:]
+    u = jax.random.uniform(key, total.shape) * total
+    token = jnp.minimum(jnp.sum(cdf <= u, axis=-1), logits_bv.shape[-1] - 1)
+    chosen = jnp.take_along_axis(shifted, token[:, None], axis=-1)
+    return token.astype(jnp.int32), (chosen - jnp.log(total))[:, 0]
+
+
+@partial(jax.jit, static_argnums=0)
+def generate(work: Work, params: Params, prompts: jax.Array, key: jax.Array) -> Any:
+    """int32 tokens and float32 log-probs [64, new_tokens]; each prompt is prefilled once."""
+    x, caches = params["embed"][prompts], []
+    for p in params["layers"]:
+        x, kv = block(work, p, x, jnp.arange(PROMPT_TOKENS), None)
+        room = ((0, 0), (0, work.new_tokens), (0, 0), (0, 0))
+        caches.append(tuple(jnp.repeat(jnp.pad(c, room), SAMPLES, axis=0) for c in kv))
+    keys = jax.random.split(key, work.new_tokens)
+    first = sample(jnp.repeat(logits(params, x[:, -1]), SAMPLES, axis=0), keys[0])
+
+    def decode(carry: Any, step: Any) -> Any:
+        token, caches = carry
+        position, key = step
+        x, new = params["embed"][token][:, None], []
+        for p, cache in zip(params["layers"], caches, strict=True):
+            x, cache = block(work, p, x, position[None], cache)
+            new.append(cache)
+        token, logprob = sample(logits(params, x[:, 0]), key)
+        return (token, new), (token, logprob)
+
+    positions = PROMPT_TOKENS + jnp.arange(work.new_tokens - 1)
+    _, rest = jax.lax.scan(decode, (first[0], caches), (positions, keys[1:]))
+    return [jnp.concatenate([f[:, None], r.T], axis=1) for f, r in zip(first, rest, strict=True)]
+
+
+def advantages(tokens: np.ndarray) -> np.ndarray:
+    """Reward 1 for an even sum of tokens, else 0; (R - mean) / std of each group of 8."""
+    reward = 1.0 - (tokens.sum(axis=1) % 2).reshape(PROMPTS, SAMPLES)
+    spread = reward.std(axis=1, ddof=1, keepdims=True)
+    centred = reward - reward.mean(axis=1, keepdims=True)
+    return (centred / (spread + 1e-6)).reshape(-1).astype(np.float32)
+
+
+optimizer = optax.adamw(LEARNING_RATE, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.1)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
+def train(work: Work, params: Params, state: Any, batch: Any) -> Any:
+    """One clipped-GRPO update; logits are computed only where a completion token is predicted."""
+    prompts, tokens, old_logprobs, advantage = batch
+
+    def loss(params: Params) -> jax.Array:
+        rows = jnp.concatenate([jnp.repeat(prompts, SAMPLES, axis=0), tokens[:, :-1]], axis=1)
+        x = params["embed"][rows]
+        for p in params["layers"]:
+            x, _ = block(work, p, x, jnp.arange(rows.shape[1]), None)
+        scores = logits(params, x[:, PROMPT_TOKENS - 1 :])
+        chosen = jnp.take_along_axis(scores, tokens[..., None], axis=-1)[..., 0]
+        ratio = jnp.exp(chosen - jax.nn.logsumexp(scores, axis=-1) - old_logprobs)
+        clipped = jnp.clip(ratio, 1 - CLIP, 1 + CLIP)
+        return -jnp.mean(jnp.minimum(ratio * advantage[:, None], clipped * advantage[:, None]))
+
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+
+def run(work: Work, steps: int, warmup: int = 2, seed: int = 0) -> dict[str, Any]:
+    """Times ``steps`` synchronous steps after ``warmup`` untimed ones (compilation)."""
+    key = jax.random.key(seed)
+    params = jax.jit(init, static_argnums=0)(work, key)
+    state = optimizer.init(params)
+    shape = (warmup + steps, PROMPTS, PROMPT_TOKENS)
+    all_prompts = np.random.default_rng(seed).integers(0, work.vocab, shape, dtype=np.int32)
+    times: dict[str, list[float]] = {"step": [], "generate": [], "train": []}
+    for i, prompts in enumerate(all_prompts):
+        start = time.perf_counter()
+        tokens, logprobs = generate(work, params, prompts, jax.random.fold_in(key, i))
+        advantage = advantages(np.asarray(tokens))
+        drawn = time.perf_counter()
+        batch = (prompts, tokens, logprobs, advantage)
+        params, state, value = train(work, params, state, batch)
+        jax.block_until_ready((params, value))
+        end = time.perf_counter()
+        if i >= warmup:
+            for name, spent in zip(times, (end - start, drawn - start, end - drawn), strict=True):
+                times[name].append(spent * 1e3)
+    figures = {
+        f"{name}_ms": {"median": statistics.median(values), "min": min(values)}
+        for name, values in times.items()
+    }
+    return {"steps": steps, "final_loss": float(value), **figures}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", choices=sorted(WORKS), default="w1")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", help="also write the figures to this file")
+    args = parser.parse_args()
+    result = {"work": args.work} | run(WORKS[args.work], args.steps, seed=args.seed)
+    for name in ("generate_ms", "train_ms", "step_ms"):
+        print(f"{name:12s} median {result[name]['median']:9.2f}  min {result[name]['min']:9.2f}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(result, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""MaxText's config with the ``rlax:`` section in it, and MaxText's own start-up of a trainer."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import omegaconf
+import yaml
+from maxtext.configs import pyconfig
+from maxtext.configs.types import MaxTextConfig
+from pydantic import BaseModel, ValidationError, model_validator
+
+from maxtext_overrides import lean_imports
+from maxtext_overrides.signatures import Override, check
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError, alternatives
+
+OVERRIDES = (
+    Override(
+        symbol="maxtext.configs.pyconfig._initialize_pydantic",
+        signature="(argv=None, config_class=<class 'maxtext.configs.types.MaxTextConfig'>, "
+        "**kwargs)",
+        sha256="c6dd5bb109e42f3505a54d9a7c6f4f394f8f891473474937bde58b40675940e7",
+        why="called, not replaced: pyconfig.initialize turns every error into sys.exit(2)",
+        delete_when="pyconfig.initialize lets errors through",
+    ),
+    Override(
+        symbol="maxtext.trainers.pre_train.train.initialize",
+        signature="(argv)",
+        sha256="e96958cf98459b7785266164aca23129ae7aa1f71428ef105a9f5534e6488236",
+        why="its steps are repeated in ``initialize`` below: it takes no config class",
+        delete_when="train.initialize takes a config_class or a config",
+    ),
+)
+
+_Refusal = tuple[str, Callable[[Any], bool], str]
+
+# What would bypass the RL loss, its batches or its metrics. Looked at before MaxText's own
+# validation, which asks JAX for devices.
+_REFUSED: tuple[_Refusal, ...] = (
+    ("num_vocab_tiling", lambda v: v > 1, "must be 1: a tiled model returns no logits"),
+    ("dropout_rate", lambda v: v > 0, "must be 0: rollouts are drawn without dropout"),
+    ("training_objective", lambda v: v == "block_diffusion", "must be causal_lm"),
+    ("attention_type", lambda v: v == "block_diffusion", "must be causal"),
+    ("dataset_type", lambda v: v == "grain", "must not be grain: MaxText would checkpoint it"),
+    ("enable_diloco", bool, "must be false: DiLoCo has a train step of its own"),
+    ("elastic_enabled", bool, "must be false: an elastic restart would skip the RL loss"),
+    ("use_dpo", bool, "must be false: the objective is chosen under rlax.objective"),
+    ("use_multimodal", bool, "must be false: batches hold tokens only"),
+    ("use_tunix_gradient_accumulation", bool, "must be false: it averages means"),
+    ("enable_rampup_batch_size", bool, "must be false: the batch is rlax.rollouts' groups"),
+    ("expansion_factor_real_data", lambda v: v > 0, "must be -1: every host feeds its rows"),
+    ("reuse_example_batch", bool, "must be 0: every step trains on its own batch"),
+    ("compiled_trainstep_file", bool, "must be empty: that step was compiled with another loss"),
+    ("eval_interval", lambda v: v > 0, "must be -1: evaluation is rlax.evaluation's"),
+    ("z_loss_multiplier", lambda v: v > 0, "must be 0: it regularises the cross-entropy only"),
+    ("ici_context_parallelism", lambda v: v > 1, "must be 1: it would reorder MaxText's arrays"),
+    ("dcn_context_parallelism", lambda v: v > 1, "must be 1: it would reorder MaxText's arrays"),
+)
+
+
+def _refuse(values: Mapping[str, Any]) -> None:
+    for key, is_bad, reason in _REFUSED:
+        value = values.get(key)
+        if value is not None and is_bad(value):
+            raise ConfigError(key, value, reason)
+    if values.get("use_indexer") and not values.get("indexer_sparse_training"):
+        raise ConfigError("indexer_sparse_training", False, "must be true: else there is no loss")
+    lora = values.get("lora")
+    if isinstance(lora, Mapping) and lora.get("enable_lora"):
+        raise ConfigError("lora.enable_lora", True, "must be false: MaxText creates no adapters")
+    rate = values.get("per_device_batch_size")
+    if isinstance(rate, float | int) and rate < 1:
+        raise ConfigError("per_device_batch_size", rate, "must be at least 1: rows would be lost")
+
+
+class RlaxMaxTextConfig(MaxTextConfig):
+    """Every key of MaxText, and ``rlax``."""
+
+    rlax: RlaxSection
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_bypasses_the_loss(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            _refuse(values)
+        return values
+
+
+class Config(pyconfig.HyperParameters):
+    """What MaxText reads its settings from; ``rlax`` is the validated section."""
+
+    @property
+    def rlax(self) -> RlaxSection:
+        return object.__getattribute__(self, "_pydantic_config").rlax
+
+
+def load(argv: Sequence[str], **overrides: Any) -> Config:
+    """Reads and validates a config; changes nothing else in the process.
+
+    Args:
+      argv: path of a ``.yml`` file, then ``key=value`` overrides; ``rlax.x.y=z`` works.
+      overrides: MaxText keys that win over both.
+
+    Raises:
+      ConfigError: names the dotted key, its value, and what would be right.
+    """
+    path, *rest = argv
+    if not (str(path).endswith(".yml") and Path(path).is_file()):
+        raise ConfigError("config", str(path), "no such .yml file")
+    try:
+        # The first argument stands for the program, as in sys.argv.
+        model = pyconfig._initialize_pydantic(
+            ["", str(path), *rest], config_class=RlaxMaxTextConfig, **overrides
+        )
+        return Config(model)
+    except ValidationError as error:
+        raise _explained(error) from None
+    except (omegaconf.errors.OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError("config", str(path), str(error)) from None
+    except (ValueError, TypeError, AssertionError, NotImplementedError, OSError) as error:
+        raise _explained_text(str(error), str(path)) from None
+
+
+def initialize(argv: Sequence[str], **overrides: Any) -> Config:
+    """``load`` for a trainer: also does to the process what MaxText's ``train.initialize`` does.
+
+    Different from upstream: TensorFlow is not imported, so that nothing of it needs hiding;
+    ``TFDS_DATA_DIR`` is set only if ``dataset_path`` is (an empty value would hide other data
+    sets); the goodput recorder is made by ``train_loop.run_train_loop``.
+
+    Raises:
+      ConfigError: as ``load``, and what MaxText's ``validate_train_config`` refuses.
+    """
+    import pathwaysutils
+
+    pathwaysutils.initialize()
+    jax.config.update("jax_default_prng_impl", "unsafe_rbg")
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if "xla_tpu_spmd_rng_bit_generator_unsafe" not in flags:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{flags} --xla_tpu_spmd_rng_bit_generator_unsafe=true"
+    config = load(argv, **overrides)
+    vertex = bool(config.use_vertex_tensorboard or os.environ.get("UPLOAD_DATA_TO_TENSORBOARD"))
+    train = lean_imports.import_trainer(vertex)
+    check(OVERRIDES, config.rlax.allow_untested_maxtext)
+    if jax.process_count() > 1:
+        raise ConfigError(
+            "skip_jax_distributed_system", False, "must be true: one trainer process is supported"
+        )
+    train.max_utils.print_system_information()
+    try:
+        train.train_utils.validate_train_config(config)
+    except (AssertionError, ValueError) as error:
+        raise _explained_text(str(error), str(argv[0])) from None
+    jax.config.update("jax_use_shardy_partitioner", config.shardy)
+    jax.config.update(
+        "jax_remove_size_one_mesh_axis_from_type", config.remove_size_one_mesh_axis_from_type
+    )
+    if config.dataset_path:
+        os.environ["TFDS_DATA_DIR"] = config.dataset_path
+    if vertex:
+        train.VertexTensorboardManager().configure_vertex_tensorboard(config)
+    if config.te_comm_gemm_overlap != train.TeCommGemmOverlapPolicy.DISABLED:
+        train.max_utils.bootstrap_transformer_engine_cgemm(config)
+    train.mllog_utils.init_start(config)
+    return config
+
+
+def _explained(error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    if not location:
+        return _explained_text(first["msg"].removeprefix("Value error, "), "config")
+    key, value = ".".join(location), first.get("input")
+    if first["type"] == "extra_forbidden":
+        return ConfigError(key, value, "no such key; " + _nearest(location))
+    if first["type"] == "missing":
+        return ConfigError(key, None, "must be set")
+    return ConfigError(key, value, first["msg"])
+
+
+def _explained_text(message: str, path: str) -> ConfigError:
+    """MaxText raises plain text; finds out which key it is about."""
+    unknown = re.match(r"'([^']+)' not in ", message)
+    if unknown:
+        return ConfigError(unknown[1], None, "no such key; " + _nearest([unknown[1]]))
+    words = re.findall(r"[a-z][a-z0-9_]+", message)
+    key = next((w for w in words if "_" in w and w in RlaxMaxTextConfig.model_fields), path)
+    return ConfigError(key, None, message)
+
+
+def _nearest(location: Sequence[str]) -> str:
+    """What the last part of a key path could have meant."""
+    known: Mapping[str, Any] = RlaxMaxTextConfig.model_fields
+    for part in location[:-1]:
+        annotation = getattr(known.get(part), "annotation", None)
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return "unknown"
+        known = annotation.model_fields
+    if len(known) <= 40:
+        return alternatives(location[-1], known)
+    near = difflib.get_close_matches(location[-1], known, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else "MaxText knows none like it"

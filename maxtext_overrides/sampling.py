@@ -1,0 +1,132 @@
+"""Drawing one token per slot, each with its own temperature, top-k, top-p and random number.
+
+Pure JAX. One uniform per slot and an inverse CDF instead of a Gumbel draw per vocabulary entry. The
+uniform is a threefry2x32 hash of the sample's seed and the token's place in the completion, so a
+token depends on neither slot, batch size, neighbours nor the default PRNG (MaxText's ``unsafe_rbg``
+depends on the place in the batch). Replaces ``maxtext.inference.inference_utils.sampling`` (MaxText
+0.2.5: one key for all slots, static settings, log-probs of raw logits); delete when that takes
+them per slot.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def uniforms(seeds_b2: jax.Array, position_b: jax.Array) -> jax.Array:
+    """One number in [0, 1) per slot.
+
+    Args:
+      seeds_b2: uint32, high and low half of each sample's 64-bit seed.
+      position_b: int, place of the token in its completion, from 0.
+
+    Returns:
+      float32 [b], multiples of 2^-24.
+    """
+
+    def one(seed_2: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(seed_2, impl="threefry2x32")
+        # fold_in is itself the hash; its output needs no second one to be a random word.
+        return jax.random.key_data(jax.random.fold_in(key, position))[0]
+
+    words_b = jax.vmap(one)(seeds_b2, position_b)
+    return (words_b >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+
+
+def _invert(weights: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """First index of the last axis whose running sum exceeds ``target`` and whose weight is > 0.
+
+    Rounding may leave no such index; then it is the last one of positive weight. Returns the index
+    and the sum of the weights before it.
+    """
+    positive = weights > 0
+    sums = jnp.cumsum(weights, axis=-1)
+    place = jnp.arange(weights.shape[-1], dtype=jnp.int32)
+    last = jnp.max(jnp.where(positive, place, 0), axis=-1)
+    beyond = jnp.where(positive & (sums > target[..., None]), place, last[..., None])
+    index = jnp.min(beyond, axis=-1)
+    before = jnp.sum(jnp.where(place < index[..., None], weights, 0.0), axis=-1)
+    return index, before
+
+
+def _kept(scaled_bv: jax.Array, top_k_b: jax.Array, top_p_b: jax.Array) -> jax.Array:
+    """Which tokens survive top-k and then top-p; of equal logits the lower id comes first."""
+    batch, vocab = scaled_bv.shape
+    place_bv = jax.lax.broadcasted_iota(jnp.int32, scaled_bv.shape, 1)
+    negated_bv, order_bv = jax.lax.sort((-scaled_bv, place_bv), num_keys=1, is_stable=True)
+    weights_bv = jnp.exp(negated_bv[:, :1] - negated_bv)
+    in_top_k_bv = (place_bv < top_k_b[:, None]) | (top_k_b[:, None] <= 0)
+    weights_bv = jnp.where(in_top_k_bv, weights_bv, 0.0)
+    before_bv = jnp.cumsum(weights_bv, axis=-1) - weights_bv
+    mass_b = jnp.sum(weights_bv, axis=-1)
+    in_top_p_bv = (before_bv < (top_p_b * mass_b)[:, None]) | (top_p_b[:, None] >= 1.0)
+    keep_bv = in_top_k_bv & (in_top_p_bv | (place_bv == 0))
+    rows_b1 = jnp.arange(batch)[:, None]
+    return jnp.zeros((batch, vocab), bool).at[rows_b1, order_bv].set(keep_bv, unique_indices=True)
+
+
+def sample(
+    logits_bv: jax.Array,
+    uniform_b: jax.Array,
+    temperature_b: jax.Array,
+    top_k_b: jax.Array,
+    top_p_b: jax.Array,
+    *,
+    truncate: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draws a token per slot: temperature, then top-k, then top-p of what top-k left.
+
+    Args:
+      logits_bv: any float dtype; computed in float32.
+      uniform_b: float32 in [0, 1), from ``uniforms``.
+      temperature_b: float32; 0 takes the most probable token (the lowest id among equals).
+      top_k_b: int32; 0 keeps all.
+      top_p_b: float32 in (0, 1]; at least one token is always kept.
+      truncate: static; False ignores top-k and top-p and saves the sort.
+
+    Returns:
+      token int32 [b]; logprob_full float32 [b], ``log_softmax(logits / temperature)`` at the token,
+      nothing truncated (temperature 1 where it is 0); logprob_sampled float32 [b], renormalised
+      over the kept tokens (0 where the temperature is 0).
+    """
+    batch, vocab = logits_bv.shape
+    logits_bv = logits_bv.astype(jnp.float32)
+    greedy_b = temperature_b <= 0
+    scaled_bv = logits_bv / jnp.where(greedy_b, 1.0, temperature_b)[:, None]
+    top_b = jnp.max(scaled_bv, axis=-1)
+
+    # Two levels, blocks and places in a block, so that no running sum goes over the vocabulary.
+    width = 2 ** math.ceil(math.log2(vocab) / 2)
+    blocks = -(-vocab // width)
+    padding = ((0, 0), (0, blocks * width - vocab))
+
+    def in_blocks(array_bv: jax.Array, fill: float) -> jax.Array:
+        return jnp.pad(array_bv, padding, constant_values=fill).reshape(batch, blocks, width)
+
+    scaled_bnw = in_blocks(scaled_bv, -jnp.inf)
+    full_bn = jnp.sum(jnp.exp(scaled_bnw - top_b[:, None, None]), axis=-1)
+    if truncate:
+        keep_bnw = in_blocks(_kept(scaled_bv, top_k_b, top_p_b), False)
+        scaled_bnw = jnp.where(keep_bnw, scaled_bnw, -jnp.inf)
+        kept_bn = jnp.sum(jnp.exp(scaled_bnw - top_b[:, None, None]), axis=-1)
+    else:
+        kept_bn = full_bn
+    kept_mass_b = jnp.sum(kept_bn, axis=-1)
+    target_b = uniform_b * kept_mass_b
+    block_b, before_b = _invert(kept_bn, target_b)
+    chosen_bw = jnp.take_along_axis(scaled_bnw, block_b[:, None, None], axis=1)[:, 0]
+    place_b, _ = _invert(jnp.exp(chosen_bw - top_b[:, None]), target_b - before_b)
+    token_b = block_b * width + place_b
+
+    token_b = jax.lax.cond(
+        jnp.any(greedy_b),
+        lambda: jnp.where(greedy_b, jnp.argmax(scaled_bv, axis=-1).astype(jnp.int32), token_b),
+        lambda: token_b,
+    )
+    shifted_b = jnp.take_along_axis(scaled_bv, token_b[:, None], axis=-1)[:, 0] - top_b
+    logprob_full_b = shifted_b - jnp.log(jnp.sum(full_bn, axis=-1))
+    logprob_sampled_b = jnp.where(greedy_b, 0.0, shifted_b - jnp.log(kept_mass_b))
+    return token_b, logprob_full_b, logprob_sampled_b

@@ -1,0 +1,69 @@
+"""Which variables of a model make a weight version, and what they are called.
+
+A version is every variable that is neither cache nor RNG state nor an intermediate result, so
+router biases of mixture-of-experts models (variables, but no ``nnx.Param``) travel too. A name is
+the variable's path joined by dots; it is the same in the trainer's model (``state.model`` of
+MaxText's NNX train state) and in MaxEngine's, as long as both use one config.
+
+Upstream symbols: flax ``nnx.State``, ``nnx.to_flat_state``, ``nnx.from_flat_state``; tested with
+flax 0.12.8. Delete when MaxText itself names the variables of a served model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flax import nnx
+
+from rlax_plugin.errors import WeightsError
+
+UNPUBLISHED = (nnx.Cache, nnx.RngState, nnx.Intermediate)
+
+
+def _named(state: nnx.State) -> Iterator[tuple[str, nnx.Variable]]:
+    for path, variable in nnx.to_flat_state(state):
+        if not isinstance(variable, UNPUBLISHED):
+            yield ".".join(map(str, path)), variable
+
+
+def published(state: nnx.State) -> dict[str, Any]:
+    """Name -> value of every variable a weight version holds, sorted by name.
+
+    Args:
+      state: of a model, concrete (values are arrays) or abstract (``jax.ShapeDtypeStruct``).
+    """
+    return {name: variable.get_value() for name, variable in sorted(_named(state))}
+
+
+def restore(state: nnx.State, arrays: Mapping[str, Any]) -> nnx.State:
+    """Puts a version's arrays back; the inverse of ``published``.
+
+    Args:
+      state: concrete or abstract, of the model the arrays belong to; it stays as it is.
+      arrays: name -> array for exactly the names of ``published(state)``.
+
+    Returns:
+      A state of the same structure; caches, RNG state and intermediates are those of ``state``.
+
+    Raises:
+      WeightsError: names or shapes differ from the model's.
+    """
+    expected = published(state)
+    if unequal := sorted(expected.keys() ^ arrays.keys()):
+        name = unequal[0]
+        side = "is missing from the weights" if name in expected else "is not in the model"
+        raise WeightsError(f"variable {name!r} {side} ({len(unequal)} names differ)")
+    flat = []
+    for path, variable in nnx.to_flat_state(state):
+        name = ".".join(map(str, path))
+        if not isinstance(variable, UNPUBLISHED):
+            value, want = arrays[name], expected[name]
+            if tuple(value.shape) != tuple(want.shape):
+                raise WeightsError(
+                    f"variable {name!r} has shape {tuple(value.shape)}, "
+                    f"the model wants {tuple(want.shape)}"
+                )
+            variable = variable.replace(value)
+        flat.append((path, variable))
+    return nnx.from_flat_state(flat)

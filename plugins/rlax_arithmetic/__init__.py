@@ -1,0 +1,31 @@
+"""Task plug-in: sums (or products) of two numbers, with an exact-match reward.
+
+Importing it is cheap, because the reward processes do: tensorflow-datasets is imported only when
+prompts are read, and `tokenizers` only when the tokenizer's files are written.
+"""
+
+from __future__ import annotations
+
+from rlax_arithmetic.reward import ExactAnswer
+from rlax_arithmetic.source import ArithmeticConfig, ArithmeticSource
+from rlax_plugin import BuildContext, Extension, NoOptions, hookimpl
+
+__all__ = ["ArithmeticConfig", "ArithmeticSource", "ExactAnswer"]
+
+
+def _build_source(config: ArithmeticConfig, context: BuildContext) -> ArithmeticSource:
+    return ArithmeticSource(config)
+
+
+def _build_reward(config: NoOptions, context: BuildContext) -> ExactAnswer:
+    return ExactAnswer()
+
+
+@hookimpl
+def rlax_register_prompt_source() -> dict[str, Extension]:
+    return {"arithmetic": Extension(ArithmeticConfig, _build_source)}
+
+
+@hookimpl
+def rlax_register_reward() -> dict[str, Extension]:
+    return {"exact_answer": Extension(NoOptions, _build_reward)}

@@ -1,0 +1,111 @@
+"""The prompt source ``arithmetic``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rlax_arithmetic import tokenizer
+from rlax_arithmetic.problems import SPLITS, Operation, ProblemSet
+from rlax_plugin import Section
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.protocols import PromptSource
+from rlax_plugin.types import Prompt
+
+TASK = "arithmetic"
+Positive = Annotated[int, Field(ge=1)]
+
+
+class ArithmeticConfig(Section):
+    """Options of the prompt source ``arithmetic``."""
+
+    digits: Annotated[int, Field(ge=1, le=3)] = Field(2, description="digits of each operand")
+    operation: Operation = Field("add", description="what is done with the two operands")
+    test_problems: Positive = Field(1000, description="problems of the test split (at most 1 more)")
+    validation_problems: Positive = Field(1000, description="of the validation split (same)")
+    train_problems: Positive = Field(20_000, description="of the training split, at most")
+    data_dir: str = Field("", description="of the dataset; empty: in the user's cache directory")
+
+    @property
+    def problem_set(self) -> ProblemSet:
+        return ProblemSet(
+            digits=self.digits,
+            operation=self.operation,
+            test=self.test_problems,
+            validation=self.validation_problems,
+            train=self.train_problems,
+        )
+
+    @model_validator(mode="after")
+    def _something_to_train_on(self) -> ArithmeticConfig:
+        held_out = self.test_problems + self.validation_problems
+        # Each held-out split may grow by one, see `problems.operands`.
+        if held_out + 2 >= self.problem_set.total:
+            raise ConfigError(
+                "rlax.prompt_source.test_problems",
+                self.test_problems,
+                f"with validation_problems = {self.validation_problems} nothing is left to train "
+                f"on: there are {self.problem_set.total} problems of {self.digits} digit(s)",
+            )
+        return self
+
+
+class ArithmeticSource(PromptSource):
+    """Prompts ``<bos>12+34=``; the reference is the answer in decimal.
+
+    The dataset is prepared and read at the first call of `prompts`; decoding needs neither.
+    """
+
+    def __init__(self, config: ArithmeticConfig):
+        self._problems = config.problem_set
+        self._data_dir = Path(config.data_dir).expanduser() if config.data_dir else _cache_dir()
+        self._prompts: dict[str, tuple[Prompt, ...]] = {}
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        """All prompts of a split, in the dataset's order.
+
+        Raises:
+          ConfigError: there is no such split.
+          OSError: the dataset cannot be written or read.
+        """
+        if split not in SPLITS:
+            raise ConfigError("split of rlax.prompt_source", split, alternatives(split, SPLITS))
+        if split not in self._prompts:
+            from rlax_arithmetic import dataset
+
+            rows = dataset.read(self._problems, self._data_dir, split)
+            self._prompts[split] = tuple(_prompt(question, answer) for question, answer in rows)
+        return self._prompts[split]
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return tokenizer.decode(tokens)
+
+    def answer_tokens(self, prompt: Prompt) -> np.ndarray:
+        """The right completion, int32 [answer_length + 1], the end token included."""
+        return np.array([*tokenizer.encode(prompt.reference), tokenizer.EOS_ID], dtype=np.int32)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return (tokenizer.EOS_ID,)
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills rows up to the batch's length."""
+        return tokenizer.PAD_ID
+
+
+def _prompt(question: str, answer: str) -> Prompt:
+    content = hashlib.blake2b(f"{TASK}\n{question}".encode(), digest_size=16)
+    tokens = np.array([tokenizer.BOS_ID, *tokenizer.encode(question)], dtype=np.int32)
+    return Prompt(id=content.hexdigest(), tokens=tokens, text=question, reference=answer)
+
+
+def _cache_dir() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "rlax_plugin" / "tfds"

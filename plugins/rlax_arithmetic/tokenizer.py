@@ -1,0 +1,77 @@
+"""A character tokenizer, as a plain table here and as HuggingFace files for MaxText.
+
+MaxText reads the files with ``tokenizer_type: huggingface`` and ``tokenizer_path`` set to
+`TOKENIZER_DIR` (or to wherever `write_tokenizer` put them). Both give the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
+SPECIAL = ("<pad>", "<bos>", "<eos>")
+CHARACTERS = "0123456789+-*="
+VOCAB = (*SPECIAL, *CHARACTERS)
+VOCAB_SIZE = len(VOCAB)
+
+TOKENIZER_DIR = Path(__file__).parent / "tokenizer_files"
+"""A copy of what `write_tokenizer` writes, for ``tokenizer_path`` in a config."""
+
+_IDS = {character: i for i, character in enumerate(VOCAB)}
+_UNKNOWN = "\ufffd"  # ids the model has and the tokenizer has not (a padded vocabulary)
+
+
+def encode(text: str) -> list[int]:
+    """Ids of each character; no special tokens are added.
+
+    Raises:
+      ValueError: a character is not in the vocabulary.
+    """
+    try:
+        return [_IDS[character] for character in text]
+    except KeyError as error:
+        raise ValueError(f"{text!r}: {error} is not one of {CHARACTERS!r}") from None
+
+
+def decode(tokens: np.ndarray) -> str:
+    """Text up to the first end-of-sequence token, or without trailing padding where there is none.
+
+    Anything else that is no character stays visible ("<bos>", "<pad>"), so that a completion with
+    such a token in it is not taken for a right answer.
+
+    Args:
+      tokens: int32 [length].
+    """
+    ids = np.asarray(tokens).tolist()
+    if EOS_ID in ids:
+        ids = ids[: ids.index(EOS_ID)]
+    else:
+        while ids and ids[-1] == PAD_ID:
+            ids.pop()
+    return "".join(VOCAB[i] if 0 <= i < VOCAB_SIZE else _UNKNOWN for i in ids)
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Writes what ``transformers.AutoTokenizer.from_pretrained(directory)`` reads, offline."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    # No unknown token: text outside the vocabulary is an error, as in `encode`.
+    tokenizer = Tokenizer(models.WordLevel(_IDS))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": SPECIAL[PAD_ID],
+        "bos_token": SPECIAL[BOS_ID],
+        "eos_token": SPECIAL[EOS_ID],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1_000_000,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    text = json.dumps(settings, indent=2) + "\n"
+    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")

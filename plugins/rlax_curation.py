@@ -1,0 +1,147 @@
+"""Built-in samplers (which prompts are asked) and gates (which groups train)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.protocols import Gate, PassRates, Sampler
+from rlax_plugin.types import Group, Prompt
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+class Shuffled(Sampler):
+    """Every prompt once per epoch, in an order drawn anew for each epoch."""
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+
+    def choose(
+        self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
+    ) -> list[int]:
+        chosen: list[int] = []
+        while len(chosen) < count:
+            if not self._left:
+                self._left = rng.permutation(len(prompts)).tolist()
+            chosen.append(self._left.pop())
+        return chosen
+
+    def state(self) -> dict[str, Any]:
+        return {"left": list(self._left)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._left = list(state["left"])
+
+
+class LearnabilityConfig(Section):
+    """Options of ``learnability``."""
+
+    candidates: Annotated[int, Field(ge=1)] = Field(
+        8, description="prompts looked at for each one chosen"
+    )
+    prior_samples: Annotated[float, Field(gt=0)] = Field(
+        4.0, description="weight of the belief that an unmeasured prompt passes half the time"
+    )
+    floor: Rate = Field(0.02, description="least weight of a prompt, so that none is lost for good")
+
+
+class Learnability(Sampler):
+    """Prompts with weight p(1-p), the chance-of-a-gradient rule of LILO (arXiv 2502.12272).
+
+    For each prompt chosen, ``candidates`` are drawn uniformly and one of them is picked with
+    probability proportional to ``max(floor, p (1 - p))``, p being the measured pass rate shrunk
+    towards 1/2 by ``prior_samples``. Easy and hopeless prompts become rare and are never lost.
+    """
+
+    def __init__(self, config: LearnabilityConfig) -> None:
+        self._config = config
+
+    def _weight(self, prompt: Prompt, rates: PassRates) -> float:
+        known = rates.get(prompt.id)
+        rate, seen = known if known is not None else (0.5, 0.0)
+        prior = self._config.prior_samples
+        p = (rate * seen + 0.5 * prior) / (seen + prior)
+        return max(self._config.floor, p * (1 - p))
+
+    def choose(
+        self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
+    ) -> list[int]:
+        chosen: list[int] = []
+        for candidates in rng.integers(len(prompts), size=(count, self._config.candidates)):
+            weights = np.array([self._weight(prompts[i], rates) for i in candidates])
+            chosen.append(int(rng.choice(candidates, p=weights / weights.sum())))
+        return chosen
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing to restore: what it knows is the pass-rate table."""
+
+
+class MixedOutcome(Gate):
+    """Admits a group only if its rewards differ: DAPO's dynamic sampling (arXiv 2503.14476).
+
+    Without a difference every advantage is 0 and the group would train nothing.
+    """
+
+    def refuse(self, group: Group) -> str | None:
+        rewards = group.rewards[~np.isnan(group.rewards)]
+        if rewards.size and rewards.min() < rewards.max():
+            return None
+        return "all rewards equal"
+
+
+class BandConfig(Section):
+    """Options of ``difficulty_band``."""
+
+    low: Rate = Field(0.2, description="least share of passing samples")
+    high: Rate = Field(0.8, description="largest share of passing samples")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> BandConfig:
+        if self.low > self.high:
+            raise ConfigError("low", self.low, f"must not exceed high = {self.high}")
+        return self
+
+
+class DifficultyBand(Gate):
+    """Admits groups whose share of passing samples lies in a band (arXiv 2504.03380)."""
+
+    def __init__(self, config: BandConfig, pass_threshold: float) -> None:
+        self._config, self._threshold = config, pass_threshold
+
+    def refuse(self, group: Group) -> str | None:
+        rewards = group.rewards[~np.isnan(group.rewards)]
+        rate = float(np.mean(rewards >= self._threshold)) if rewards.size else 0.0
+        if rate < self._config.low:
+            return "too hard"
+        return "too easy" if rate > self._config.high else None
+
+
+@hookimpl
+def rlax_register_sampler() -> dict[str, Extension]:
+    def build_learnability(config: LearnabilityConfig, context: BuildContext) -> Learnability:
+        return Learnability(config)
+
+    return {
+        "shuffled": Extension(NoOptions, lambda config, context: Shuffled()),
+        "learnability": Extension(LearnabilityConfig, build_learnability),
+    }
+
+
+@hookimpl
+def rlax_register_gate() -> dict[str, Extension]:
+    def build_band(config: BandConfig, context: BuildContext) -> DifficultyBand:
+        return DifficultyBand(config, context.section.curation.pass_threshold)
+
+    return {
+        "mixed_outcome": Extension(NoOptions, lambda config, context: MixedOutcome()),
+        "difficulty_band": Extension(BandConfig, build_band),
+    }

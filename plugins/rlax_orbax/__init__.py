@@ -1,0 +1,37 @@
+"""Weight store ``orbax``: every version is an Orbax checkpoint with a crc32c in every chunk."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlax_plugin import BuildContext, Extension, Section, hookimpl
+from rlax_plugin.protocols import WeightStore
+
+
+class OrbaxConfig(Section):
+    """Options of ``orbax``."""
+
+    chunk_mib: Annotated[int, Field(ge=1)] = Field(
+        64, description="chunks (the unit of reading and of a checksum) are halved until below, MiB"
+    )
+    in_flight_mib: Annotated[int, Field(ge=1)] = Field(
+        2048, description="host memory that arrays on their way to devices may take, MiB"
+    )
+
+
+def _build(config: OrbaxConfig, context: BuildContext) -> WeightStore:
+    # Importing Orbax takes seconds and brings JAX; looking at a config needs neither.
+    from rlax_orbax.store import OrbaxStore
+
+    return OrbaxStore(
+        deadline_s=context.section.deadlines.weights_s,
+        chunk_bytes=config.chunk_mib << 20,
+        in_flight_bytes=config.in_flight_mib << 20,
+    )
+
+
+@hookimpl
+def rlax_register_weight_store() -> dict[str, Extension]:
+    return {"orbax": Extension(OrbaxConfig, _build)}

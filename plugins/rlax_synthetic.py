@@ -1,0 +1,100 @@
+"""Benchmark task: random prompts of one exact length, and a reward that is never degenerate."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.protocols import PromptSource, Reward
+from rlax_plugin.types import Prompt
+
+SPLITS = ("train", "validation", "test")
+
+
+class SyntheticConfig(Section):
+    """Options of the prompt source ``synthetic``."""
+
+    prompt_tokens: Annotated[int, Field(ge=1)] = Field(16, description="length of every prompt")
+    vocab_size: Annotated[int, Field(ge=2)] = Field(
+        512, description="ids are drawn from 1 .. vocab_size - 1; 0 is left for padding"
+    )
+    count: Annotated[int, Field(ge=1)] = Field(1024, description="prompts of each split")
+
+
+class SyntheticSource(PromptSource):
+    """Uniformly random token ids, the same in every process; text is ids with spaces between."""
+
+    def __init__(self, config: SyntheticConfig):
+        self._config = config
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        """The prompts of a split; a small vocabulary may repeat some.
+
+        Raises:
+          ConfigError: there is no such split.
+        """
+        if split not in SPLITS:
+            raise ConfigError("split of rlax.prompt_source", split, alternatives(split, SPLITS))
+        config = self._config
+        rng = np.random.default_rng(SPLITS.index(split))
+        tokens_bt = rng.integers(
+            1, config.vocab_size, size=(config.count, config.prompt_tokens), dtype=np.int32
+        )
+        return tuple(self._prompt(tokens_t) for tokens_t in tokens_bt)
+
+    def _prompt(self, tokens_t: np.ndarray) -> Prompt:
+        text = self.decode(tokens_t)
+        content = hashlib.blake2b(f"synthetic\n{text}".encode(), digest_size=16)
+        return Prompt(id=content.hexdigest(), tokens=tokens_t.copy(), text=text, reference="")
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return " ".join(map(str, np.asarray(tokens).tolist()))
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return ()  # a benchmark's completions all have the same length
+
+    @property
+    def pad_id(self) -> int:
+        """The token that no prompt contains."""
+        return 0
+
+
+class TokenParity(Reward):
+    """1.0 if the completion's ids have an odd sum, otherwise 0.0.
+
+    Samples of one prompt differ in it about half of the time whatever the model, so that a group
+    has a gradient and none is filtered for agreeing.
+    """
+
+    def __call__(self, prompt: Prompt, completion: str) -> float:
+        """Scores one completion.
+
+        Raises:
+          ValueError: the completion is not ids with spaces between.
+        """
+        return float(sum(int(token) for token in completion.split()) % 2)
+
+
+def _build_source(config: SyntheticConfig, context: BuildContext) -> SyntheticSource:
+    return SyntheticSource(config)
+
+
+def _build_reward(config: NoOptions, context: BuildContext) -> TokenParity:
+    return TokenParity()
+
+
+@hookimpl
+def rlax_register_prompt_source() -> dict[str, Extension]:
+    return {"synthetic": Extension(SyntheticConfig, _build_source)}
+
+
+@hookimpl
+def rlax_register_reward() -> dict[str, Extension]:
+    return {"token_parity": Extension(NoOptions, _build_reward)}

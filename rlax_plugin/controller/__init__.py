@@ -1,0 +1,1 @@
+"""The one place that knows all stages: prompts, rollouts, rewards, curation, staleness, batches."""

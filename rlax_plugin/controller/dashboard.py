@@ -1,0 +1,164 @@
+"""What the user sees: a live display on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from rlax_plugin.controller.fleet import Worker
+from rlax_plugin.statistics import Estimate
+
+_LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """The last values as a row of bars between their least and largest."""
+    values = values[-width:]
+    if not values:
+        return ""
+    low, span = min(values), max(values) - min(values) or 1.0
+    return "".join(_LEVELS[1 + int((v - low) / span * (len(_LEVELS) - 2))] for v in values)
+
+
+class Dashboard:
+    """Shows phase, step, reward, pass rates, staleness, speed, workers, version and time left.
+
+    Args:
+      console: where to; a terminal gets a live display, anything else plain lines.
+      workers: the live workers, read at each refresh.
+      total_steps: the run's last step.
+      every_s: seconds between plain lines.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        workers: Callable[[], list[Worker]],
+        total_steps: int,
+        every_s: float = 10.0,
+    ):
+        self._console, self._workers = console, workers
+        self._total_steps, self._every_s = total_steps, every_s
+        self._phase = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._phase.add_task("starting", total=None)
+        self._rewards: deque[float] = deque(maxlen=400)
+        self._latest: Mapping[str, float] = {}
+        self._histogram: list[int] = []
+        self._version = -1
+        self._step = 0
+        self._step_s: deque[float] = deque(maxlen=50)
+        self._last_line_s = 0.0
+        self._live: Live | None = None
+
+    def __enter__(self) -> Dashboard:
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._render, console=self._console, refresh_per_second=2
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Begins a phase of the run: starting, warm start, evaluation, training."""
+        self._phase.reset(self._task, description=name, total=total, completed=0)
+        if self._live is None:
+            self._console.print(name, highlight=False)
+
+    def advance(self, done: int, of: int | None = None) -> None:
+        self._phase.update(self._task, completed=done, total=of)
+
+    def message(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+    def estimates(self, title: str, found: Mapping[int, Estimate]) -> None:
+        parts = [
+            f"pass@{k} {e.value:.3f} [{e.ci95[0]:.3f}, {e.ci95[1]:.3f}]" for k, e in found.items()
+        ]
+        self.message(f"{title}: " + "  ".join(parts))
+
+    def step(
+        self, step: int, metrics: Mapping[str, float], version: int, histogram: list[int]
+    ) -> None:
+        """Takes one finished step."""
+        self._step, self._latest, self._version = step, metrics, version
+        self._histogram = histogram
+        self._rewards.append(metrics["reward/mean"])
+        self._step_s.append(metrics["time/step_s"])
+        self.advance(step, self._total_steps)
+        now = time.monotonic()
+        last = step >= self._total_steps
+        if self._live is None and (now - self._last_line_s > self._every_s or last):
+            self._last_line_s = now
+            self.message(self._line())
+
+    def _left_s(self) -> float:
+        # The median: one step that compiled or waited for a worker says nothing of the rest.
+        ordered = sorted(self._step_s)
+        return (self._total_steps - self._step) * ordered[len(ordered) // 2] if ordered else 0.0
+
+    def _line(self) -> str:
+        m = self._latest
+        return (
+            f"step {self._step}/{self._total_steps}  reward {m['reward/mean']:.3f}  "
+            f"staleness {m['staleness/max']:.0f}  "
+            f"gap p95 {m.get('logprob_gap/p95', float('nan')):.1e}  "
+            f"{1e3 * m['time/step_s']:.0f} ms/step  "
+            f"{m['rollout/tokens'] / max(m['time/step_s'], 1e-9):,.0f} tok/s  "
+            f"workers {m['rollout/workers']:.0f}  version {self._version}  "
+            f"left {self._left_s():.0f} s"
+        )
+
+    def _render(self) -> RenderableType:
+        parts: list[RenderableType] = [self._phase]
+        if self._latest:
+            parts.append(Text(self._line()))
+            parts.append(Text(f"reward      {sparkline(list(self._rewards), 60)}"))
+            rates = sparkline([float(h) for h in self._histogram])
+            parts.append(Text(f"pass rates  {rates}  0..1"))
+        table = Table(box=None, pad_edge=False)
+        for column in ("worker", "version", "samples", "slots", "state"):
+            table.add_column(column, style="dim")
+        for w in self._workers():
+            state = "draining" if w.draining else "ready" if w.ready else "loading weights"
+            table.add_row(w.name, str(w.version), str(w.assigned), str(w.slots), state)
+        parts.append(table)
+        return Panel(Group(*parts), title="rlax", title_align="left")
+
+
+def before_after_table(
+    before: Mapping[int, Estimate], after: Mapping[int, Estimate]
+) -> RenderableType:
+    """The table at the end of a run."""
+    table = Table(title="held-out evaluation")
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="left" if not column else "right")
+    for k in sorted(set(before) & set(after)):
+        b, a = before[k], after[k]
+        table.add_row(
+            f"pass@{k}",
+            f"{b.value:.3f} [{b.ci95[0]:.3f}, {b.ci95[1]:.3f}]",
+            f"{a.value:.3f} [{a.ci95[0]:.3f}, {a.ci95[1]:.3f}]",
+            f"{100 * (a.value - b.value):+.1f} points",
+        )
+    if before:
+        first = next(iter(before.values()))
+        table.caption = f"{first.problems} problems x {first.n} samples, 95 % bootstrap intervals"
+    return table

@@ -1,0 +1,146 @@
+"""Who the workers are: registration, heartbeats, and who is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from rlax_plugin.config import Deadlines
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.wire import CHANNEL_OPTIONS
+
+
+@dataclass(slots=True)
+class Worker:
+    """One live worker. ``assigned`` counts samples sent to it and not yet answered."""
+
+    name: str
+    address: str
+    slots: int
+    version: int
+    pid: int
+    channel: grpc.aio.Channel
+    stub: rpc.RolloutStub
+    last_seen: float
+    draining: bool = False
+    assigned: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """Whether groups may be sent to it: it holds weights and is not about to leave."""
+        return self.version >= 0 and not self.draining
+
+
+class Fleet(rpc.FleetServicer):
+    """The workers of one run. Everything happens on the controller's event loop.
+
+    Args:
+      deadlines: heartbeat interval and how many may be missed.
+      config_hash: workers started from another config are refused.
+      parameter_server: host:port told to workers.
+      latest_version: the newest published version, told in each heartbeat's reply.
+      on_ready: a worker can take groups.
+      on_lost: a worker is gone; its groups must be issued again.
+    """
+
+    def __init__(
+        self,
+        *,
+        deadlines: Deadlines,
+        config_hash: str,
+        parameter_server: str,
+        latest_version: Callable[[], int],
+        on_ready: Callable[[Worker], None],
+        on_lost: Callable[[Worker, str], None],
+    ):
+        self.workers: dict[str, Worker] = {}
+        self.seen: set[str] = set()
+        self.stopping = False
+        self._deadlines = deadlines
+        self._config_hash = config_hash
+        self._parameter_server = parameter_server
+        self._latest_version = latest_version
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+
+    async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
+        if request.config_hash != self._config_hash:
+            return pb.RegisterReply(
+                accepted=False,
+                reason=f"worker {request.worker} was started from another config "
+                f"({request.config_hash}; this run has {self._config_hash})",
+            )
+        if request.worker in self.workers:  # the same name again: it was restarted
+            self.lose(self.workers[request.worker], "registered again")
+        channel = grpc.aio.insecure_channel(request.address, options=CHANNEL_OPTIONS)
+        worker = Worker(
+            name=request.worker,
+            address=request.address,
+            slots=request.slots,
+            version=request.version,
+            pid=request.pid,
+            channel=channel,
+            stub=rpc.RolloutStub(channel),
+            last_seen=time.monotonic(),
+        )
+        self.workers[worker.name] = worker
+        self.seen.add(worker.name)
+        if worker.ready:
+            self._on_ready(worker)
+        return pb.RegisterReply(
+            accepted=True,
+            parameter_server=self._parameter_server,
+            latest_version=self._latest_version(),
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: object) -> pb.HeartbeatReply:
+        worker = self.workers.get(request.worker)
+        if worker is None:
+            return pb.HeartbeatReply(known=False, stop=self.stopping)
+        was_ready = worker.ready
+        worker.last_seen = time.monotonic()
+        worker.version = request.version
+        worker.draining = request.draining
+        worker.figures = dict(request.figures)
+        if worker.ready and not was_ready:
+            self._on_ready(worker)
+        return pb.HeartbeatReply(
+            known=True, latest_version=self._latest_version(), stop=self.stopping
+        )
+
+    async def Deregister(
+        self, request: pb.DeregisterRequest, context: object
+    ) -> pb.DeregisterReply:
+        if worker := self.workers.get(request.worker):
+            self.lose(worker, "left")
+        return pb.DeregisterReply()
+
+    def lose(self, worker: Worker, reason: str) -> None:
+        """Forgets a worker; a call that is still open to it fails and is issued again."""
+        if self.workers.get(worker.name) is worker:
+            del self.workers[worker.name]
+            self._on_lost(worker, reason)
+            self._closing = asyncio.ensure_future(worker.channel.close(grace=None))
+
+    async def watch(self) -> None:
+        """Loses workers whose heartbeats stay away; runs until cancelled."""
+        limit_s = self._deadlines.heartbeat_s * self._deadlines.heartbeats_lost
+        while True:
+            now = time.monotonic()
+            for worker in list(self.workers.values()):
+                if now - worker.last_seen > limit_s:
+                    self.lose(worker, f"no heartbeat for {limit_s:g} s")
+            oldest = min((w.last_seen for w in self.workers.values()), default=now)
+            await asyncio.sleep(max(0.05, oldest + limit_s - now))
+
+    async def close(self) -> None:
+        self.stopping = True
+        for worker in list(self.workers.values()):
+            await worker.channel.close(grace=None)
+        self.workers.clear()

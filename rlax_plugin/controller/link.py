@@ -1,0 +1,135 @@
+"""The trainer's side of the controller: two threads meet here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.flow import Flow, StepStats
+from rlax_plugin.controller.publisher import Publisher
+from rlax_plugin.errors import DeadlineError, TrainingError
+from rlax_plugin.protocols import Arrays, TrainerLink
+from rlax_plugin.types import Group, TrainBatch
+
+BuildBatch = Callable[[int, tuple[Group, ...]], TrainBatch]
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds of one step, seen from the trainer's thread."""
+
+    wait_s: float = 0.0  # for the batch
+    train_s: float = 0.0  # from the batch to the finished update
+    publish_s: float = 0.0  # the loop's own part of publishing
+    whole_s: float = 0.0  # from one finished step to the next
+
+
+@dataclass(slots=True)
+class FinishedStep:
+    """All that is known of a step once it is done."""
+
+    step: int
+    groups: tuple[Group, ...]
+    stats: StepStats
+    metrics: Mapping[str, Any]
+    times: StepTimes = field(default_factory=StepTimes)
+
+
+class Link(TrainerLink):
+    """Implements ``TrainerLink`` on top of a ``Flow`` and a ``Publisher``.
+
+    Args:
+      loop: the controller's event loop, which runs on another thread.
+      started: called on the event loop with the first published step, when weights exist.
+      finished: called on the event loop with each finished step.
+      snapshot: called on the event loop before each checkpoint; must be durable on return.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        section: RlaxSection,
+        flow: Flow,
+        publisher: Publisher,
+        build_batch: BuildBatch,
+        started: Callable[[int], None],
+        finished: Callable[[FinishedStep], None],
+        snapshot: Callable[[int], None],
+    ):
+        self._loop, self._section, self._flow = loop, section, flow
+        self._publisher, self._build_batch = publisher, build_batch
+        self._started, self._finished, self._snapshot = started, finished, snapshot
+        self._first_publish = True
+        self._stop = False
+        self._current: tuple[tuple[Group, ...], StepStats] | None = None
+        self._times = StepTimes()
+        self._batch_at_s = 0.0
+        self._last_done_s = time.perf_counter()
+        d = section.deadlines
+        # The first batch also waits for workers and for the evaluation before training.
+        self._first_wait_s = d.startup_s + d.batch_s + d.group_s * 10
+
+    def _on_loop(self, function: Callable[..., Any], *args: Any, deadline_s: float) -> Any:
+        async def call() -> Any:
+            result = function(*args)
+            return await result if asyncio.iscoroutine(result) else result
+
+        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        try:
+            return future.result(deadline_s)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise  # the call itself raised it
+            future.cancel()
+            raise DeadlineError(
+                "the trainer's wait for the controller", deadline_s, "rlax.deadlines.batch_s"
+            ) from None
+
+    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
+        started = time.perf_counter()
+        first = self._current is None
+        deadline_s = self._first_wait_s if first else self._section.deadlines.batch_s
+        self._current = self._on_loop(self._flow.batch, step, deadline_s=deadline_s)
+        assert self._current is not None
+        batch = self._build_batch(step, self._current[0])
+        self._batch_at_s = time.perf_counter()
+        self._times.wait_s = self._batch_at_s - started
+        return batch.arrays
+
+    def publish(self, step: int, arrays: Arrays) -> None:
+        started = time.perf_counter()
+        self._publisher.publish(step, arrays)
+        self._times.publish_s = time.perf_counter() - started
+        if self._first_publish:
+            self._first_publish = False
+            self._loop.call_soon_threadsafe(self._started, step)
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self._current is None:
+            raise TrainingError(f"step {step} ended without a batch")
+        now = time.perf_counter()
+        self._times.train_s = now - self._batch_at_s
+        self._times.whole_s = now - self._last_done_s
+        self._last_done_s = now
+        done = FinishedStep(step, *self._current, metrics, self._times)
+        self._times = StepTimes()
+        self._loop.call_soon_threadsafe(self._finished, done)
+
+    def before_checkpoint(self, step: int) -> None:
+        self._on_loop(self._snapshot, step, deadline_s=self._section.deadlines.weights_s)
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._stop
+
+    def request_stop(self) -> None:
+        """Makes the trainer checkpoint and return after the step it is in."""
+        self._stop = True

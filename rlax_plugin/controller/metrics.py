@@ -1,0 +1,75 @@
+"""One step's metrics, and what they add up to in ``summary.json``."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.controller.link import FinishedStep
+
+Summarise = Callable[[Mapping[str, Any]], dict[str, float]]
+
+
+def step_metrics(
+    done: FinishedStep, summarise: Summarise, *, workers: int, publish_s: float
+) -> dict[str, float]:
+    """Metrics of one step, named ``stage/name``. Waits for the device's figures."""
+    scored = [g for g, _ in done.stats.scored]
+    rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
+    lengths = [len(r.tokens) for g in scored for r in g.rollouts]
+    trained = [len(r.tokens) for g in done.groups for r in g.rollouts]
+    staleness = [done.step - g.oldest_version for g in done.groups]
+    refused = Counter(reason for _, reason in done.stats.scored if reason)
+    metrics = {
+        # Of all scored groups, also those that were refused: the policy's own figure.
+        "reward/mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else 0.0,
+        "reward/errors": float(np.isnan(rewards).sum()),
+        "curation/groups_issued": float(done.stats.issued),
+        "curation/groups_scored": float(len(scored)),
+        "curation/groups_filtered": float(refused.total()),
+        "curation/groups_dropped": float(done.stats.dropped),
+        "length/issued_mean": float(np.mean(lengths)) if lengths else 0.0,
+        "length/trained_mean": float(np.mean(trained)) if trained else 0.0,
+        "staleness/max": float(max(staleness, default=0)),
+        "staleness/mean": float(np.mean(staleness)) if staleness else 0.0,
+        "rollout/tokens": float(sum(lengths)),
+        "rollout/workers": float(workers),
+        "train/tokens": float(sum(trained)),
+        "time/wait_s": done.times.wait_s,
+        "time/train_s": done.times.train_s,
+        "time/publish_on_loop_s": done.times.publish_s,
+        "time/publish_s": publish_s,
+        "time/step_s": done.times.whole_s,
+    }
+    metrics.update(summarise(done.metrics))
+    return metrics
+
+
+class RunStats:
+    """Adds up step metrics over a run."""
+
+    def __init__(self) -> None:
+        self.training_started_s: float | None = None
+        self.history: list[dict[str, float]] = []
+
+    def training_begins(self) -> None:
+        self.training_started_s = time.perf_counter()
+
+    def add(self, metrics: dict[str, float]) -> None:
+        self.history.append(metrics)
+
+    def column(self, name: str) -> list[float]:
+        return [m[name] for m in self.history if name in m]
+
+    def rate(self, name: str, over: str) -> float:
+        """Sum of ``name`` per second of ``over``."""
+        seconds = sum(self.column(over))
+        return sum(self.column(name)) / seconds if seconds else 0.0
+
+    def mean(self, name: str, part: slice = slice(None)) -> float | None:
+        values = self.column(name)[part]
+        return float(np.mean(values)) if values else None

@@ -1,0 +1,60 @@
+"""A reward process: scores completions that arrive as JSON lines on its standard input.
+
+Started by ``RewardPool`` as ``python -m rlax_plugin.controller.reward_process``. It is a process of
+its own so that a reward that hangs, leaks or crashes costs one sample and never the run; JSON
+instead of pickle so that nothing but data crosses the boundary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.build import build_part
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.protocols import BuildContext, Reward
+from rlax_plugin.types import Prompt
+
+
+def _score(rewards: list[Reward], prompt: Prompt, text: str) -> dict[str, Any]:
+    try:
+        return {"reward": float(sum(reward(prompt, text) for reward in rewards))}
+    except Exception as error:  # noqa: BLE001  a failure is data here: it travels to the record
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return {"error": f"{type(error).__name__}: {error} (line {where.lineno} of {where.name})"}
+
+
+def main() -> None:
+    # Anything a reward prints must not end up among the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    start = json.loads(sys.stdin.readline())
+    section = RlaxSection.model_validate(start["section"])
+    context = BuildContext(
+        run_dir=Path(start["run_dir"]), seed=section.seed, section=section, maxtext_argv=()
+    )
+    rewards = [
+        build_part("reward", choice, f"rlax.rewards.{i}", context)
+        for i, choice in enumerate(section.rewards)
+    ]
+    answers.write(json.dumps({"ready": True}) + "\n")
+    for line in sys.stdin:
+        job = json.loads(line)
+        prompt = Prompt(
+            id=job["prompt_id"],
+            tokens=np.array(job["prompt_tokens"], dtype=np.int32),
+            text=job["prompt_text"],
+            reference=job["reference"],
+        )
+        results = [_score(rewards, prompt, text) for text in job["completions"]]
+        answers.write(json.dumps({"job": job["job"], "results": results}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""``summary.json``: a run in numbers."""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+from typing import Any
+
+from rlax_plugin.controller.controller import Controller
+from rlax_plugin.statistics import Estimate
+
+_LIBRARIES = {
+    "maxtext": "maxtext",
+    "jax": "jax",
+    "jetstream": "google-jetstream",
+    "orbax": "orbax-checkpoint",
+}
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries underneath."""
+    found = {}
+    for name, distribution in _LIBRARIES.items():
+        try:
+            found[name] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def summary(
+    controller: Controller,
+    after: dict[int, Estimate],
+    *,
+    began_s: float,
+    config_hash: str,
+    complete: bool,
+) -> dict[str, Any]:
+    """The run's figures; rates are per second of training steps, evaluation left out.
+
+    Args:
+      after: pass@k after training; empty when the run was interrupted.
+      began_s: ``time.perf_counter`` at the start of the process.
+      complete: whether all steps were done.
+    """
+    stats, totals = controller.stats, controller.flow.totals
+    training_s = stats.training_started_s
+    document: dict[str, Any] = {
+        "complete": complete,
+        "steps": len(stats.history),
+        "wall_s": time.perf_counter() - began_s,
+        "startup_s": None if training_s is None else training_s - began_s,
+        "reward_first10": stats.mean("reward/mean", slice(0, 10)),
+        "reward_last10": stats.mean("reward/mean", slice(-10, None)),
+        "tokens_generated": totals.tokens,
+        "generated_tokens_per_s": stats.rate("rollout/tokens", "time/step_s"),
+        "train_tokens_per_s": stats.rate("train/tokens", "time/step_s"),
+        "weight_versions": controller.versions_published,
+        "max_staleness_seen": totals.max_staleness,
+        "logprob_gap_mean": stats.mean("logprob_gap/mean"),
+        "logprob_gap_p95": max(stats.column("logprob_gap/p95"), default=None),
+        "groups_issued": totals.issued,
+        "groups_admitted": totals.admitted,
+        "groups_filtered": sum(totals.filtered.values()),
+        "groups_filtered_why": dict(totals.filtered),
+        "groups_dropped": dict(totals.dropped),
+        "groups_reissued": controller.dispatcher.reissued,
+        "reward_errors": totals.reward_errors,
+        "workers_seen": len(controller.fleet.seen),
+        "worker_restarts": controller.launcher.restarts,
+        "config_hash": config_hash,
+        "versions": versions(),
+    }
+    for k, estimate in controller.before.items():
+        document[f"pass_at_{k}_before"] = estimate.to_json()
+    for k, estimate in after.items():
+        document[f"pass_at_{k}_after"] = estimate.to_json()
+    return document

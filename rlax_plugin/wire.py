@@ -1,0 +1,130 @@
+"""Records to protocol messages and back. Arrays travel as little-endian bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import grpc
+import numpy as np
+
+from rlax_plugin.errors import WorkerError
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.types import FinishReason, GroupRequest, Rollout, SamplingParams
+
+# A group of long completions may exceed gRPC's default of 4 MiB; the bound is still a bound.
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 256 << 20),
+    ("grpc.max_send_message_length", 256 << 20),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.so_reuseport", 0),
+    # Reconnect soon after a refusal: a restarted worker is back within seconds.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *CHANNEL_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+_I32, _F32 = np.dtype("<i4"), np.dtype("<f4")
+
+
+def _bytes(array: np.ndarray, dtype: np.dtype) -> bytes:
+    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+
+
+def request_to_proto(request: GroupRequest) -> pb.GroupSpec:
+    s = request.sampling
+    return pb.GroupSpec(
+        group_id=request.group_id,
+        attempt=request.attempt,
+        prompt_tokens=_bytes(request.prompt_tokens, _I32),
+        seeds=request.seeds,
+        sampling=pb.Sampling(
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            max_new_tokens=s.max_new_tokens,
+            stop_ids=s.stop_ids,
+        ),
+        min_version=request.min_version,
+    )
+
+
+def request_from_proto(spec: pb.GroupSpec) -> GroupRequest:
+    s = spec.sampling
+    return GroupRequest(
+        group_id=spec.group_id,
+        attempt=spec.attempt,
+        prompt_tokens=np.frombuffer(spec.prompt_tokens, _I32),
+        seeds=tuple(spec.seeds),
+        sampling=SamplingParams(
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            max_new_tokens=s.max_new_tokens,
+            stop_ids=tuple(s.stop_ids),
+        ),
+        min_version=spec.min_version,
+    )
+
+
+def reply_to_proto(group_id: int, rollouts: Iterable[Rollout]) -> pb.GroupReply:
+    return pb.GroupReply(
+        group_id=group_id,
+        samples=[
+            pb.Sample(
+                seed=r.seed,
+                tokens=_bytes(r.tokens, _I32),
+                logprob_full=_bytes(r.logprob_full, _F32),
+                logprob_sampled=_bytes(r.logprob_sampled, _F32),
+                versions=_bytes(r.versions, _I32),
+                finish_reason=r.finish_reason,
+            )
+            for r in rollouts
+        ],
+    )
+
+
+def reply_from_proto(reply: pb.GroupReply, worker: str, seeds: tuple[int, ...]) -> list[Rollout]:
+    """Rollouts of one reply.
+
+    Raises:
+      WorkerError: the answer does not fit the question, so nothing of it can be trained on.
+    """
+    rollouts = [
+        Rollout(
+            group_id=reply.group_id,
+            index=index,
+            seed=sample.seed,
+            tokens=np.frombuffer(sample.tokens, _I32),
+            logprob_full=np.frombuffer(sample.logprob_full, _F32),
+            logprob_sampled=np.frombuffer(sample.logprob_sampled, _F32),
+            versions=np.frombuffer(sample.versions, _I32),
+            finish_reason=cast(FinishReason, sample.finish_reason),
+            worker=worker,
+        )
+        for index, sample in enumerate(reply.samples)
+    ]
+    if tuple(r.seed for r in rollouts) != seeds:
+        raise WorkerError(f"{worker} answered group {reply.group_id} with other samples than asked")
+    for r in rollouts:
+        if not len(r.tokens) == len(r.logprob_full) == len(r.logprob_sampled) == len(r.versions):
+            raise WorkerError(f"{worker}: group {r.group_id} sample {r.index} has uneven arrays")
+        if len(r.tokens) == 0 or not np.isfinite(r.logprob_full).all():
+            raise WorkerError(
+                f"{worker}: group {r.group_id} sample {r.index} is empty or has log-probs that "
+                "are not finite"
+            )
+    return rollouts
+
+
+def describe(error: grpc.RpcError) -> str:
+    """One line for a failed call."""
+    code = getattr(error, "code", lambda: None)()
+    details = getattr(error, "details", lambda: None)()
+    return f"{getattr(code, 'name', 'UNKNOWN')}: {details or error}"

@@ -1,0 +1,1 @@
+"""A rollout worker: one process that serves completions and pulls weights."""

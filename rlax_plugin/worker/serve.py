@@ -1,0 +1,249 @@
+"""``rlax serve``: the life of a worker process, from registration to draining."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+
+from rlax_plugin.build import build_part
+from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.errors import DeadlineError, RlaxError, WeightsError, WorkerError
+from rlax_plugin.loading import config_hash, load_section
+from rlax_plugin.parameter_server import ParameterServerClient
+from rlax_plugin.protocols import BuildContext, RolloutEngine
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.wire import CHANNEL_OPTIONS, SERVER_OPTIONS, describe
+from rlax_plugin.worker.service import RolloutService
+
+log = logging.getLogger("rlax.worker")
+
+
+def end_with_parent() -> None:
+    """Asks Linux to end this process with the one that started it, even after a SIGKILL there."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() == 1:
+            raise RlaxError("the process that started this worker is already gone")
+
+
+class Member:
+    """This worker's membership in a run: it registers, heartbeats, and follows the weights."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        address: str,
+        controller: str,
+        engine: RolloutEngine,
+        section: RlaxSection,
+        config_hash: str,
+    ):
+        self._name, self._address, self._engine = name, address, engine
+        self._section, self._config_hash = section, config_hash
+        self._deadlines: Deadlines = section.deadlines
+        self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
+        self._fleet = rpc.FleetStub(self._channel)
+        self._beat = asyncio.Event()
+        self.draining = False
+        self.stopped = asyncio.Event()
+
+    async def register(self) -> str:
+        """Joins the run; returns the parameter server's address.
+
+        Raises:
+          DeadlineError: no controller answered within ``startup_s``.
+          WorkerError: the controller refused this worker.
+        """
+        request = pb.RegisterRequest(
+            worker=self._name,
+            address=self._address,
+            slots=self._section.rollouts.slots,
+            config_hash=self._config_hash,
+            version=self._engine.version,
+            pid=os.getpid(),
+        )
+        try:
+            reply = await self._fleet.Register(
+                request, timeout=self._deadlines.startup_s, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError as error:
+            raise DeadlineError(
+                f"reaching the controller ({describe(error)})",
+                self._deadlines.startup_s,
+                "rlax.deadlines.startup_s",
+            ) from error
+        if not reply.accepted:
+            raise WorkerError(reply.reason)
+        return reply.parameter_server
+
+    async def heartbeat(self) -> None:
+        """Reports until the run ends. A controller that forgot this worker gets it again."""
+        missed = 0
+        while not self.stopped.is_set():
+            self._beat.clear()
+            request = pb.HeartbeatRequest(
+                worker=self._name,
+                version=self._engine.version,
+                figures=self._engine.health(),
+                draining=self.draining,
+            )
+            try:
+                reply = await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
+            except grpc.aio.AioRpcError as error:
+                missed += 1
+                log.warning("heartbeat failed (%d in a row): %s", missed, describe(error))
+                if missed >= 2 * self._deadlines.heartbeats_lost:
+                    # The controller is gone or being restarted: wait for one, or give up.
+                    await self.register()
+                    missed = 0
+                    continue
+            else:
+                missed = 0
+                if reply.stop:
+                    self.stopped.set()
+                    return
+                if not reply.known:
+                    await self.register()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._beat.wait(), self._deadlines.heartbeat_s)
+
+    def beat_now(self) -> None:
+        """Reports at once, because something changed."""
+        self._beat.set()
+
+    async def follow(self, parameter_server: str) -> None:
+        """Loads every ``reload_every``-th version as it is published, under a lease."""
+        client = ParameterServerClient(parameter_server, rpc_s=self._deadlines.rpc_s)
+        every = self._section.staleness.reload_every
+        try:
+            async for newest in client.watch(after=self._engine.version):
+                held = self._engine.version
+                if held >= 0 and newest.version - held < every:
+                    continue
+                try:
+                    async with client.acquire(newest.version) as version:
+                        await asyncio.wait_for(
+                            self._engine.load_weights(version), self._deadlines.weights_s
+                        )
+                except WeightsError as error:
+                    # The old weights stay in use; strict staleness keeps them from doing harm.
+                    log.error("version %d was not loaded: %s", newest.version, error)
+                    continue
+                log.info("serving version %d", newest.version)
+                if held < 0:
+                    self.beat_now()  # the controller waits for the first weights
+        finally:
+            await client.close()
+
+    async def leave(self) -> None:
+        try:
+            await self._fleet.Deregister(
+                pb.DeregisterRequest(worker=self._name), timeout=self._deadlines.rpc_s
+            )
+        except grpc.aio.AioRpcError as error:
+            log.info("the controller was already gone: %s", describe(error))
+        await self._channel.close()
+
+
+async def _serve(
+    section: RlaxSection,
+    engine: RolloutEngine,
+    *,
+    name: str,
+    controller: str,
+    config_hash: str,
+    add_services: Callable[[grpc.aio.Server, RolloutEngine], None] | None,
+) -> None:
+    service = RolloutService(engine)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    rpc.add_RolloutServicer_to_server(service, server)
+    if add_services is not None:
+        add_services(server, engine)
+    port = server.add_insecure_port(f"{section.network.host}:0")
+    await server.start()
+    member = Member(
+        name=name,
+        address=f"{section.network.host}:{port}",
+        controller=controller,
+        engine=engine,
+        section=section,
+        config_hash=config_hash,
+    )
+    terminated = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, terminated.set)
+    parameter_server = await member.register()
+    log.info("worker %s serves on port %d", name, port)
+    tasks = {
+        asyncio.ensure_future(member.heartbeat()),
+        asyncio.ensure_future(member.follow(parameter_server)),
+        asyncio.ensure_future(terminated.wait()),
+        asyncio.ensure_future(member.stopped.wait()),
+    }
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if terminated.is_set():
+        log.info("draining for at most %g s", section.deadlines.drain_s)
+        service.draining = member.draining = True
+        member.beat_now()
+        # gRPC's grace lets running calls end and refuses new ones.
+        await server.stop(section.deadlines.drain_s)
+    await member.leave()
+    for task in pending:
+        task.cancel()
+    await server.stop(0)
+    for task in done:
+        task.result()  # raises what ended this worker, if it was a failure
+
+
+def serve(
+    config_path: str, overrides: Sequence[str], *, controller: str, name: str, with_parent: bool
+) -> None:
+    """Runs a worker until its run ends, it is told to leave, or it fails.
+
+    Args:
+      controller: host:port of the controller's Fleet service.
+      name: unique among the run's live workers.
+      with_parent: end when the process that started this one ends.
+
+    Raises:
+      RlaxError: configuration, start-up and engine failures.
+    """
+    if with_parent:
+        end_with_parent()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+    section, _ = load_section(config_path, overrides)
+    context = BuildContext(
+        run_dir=Path(), seed=section.seed, section=section, maxtext_argv=(config_path, *overrides)
+    )
+    engine: RolloutEngine = build_part(
+        "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
+    )
+    try:
+        asyncio.run(
+            _serve(
+                section,
+                engine,
+                name=name,
+                controller=controller,
+                config_hash=config_hash(config_path, overrides),
+                add_services=getattr(engine, "add_services", None),
+            )
+        )
+    except RlaxError:
+        log.exception("worker %s failed", name)
+        raise

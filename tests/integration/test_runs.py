@@ -1,0 +1,232 @@
+"""Whole runs of real processes over real gRPC; only model, trainer and store are fakes.
+
+The fakes are in ``tests/fakes``: what is tested is the controller, the fleet, the parameter server,
+the reward pool and the launcher, without MaxText's half minute of imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "tests/fakes/run.yml")
+DEADLINE_S = 90
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT / "tests/fakes"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+
+
+class Run:
+    """A ``rlax train`` process in a directory of its own."""
+
+    def __init__(self, directory: Path, *overrides: str):
+        self.dir = directory / "runs/fake"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlax_plugin", "train", CONFIG, *overrides],
+            cwd=directory,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self) -> tuple[int, str]:
+        try:
+            out, _ = self.process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            logs = "\n".join(p.read_text()[-3000:] for p in self.dir.glob("logs/*.log"))
+            pytest.fail(f"the run did not end:\n{logs}")
+        return self.process.returncode, out
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"{what} did not happen: {self.process.communicate()[0]}")
+            time.sleep(0.02)
+
+    def workers(self) -> list[psutil.Process]:
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [c for c in children if "serve" in " ".join(c.cmdline())]
+
+    def steps(self) -> list[dict[str, float]]:
+        path = self.dir / "metrics.jsonl"
+        return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+    def summary(self) -> dict:
+        return json.loads((self.dir / "summary.json").read_text())
+
+    def rollouts(self) -> list[dict]:
+        tables = [pq.read_table(p) for p in sorted(self.dir.glob("rollouts/*.parquet"))]
+        return [row for table in tables for row in table.to_pylist()]
+
+
+def test_a_run_ends_well_and_says_so(tmp_path):
+    run = Run(tmp_path)
+    status, out = run.end()
+    assert status == 0, out
+    summary = run.summary()
+    assert summary["steps"] == 10 and summary["complete"]
+    assert summary["weight_versions"] == 11  # version 0 and one per step
+    assert summary["max_staleness_seen"] == 1
+    assert summary["workers_seen"] == 2 and summary["worker_restarts"] == 0
+    admitted, filtered = summary["groups_admitted"], summary["groups_filtered"]
+    assert admitted == 40 and summary["groups_issued"] == admitted + filtered
+    assert summary["pass_at_1_before"]["problems"] == 8 and summary["pass_at_1_before"]["n"] == 4
+    # The fake's tokens depend on the seeds alone: nothing learned, nothing changed.
+    assert summary["pass_at_1_after"] == summary["pass_at_1_before"]
+    assert "pass@1" in out and "metrics.jsonl" in out and "go on training" in out
+    rows = run.rollouts()
+    assert len(rows) == 4 * summary["groups_issued"]
+    assert {r["worker"] for r in rows} == {"local-0", "local-1"}
+    trained = [r for r in rows if r["refused"] is None]
+    # Lockstep: everything that trains at step s was drawn with version s - 1.
+    assert all(set(r["versions"]) == {r["step"] - 1} for r in trained)
+    by_id = [r["group_id"] for r in trained]
+    assert len(set(by_id)) == 40
+
+
+def test_a_killed_worker_costs_only_time(tmp_path):
+    run = Run(tmp_path, "rlax.rollouts.engine.latency_s=0.1", "steps=12")
+    run.until(lambda: len(run.steps()) >= 2, "two steps")
+    run.workers()[0].send_signal(signal.SIGKILL)
+    status, out = run.end()
+    assert status == 0, out
+    summary = run.summary()
+    assert summary["steps"] == 12
+    assert summary["groups_reissued"] > 0
+    assert summary["worker_restarts"] == 1
+    again = {r["group_id"] for r in run.rollouts() if r["attempt"] > 1}
+    assert again and len(again) <= summary["groups_reissued"]
+
+
+@pytest.mark.parametrize(
+    ("j", "k", "slow"),
+    [
+        (1, 2, "rlax.trainer.train_s=0.15"),
+        (2, 3, "rlax.rollouts.engine.load_s=0.3"),
+        (1, 4, "rlax.rollouts.engine.latency_s=0.05"),
+    ],
+)
+def test_staleness_never_exceeds_its_bound(tmp_path, j, k, slow):
+    run = Run(
+        tmp_path,
+        f"rlax.staleness.reload_every={j}",
+        f"rlax.staleness.max_staleness={k}",
+        "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+        slow,
+    )
+    status, out = run.end()
+    assert status == 0, out
+    trained = [r for r in run.rollouts() if r["refused"] is None]
+    seen = {r["step"] - min(r["versions"]) for r in trained}
+    assert max(seen) == run.summary()["max_staleness_seen"] <= k
+    assert max(seen) > 1  # the run did go off-policy, so the bound was tested
+
+
+def test_ctrl_c_leaves_nothing_behind_and_the_run_continues(tmp_path):
+    slow = ("rlax.trainer.train_s=0.05", "steps=30")
+    run = Run(tmp_path, *slow)
+    run.until(lambda: len(run.steps()) >= 7, "seven steps")
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    assert len(family) >= 3  # two workers, a reward process
+    os.killpg(run.process.pid, signal.SIGINT)
+    status, out = run.end()
+    assert status == 130, out
+    assert "continue with:" in out
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    done = run.summary()["steps"]
+    assert 7 <= done < 30 and not run.summary()["complete"]
+
+    again = Run(tmp_path, *slow)
+    status, out = again.end()
+    assert status == 0, out
+    assert f"resuming after step {done}" in out
+    steps = [m["step"] for m in again.steps()]
+    assert steps == list(range(1, 31))
+    issued = [r["group_id"] for r in again.rollouts() if r["refused"] is None]
+    assert len(issued) == len(set(issued)) == 120
+
+
+def test_a_second_signal_and_a_dead_trainer_end_the_workers_too(tmp_path):
+    run = Run(tmp_path, "rlax.trainer.train_s=0.05", "steps=500")
+    run.until(lambda: len(run.steps()) >= 2, "two steps")
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    run.process.kill()
+    run.process.wait(10)
+    gone, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+
+
+def test_failures_end_the_run_with_their_own_message(tmp_path):
+    run = Run(tmp_path, "rlax.trainer.fail_at=3")
+    status, out = run.end()
+    assert status == 1
+    assert "the trainer broke" in out
+    assert not run.workers()
+
+
+def test_rewards_that_hang_or_raise_never_stop_a_run(tmp_path):
+    run = Run(
+        tmp_path,
+        "rlax.rewards=[{name: even, hang_on: '3', raise_on: '5'}]",
+        "rlax.deadlines.reward_s=0.5",
+        "steps=16",
+    )
+    status, out = run.end()
+    assert status == 0, out
+    errors = {}
+    for row in run.rollouts():
+        if row["reward_error"]:
+            errors.setdefault(row["prompt"], set()).add(row["reward_error"])
+            assert row["reward"] is None and row["advantage"] is None
+    assert set(errors) == {"3", "5"}
+    assert any("rlax.deadlines.reward_s" in e for e in errors["3"])
+    assert any("cannot judge this" in e for e in errors["5"])
+    assert run.summary()["reward_errors"] == 8
+
+
+def test_static_workers_join_late_and_drain_on_sigterm(tmp_path):
+    run = Run(tmp_path, "rlax.launcher={name: static}", "rlax.network.port=0", "steps=40",
+              "rlax.trainer.train_s=0.05")  # fmt: skip
+    log = run.dir / "logs/trainer.log"
+    run.until(lambda: log.exists() and "register with" in log.read_text(), "the address")
+    address = log.read_text().split("register with ")[1].split()[0]
+
+    def worker(name: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "rlax_plugin", "serve", CONFIG, *run.process.args[5:]]
+        command += ["--controller", address, "--name", name]
+        out = (tmp_path / f"{name}.log").open("w")
+        return subprocess.Popen(command, env=environment(), cwd=tmp_path, stdout=out, stderr=out)
+
+    first = worker("early")
+    run.until(lambda: len(run.steps()) >= 3, "three steps")
+    second = worker("late")
+    run.until(
+        lambda: any(m["rollout/workers"] == 2 for m in run.steps()), "the late worker at work"
+    )
+    first.terminate()
+    assert first.wait(20) == 0, (tmp_path / "early.log").read_text()
+    status, out = run.end()
+    assert status == 0, out
+    assert second.wait(20) == 0, (tmp_path / "late.log").read_text()
+    assert {r["worker"] for r in run.rollouts()} == {"early", "late"}
+    assert run.summary()["groups_reissued"] == 0  # draining finishes what was begun

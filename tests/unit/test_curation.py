@@ -1,0 +1,80 @@
+"""Samplers, gates and the pass-rate table, by numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rlax_curation as curation
+from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.types import Group, Prompt, Rollout
+
+PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
+
+
+def group(*rewards):
+    rollouts = tuple(
+        Rollout(0, i, i, np.ones(1, np.int32), *[np.zeros(1, np.float32)] * 2,
+                np.zeros(1, np.int32), "stop", reward=r)
+        for i, r in enumerate(rewards)
+    )  # fmt: skip
+    return Group(0, 1, PROMPTS[0], rollouts)
+
+
+def test_pass_rate_halves_old_evidence_after_its_half_life():
+    table = PassRateTable(half_life=1.0)
+    table.observe("a", 4, 4)
+    table.observe("a", 0, 4)
+    # 4 * .5 + 0 = 2 passes of 4 * .5 + 4 = 6 samples.
+    assert table.get("a") == (pytest.approx(1 / 3), pytest.approx(6.0))
+    table.observe("b", 0, 0)
+    assert table.get("b") is None
+    again = PassRateTable(1.0)
+    again.restore(table.state())
+    assert again.get("a") == table.get("a")
+    assert table.histogram(3) == [0, 1, 0]
+
+
+def test_shuffled_gives_each_prompt_once_per_epoch_and_resumes():
+    sampler, rng = curation.Shuffled(), np.random.default_rng(0)
+    first = sampler.choose(PROMPTS, PassRateTable(8), rng, 25)
+    state, bits = sampler.state(), rng.bit_generator.state
+    rest = sampler.choose(PROMPTS, PassRateTable(8), rng, 15)
+    assert sorted(first + rest) == list(range(40))
+    resumed, rng_again = curation.Shuffled(), np.random.default_rng(1)
+    resumed.restore(state)
+    rng_again.bit_generator.state = bits
+    assert resumed.choose(PROMPTS, PassRateTable(8), rng_again, 15) == rest
+
+
+def test_learnability_prefers_prompts_that_pass_half_the_time():
+    table = PassRateTable(8)
+    for i in range(40):
+        # A quarter each: always, never, half, unmeasured.
+        if i % 4 < 3:
+            for _ in range(20):
+                table.observe(f"p{i}", (8, 0, 4)[i % 4], 8)
+    sampler = curation.Learnability(curation.LearnabilityConfig(floor=0.01))
+    rng = np.random.default_rng(0)
+    chosen = np.array(sampler.choose(PROMPTS, table, rng, 4000)) % 4
+    share = np.bincount(chosen, minlength=4) / 4000
+    # p(1-p) is .25 for half and unmeasured, about .01 for the others.
+    assert share[2] + share[3] > 0.8
+    assert 0 < share[0] < 0.15 and 0 < share[1] < 0.15
+
+
+def test_mixed_outcome_admits_only_groups_with_a_difference():
+    gate = curation.MixedOutcome()
+    assert gate.refuse(group(0.0, 1.0)) is None
+    assert gate.refuse(group(1.0, 1.0)) == "all rewards equal"
+    assert gate.refuse(group(1.0, None)) == "all rewards equal"
+
+
+def test_difficulty_band_names_the_side_and_refuses_an_empty_band():
+    gate = curation.DifficultyBand(curation.BandConfig(low=0.2, high=0.8), pass_threshold=0.5)
+    assert gate.refuse(group(1.0, 0.0, 0.0, 0.0)) is None  # .25
+    assert gate.refuse(group(0.0, 0.0)) == "too hard"
+    assert gate.refuse(group(1.0, 1.0)) == "too easy"
+    with pytest.raises(ConfigError, match=r"low = 0\.9.*high = 0\.1"):
+        curation.BandConfig(low=0.9, high=0.1)

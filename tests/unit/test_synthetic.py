@@ -1,0 +1,63 @@
+"""The benchmark task: exact prompt lengths, the same everywhere, a reward with two outcomes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rlax_synthetic
+from rlax_synthetic import SPLITS
+
+from rlax_plugin import BuildContext
+from rlax_plugin.errors import ConfigError
+
+CONTEXT = BuildContext(run_dir=Path("unused"), seed=0, section=None)
+
+
+def built(hook: str, name: str, **options):
+    extension = getattr(rlax_synthetic, hook)()[name]
+    return extension.build(extension.config_class(**options), CONTEXT)
+
+
+def source(**options):
+    return built("rlax_register_prompt_source", "synthetic", **options)
+
+
+def test_prompts_have_the_exact_shape_and_are_the_same_in_every_run():
+    options = {"prompt_tokens": 16, "vocab_size": 512, "count": 100}
+    prompts = source(**options).prompts("train")
+    assert len(prompts) == 100
+    tokens_bt = np.stack([p.tokens for p in prompts])
+    assert tokens_bt.shape == (100, 16) and tokens_bt.dtype == np.int32
+    assert tokens_bt.min() >= 1 and tokens_bt.max() <= 511
+    assert len(np.unique(tokens_bt)) > 400  # 1600 draws from 511 ids miss about 22
+    again = source(**options).prompts("train")
+    assert [p.id for p in again] == [p.id for p in prompts]
+    np.testing.assert_array_equal(np.stack([p.tokens for p in again]), tokens_bt)
+
+
+def test_splits_share_no_prompt():
+    ids = [p.id for split in SPLITS for p in source(count=50).prompts(split)]
+    assert len(set(ids)) == 150
+
+
+def test_decode_is_ids_with_spaces():
+    task = source()
+    assert task.decode(np.array([3, 0, 511], np.int32)) == "3 0 511"
+    assert task.decode(np.array([], np.int32)) == ""
+    assert task.stop_ids == () and task.pad_id == 0
+
+
+def test_parity_by_hand_and_near_even_on_random_completions():
+    task, reward = source(), built("rlax_register_reward", "token_parity")
+    prompt = task.prompts("train")[0]
+    assert [reward(prompt, text) for text in ("1 2", "1 2 3", "7", "")] == [1.0, 0.0, 1.0, 0.0]
+    rng = np.random.default_rng(0)
+    scores = [reward(prompt, task.decode(rng.integers(512, size=16))) for _ in range(1000)]
+    assert 0.45 < np.mean(scores) < 0.55
+    with pytest.raises(ValueError):
+        reward(prompt, "1 x")
+
+
+def test_an_unknown_split_names_the_known_ones():
+    with pytest.raises(ConfigError, match="did you mean 'train'"):
+        source().prompts("trian")
