@@ -63,12 +63,12 @@ def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5) * scale
 
 
-def rotate(x_bthd: jax.Array, positions_t: jax.Array) -> jax.Array:
-    """Rotary position embedding over the head axis, halves paired, base 10000."""
-    half = x_bthd.shape[-1] // 2
+def rotate(x_bhtd: jax.Array, positions_t: jax.Array) -> jax.Array:
+    """Rotary position embedding over the last axis, halves paired, base 10000."""
+    half = x_bhtd.shape[-1] // 2
     angle = positions_t[:, None] * 10000.0 ** (-jnp.arange(half) / half)
-    sin, cos = jnp.sin(angle)[:, None], jnp.cos(angle)[:, None]
-    a, b = x_bthd[..., :half], x_bthd[..., half:]
+    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    a, b = x_bhtd[..., :half], x_bhtd[..., half:]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
@@ -76,17 +76,17 @@ def block(work: Work, p: Params, x: jax.Array, positions: jax.Array, cache: Any)
     """One decoder layer; with a cache (k, v) new keys are written at ``positions[0]``."""
     batch, length, width = x.shape
     qkv = (rms_norm(x, p["norm_1"]) @ p["qkv"]).reshape(batch, length, 3 * work.heads, -1)
-    q, k, v = jnp.split(qkv, 3, axis=2)
+    q, k, v = jnp.split(qkv.transpose(0, 2, 1, 3), 3, axis=1)
     q, k = rotate(q, positions) * q.shape[-1] ** -0.5, rotate(k, positions)
     if cache is not None:
         k, v = (
-            jax.lax.dynamic_update_slice_in_dim(old, new, positions[0], axis=1)
+            jax.lax.dynamic_update_slice_in_dim(old, new, positions[0], axis=2)
             for old, new in zip(cache, (k, v), strict=True)
         )
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
-    seen = jnp.arange(k.shape[1]) <= positions[:, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
-    x += jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(batch, length, width) @ p["out"]
+    seen = jnp.arange(k.shape[2]) <= positions[:, None]
+    weights = jax.nn.softmax(jnp.where(seen, q @ k.swapaxes(2, 3), -1e30), axis=-1)
+    mixed = (weights @ v).transpose(0, 2, 1, 3).reshape(batch, length, width)
+    x += mixed @ p["out"]
     gate, up = jnp.split(rms_norm(x, p["norm_2"]) @ p["gate_up"], 2, axis=-1)
     return x + (jax.nn.silu(gate) * up) @ p["down"], (k, v)
 
@@ -112,7 +112,7 @@ def generate(work: Work, params: Params, prompts: jax.Array, key: jax.Array) -> 
     x, caches = params["embed"][prompts], []
     for p in params["layers"]:
         x, kv = block(work, p, x, jnp.arange(PROMPT_TOKENS), None)
-        room = ((0, 0), (0, work.new_tokens), (0, 0), (0, 0))
+        room = ((0, 0), (0, 0), (0, work.new_tokens), (0, 0))
         caches.append(tuple(jnp.repeat(jnp.pad(c, room), SAMPLES, axis=0) for c in kv))
     keys = jax.random.split(key, work.new_tokens)
     first = sample(jnp.repeat(logits(params, x[:, -1]), SAMPLES, axis=0), keys[0])
@@ -133,8 +133,8 @@ def generate(work: Work, params: Params, prompts: jax.Array, key: jax.Array) -> 
 
 
 def advantages(tokens: np.ndarray) -> np.ndarray:
-    """Reward 1 for an even sum of tokens, else 0; (R - mean) / std of each group of 8."""
-    reward = 1.0 - (tokens.sum(axis=1) % 2).reshape(PROMPTS, SAMPLES)
+    """Reward 1 for an odd sum of tokens, else 0; (R - mean) / std of each group of 8."""
+    reward = (tokens.sum(axis=1) % 2).reshape(PROMPTS, SAMPLES).astype(np.float64)
     spread = reward.std(axis=1, ddof=1, keepdims=True)
     centred = reward - reward.mean(axis=1, keepdims=True)
     return (centred / (spread + 1e-6)).reshape(-1).astype(np.float32)

@@ -87,10 +87,17 @@ class RlaxMaxTextConfig(MaxTextConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_what_bypasses_the_loss(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            _refuse(values)
-        return values
+    def _prepared(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        _refuse(values)
+        # Orbax wants absolute paths and says so only when the first checkpoint is written.
+        paths = {
+            key: os.path.abspath(path)
+            for key in ("base_output_directory", "load_parameters_path", "load_full_state_path")
+            if isinstance(path := values.get(key), str) and path and "://" not in path
+        }
+        return {**values, **paths}
 
 
 class Config(pyconfig.HyperParameters):

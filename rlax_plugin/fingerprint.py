@@ -25,7 +25,9 @@ import numpy as np
 from jax import lax
 
 _GOLDEN = np.uint32(0x9E3779B1)  # 2^32 / golden ratio, odd: scatters neighbouring indices
-_BLOCK = 8192  # elements; a block's intermediate values stay in a core's first-level cache
+_VIEWS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}  # by bytes of an element
+_NARROW = ("int2", "int4", "uint2", "uint4")  # stored one to a byte on the host
+_BLOCK = 1 << 16  # elements; the running sums of one block stay in a core's second-level cache
 
 
 def fingerprint(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -55,7 +57,7 @@ def fingerprint(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 @functools.partial(jax.jit, static_argnums=1)
 def _fingerprint(arrays: dict[str, jax.Array], blocked: bool) -> dict[str, jax.Array]:
     total = _blocked_sum if blocked else _whole_sum
-    return {name: total(_bits(a)) * _name_factor(name) for name, a in arrays.items()}
+    return {name: total(a) * _name_factor(name) for name, a in arrays.items()}
 
 
 def fingerprint_numpy(arrays: Mapping[str, np.ndarray]) -> dict[str, np.uint32]:
@@ -85,57 +87,64 @@ def _word(bits: Any) -> Any:
 def _bits(array: jax.Array) -> jax.Array:
     """Unsigned view: uint8, uint16 or uint32 of the same shape; [..., 2] for 64-bit dtypes."""
     dtype = np.dtype(array.dtype)
-    if dtype == np.bool_:
-        return array.astype(jnp.uint8)
-    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
-        return array.astype(jnp.int8).view(jnp.uint8)
-    view = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}.get(dtype.itemsize)
-    if view is None or not jnp.issubdtype(dtype, jnp.number) or dtype.kind == "c":
+    if dtype == np.bool_ or dtype.name in _NARROW:
+        return lax.bitcast_convert_type(array.astype(jnp.int8), jnp.uint8)
+    view = _VIEWS.get(dtype.itemsize)
+    if view is None or dtype.kind == "c":
         raise TypeError(f"no fingerprint for {dtype}")
     return lax.bitcast_convert_type(array, view)
 
 
-def _terms(bits: jax.Array, index: jax.Array) -> jax.Array:
+def _terms(values: jax.Array, index: jax.Array | np.ndarray) -> jax.Array:
+    """What the sum adds up: uint32, of the shape of ``values`` ([..., 2] for 64-bit dtypes)."""
+    bits = _bits(values)
+    if bits.ndim > values.ndim:
+        index = jnp.stack([2 * index, 2 * index + 1], axis=-1)
     return _word(bits.astype(jnp.uint32)) * _weight(index)
 
 
-def _whole_sum(bits: jax.Array) -> jax.Array:
+def _whole_sum(array: jax.Array) -> jax.Array:
     """One fused reduction; the flat index is built per axis, so that it shards like the array."""
-    index, stride = jnp.zeros(bits.shape, jnp.uint32), 1
-    for axis in reversed(range(bits.ndim)):
-        along = lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-        index, stride = index + along * np.uint32(stride & 0xFFFFFFFF), stride * bits.shape[axis]
-    return jnp.sum(_terms(bits, index), dtype=jnp.uint32)
+    index, stride = jnp.zeros(array.shape, jnp.uint32), 1
+    for axis in reversed(range(array.ndim)):
+        along = lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        index, stride = index + along * np.uint32(stride & 0xFFFFFFFF), stride * array.shape[axis]
+    return jnp.sum(_terms(array, index), dtype=jnp.uint32)
 
 
-def _blocked_sum(bits: jax.Array) -> jax.Array:
-    """The same sum, block after block; for an array that one device holds."""
-    flat = bits.reshape(-1)
-    blocks, offsets = flat.size // _BLOCK, lax.iota(jnp.uint32, _BLOCK)
+def _blocked_sum(array: jax.Array) -> jax.Array:
+    """The same sum, block after block, for an array that one device holds.
+
+    The bit view is taken inside the loop: XLA would write a view of the whole array to memory.
+    """
+    if array.size >= 2**31:  # beyond an int32 counter
+        return _whole_sum(array)
+    flat = array.reshape(-1)
+    count = flat.size // _BLOCK
+    rest = np.arange(count * _BLOCK, flat.size, dtype=np.uint32)
+    total = jnp.sum(_terms(flat[count * _BLOCK :], rest), dtype=jnp.uint32)
+    if count == 0:
+        return total
+    offsets = lax.iota(jnp.uint32, _BLOCK)
 
     def add(i: jax.Array, sums: jax.Array) -> jax.Array:
-        block = lax.dynamic_slice(flat, (i * _BLOCK,), (_BLOCK,))
-        return sums + _terms(block, i.astype(jnp.uint32) * np.uint32(_BLOCK) + offsets)
+        start = i * _BLOCK
+        terms = _terms(
+            lax.dynamic_slice(flat, (start,), (_BLOCK,)), start.astype(jnp.uint32) + offsets
+        )
+        return sums + (terms if terms.ndim == 1 else jnp.sum(terms, axis=-1, dtype=jnp.uint32))
 
-    # int64 counters where x64 is on; more than 2^31 elements in one array need it.
-    sums = lax.fori_loop(0, blocks, add, jnp.zeros(_BLOCK, jnp.uint32))
-    done = blocks * _BLOCK
-    rest = np.arange(done, flat.size, dtype=np.uint64).astype(np.uint32)
-    return jnp.sum(sums, dtype=jnp.uint32) + jnp.sum(_terms(flat[done:], rest), dtype=jnp.uint32)
+    sums = lax.fori_loop(0, count, add, jnp.zeros(_BLOCK, jnp.uint32))
+    return total + jnp.sum(sums, dtype=jnp.uint32)
 
 
 def _numpy_sum(array: np.ndarray) -> int:
-    if array.dtype.itemsize * array.size == 0:
-        return 0
-    if array.dtype != np.bool_ and array.dtype.kind != "c" and array.dtype.itemsize in (1, 2, 4, 8):
-        view = {1: np.uint8, 2: np.uint16}.get(array.dtype.itemsize, np.uint32)
-        if array.dtype.name in ("int4", "uint4", "int2", "uint2"):
-            array = array.astype(np.int8)
-        bits = np.ascontiguousarray(array).reshape(-1).view(view)
-    elif array.dtype == np.bool_:
-        bits = array.reshape(-1).astype(np.uint8)
-    else:
+    if array.dtype == np.bool_ or array.dtype.name in _NARROW:
+        array = array.astype(np.int8)
+    view = _VIEWS.get(array.dtype.itemsize)
+    if view is None or array.dtype.kind == "c":
         raise TypeError(f"no fingerprint for {array.dtype}")
+    bits = np.ascontiguousarray(array).reshape(-1).view(view)  # a 64-bit element becomes two
     total = 0
     for start in range(0, bits.size, 1 << 20):
         block = _word(bits[start : start + (1 << 20)].astype(np.uint32))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
+from rlax_plugin.config import Choice
+from rlax_plugin.errors import PluginError
 from rlax_plugin.types import Group, GroupRequest, Prompt, Rollout, WeightVersion
 
 if TYPE_CHECKING:
@@ -30,10 +32,17 @@ class Extension(Generic[C]):
       config_class: pydantic model of the options that stand beside ``name:`` in the config.
       build: called once with the validated options and the run's context; returns the part.
         For objective slots the part is a pure function that JAX may trace.
+      check: called by ``rlax check`` only, like ``build``: raises a ConfigError for what the
+        options alone do not show, without touching a device.
     """
 
     config_class: type[C]
     build: Callable[[C, BuildContext], Any]
+    check: Callable[[C, BuildContext], None] | None = None
+
+
+def _no_part(kind: str, choice: Choice, key: str) -> Any:
+    raise PluginError(f"{key}: the {kind} {choice.name!r} cannot be built in this process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +54,15 @@ class BuildContext:
       seed: ``rlax.seed``.
       section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
       maxtext_argv: MaxText's own command line (config path and overrides), for parts that need it.
+      part: (kind, choice, dotted config key) -> another part of the config, built; for parts that
+        are made of others, such as a trainer.
     """
 
     run_dir: Path
     seed: int
     section: Any
     maxtext_argv: tuple[str, ...] = ()
+    part: Callable[[str, Choice, str], Any] = _no_part
 
 
 class PromptSource(Protocol):

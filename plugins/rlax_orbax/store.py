@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import jax
@@ -96,7 +96,9 @@ class OrbaxStore(WeightStore):
                 written = True
             finally:
                 if not written:
-                    temporary.get().rmtree(missing_ok=True)
+                    # Best effort: Orbax removes a leftover before it writes the path again.
+                    with suppress(OSError):
+                        temporary.get().rmtree(missing_ok=True)
 
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
         """Reads arrays with the shapes, dtypes and shardings of ``like``; see ``WeightStore``.
@@ -116,7 +118,7 @@ class OrbaxStore(WeightStore):
             layouts = decode(path, metadata.read_bytes())
         _check(path, layouts, like)
 
-        opened: dict[str, ts.Future] = {}
+        opened: dict[str, Any] = {}
         loaded: dict[str, Any] = {}
         reads: deque[tuple[str, _Pieces]] = deque()
         in_flight = 0
@@ -157,16 +159,22 @@ class OrbaxStore(WeightStore):
             )
             for name, layout in layouts.items()
         ]
-        writes = []
-        for target, array in zip(opened, arrays.values(), strict=True):
-            store = target.result(clock.left_s())
-            for index, piece in _host_pieces(array):
-                # The caller's buffers are fresh and nobody writes to them: no copy is needed.
-                writes.append(
-                    store[index].write(piece, can_reference_source_data_indefinitely=True)
-                )
-        for write in writes:
-            write.result(clock.left_s())
+        writes: list[Any] = []
+        try:
+            for target, array in zip(opened, arrays.values(), strict=True):
+                store = target.result(clock.left_s())
+                for index, piece in _host_pieces(array):
+                    # The buffers are fresh and nobody writes to them: no copy is needed.
+                    write = store[index].write(piece, can_reference_source_data_indefinitely=True)
+                    writes.append(write)
+            for write in writes:
+                write.result(clock.left_s())
+        except BaseException:
+            # What is under way would put files back into the directory that is now removed.
+            for future in (*opened, *writes):
+                with suppress(TimeoutError):
+                    future.exception(clock.left_s())
+            raise
 
     def _run(self, commit: Coroutine[Any, Any, T], clock: _Clock) -> T:
         if not self._loop_lock.acquire(timeout=clock.left_s()):
@@ -191,7 +199,7 @@ class _Clock:
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:
-        """Turns an overrun into ``DeadlineError`` and a failure of the files into ``WeightsError``."""
+        """Makes an overrun a ``DeadlineError`` and a failing file a ``WeightsError``."""
         try:
             yield
         except TimeoutError as error:
@@ -206,10 +214,10 @@ class _Pieces:
     Buffers are aligned so that XLA's CPU client keeps them instead of copying.
     """
 
-    def __init__(self, source: ts.TensorStore, wanted: Any):
+    def __init__(self, source: Any, wanted: Any):
         self._shape, self._dtype = tuple(wanted.shape), np.dtype(wanted.dtype)
         self._sharding = getattr(wanted, "sharding", None)
-        self._devices: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+        self._devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
         if self._sharding is None:
             self._devices[_bounds((slice(None),) * len(self._shape), self._shape)] = []
         else:
@@ -275,7 +283,7 @@ def _check(path: str, layouts: dict[str, Layout], like: Arrays) -> None:
 def _host_pieces(array: Any) -> Iterator[tuple[Index, np.ndarray]]:
     """Every element once: the first replica of each shard."""
     if not isinstance(array, jax.Array):
-        yield (slice(None),) * array.ndim, np.ascontiguousarray(array)
+        yield (slice(None),) * array.ndim, np.asarray(array)
         return
     for shard in array.addressable_shards:
         if shard.replica_id == 0:

@@ -193,12 +193,8 @@ class Controller:
         if step > 0:
             self._restore(step)
         self.dashboard.phase("waiting for workers")
-        await wait_for_worker(
-            self.fleet, self._worker_ready, self.section.deadlines.startup_s
-        )
-        self._hook(
-            "rlax_on_run_start", run_dir=str(self.run_dir), config_hash=self._config_hash
-        )
+        await wait_for_worker(self.fleet, self._worker_ready, self.section.deadlines.startup_s)
+        self._hook("rlax_on_run_start", run_dir=str(self.run_dir), config_hash=self._config_hash)
         self.before = self._recorded_evaluation("before")
         if not self.before:
             self.before = await self.evaluate("before", step)
@@ -283,8 +279,8 @@ class Controller:
             await self.flow.stop()
             await self.dispatcher.close()
         if hasattr(self, "launcher"):
-            self.fleet.stopping = True
             await self.launcher.stop()
+            await self.fleet.dismiss()
             await self.fleet.close()
             await self._server.stop(grace=None)
             self.records.close()

@@ -21,10 +21,14 @@ MAX_ATTEMPTS = 20
 """A group that fails on this many workers is not bad luck: the run stops and says so."""
 
 
+Answer = tuple[GroupRequest, list[Rollout]]
+"""The request as it was answered (its attempt counts), and its rollouts in sample order."""
+
+
 @dataclass(slots=True)
 class _Ticket:
     request: GroupRequest
-    done: asyncio.Future[list[Rollout]]
+    done: asyncio.Future[Answer]
     last_error: str = ""
 
 
@@ -48,8 +52,8 @@ class Dispatcher:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, request: GroupRequest) -> asyncio.Future[list[Rollout]]:
-        """Queues a group; the future ends with its rollouts, in sample order."""
+    def submit(self, request: GroupRequest) -> asyncio.Future[Answer]:
+        """Queues a group; the future ends with its answer."""
         ticket = _Ticket(request, asyncio.get_running_loop().create_future())
         self._waiting.append(ticket)
         self.wake()
@@ -101,7 +105,7 @@ class Dispatcher:
                 del open_tickets[reply.group_id]
                 worker.assigned -= len(ticket.request.seeds)
                 if not ticket.done.done():
-                    ticket.done.set_result(rollouts)
+                    ticket.done.set_result((ticket.request, rollouts))
                 self.wake()
         except grpc.aio.AioRpcError as failure:
             error = describe(failure)

@@ -53,8 +53,8 @@ class Evaluator:
             )
             # Evaluation groups count downwards from -1: never mistaken for trained ones.
             request = GroupRequest(-1 - number, 1, prompt.tokens, seeds, self._sampling, version)
-            rollouts = self._decode(await self._dispatcher.submit(request))
-            scored = await self._rewards.score(prompt, rollouts)
+            _, rollouts = await self._dispatcher.submit(request)
+            scored = await self._rewards.score(prompt, self._decode(rollouts))
             threshold = self._section.curation.pass_threshold
             done += 1
             progress(done, len(prompts))

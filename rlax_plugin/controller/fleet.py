@@ -101,8 +101,9 @@ class Fleet(rpc.FleetServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: object) -> pb.HeartbeatReply:
         worker = self.workers.get(request.worker)
-        if worker is None:
-            return pb.HeartbeatReply(known=False, stop=self.stopping)
+        if worker is None or self.stopping:
+            self.workers.pop(request.worker, None)
+            return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
         was_ready = worker.ready
         worker.last_seen = time.monotonic()
         worker.version = request.version
@@ -110,9 +111,7 @@ class Fleet(rpc.FleetServicer):
         worker.figures = dict(request.figures)
         if worker.ready and not was_ready:
             self._on_ready(worker)
-        return pb.HeartbeatReply(
-            known=True, latest_version=self._latest_version(), stop=self.stopping
-        )
+        return pb.HeartbeatReply(known=True, latest_version=self._latest_version())
 
     async def Deregister(
         self, request: pb.DeregisterRequest, context: object
@@ -139,8 +138,14 @@ class Fleet(rpc.FleetServicer):
             oldest = min((w.last_seen for w in self.workers.values()), default=now)
             await asyncio.sleep(max(0.05, oldest + limit_s - now))
 
-    async def close(self) -> None:
+    async def dismiss(self) -> None:
+        """Tells the workers that the run is over; each hears it with its next heartbeat."""
         self.stopping = True
+        end = time.monotonic() + 2 * self._deadlines.heartbeat_s
+        while self.workers and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, self._deadlines.heartbeat_s / 4))
+
+    async def close(self) -> None:
         for worker in list(self.workers.values()):
             await worker.channel.close(grace=None)
         self.workers.clear()

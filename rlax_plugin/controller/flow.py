@@ -55,7 +55,14 @@ class StepStats:
     scored: list[tuple[Group, str | None]] = field(default_factory=list)
     dropped: int = 0
     issued: int = 0
-    started_s: float = field(default_factory=time.perf_counter)
+    first_issued_s: float = math.inf  # of time.perf_counter
+    last_drawn_s: float = -math.inf
+    reward_s: float = 0.0  # summed over groups, which are scored side by side
+
+    @property
+    def generate_s(self) -> float:
+        """From the first group issued to the last one drawn."""
+        return max(0.0, self.last_drawn_s - self.first_issued_s)
 
 
 @dataclass(slots=True)
@@ -125,6 +132,7 @@ class Flow:
     def start(self, next_step: int, last_step: int) -> None:
         """Begins to issue groups for the batches ``next_step`` .. ``last_step``."""
         self.next_step, self._last_step, self._running = next_step, last_step, True
+        self._changed.set()
         self.wake()
 
     def wake(self) -> None:
@@ -184,14 +192,18 @@ class Flow:
         request = GroupRequest(group_id, 1, prompt.tokens, seeds, self._sampling, min_version)
         self.totals.issued += 1
         self.stats.issued += 1
+        self.stats.first_issued_s = min(self.stats.first_issued_s, time.perf_counter())
         self._in_flight[group_id] = asyncio.ensure_future(self._one_group(request, prompt))
 
     # --- one group -----------------------------------------------------------------------------
 
     async def _one_group(self, request: GroupRequest, prompt: Prompt) -> None:
         try:
-            rollouts = await self._dispatcher.submit(request)
+            request, rollouts = await self._dispatcher.submit(request)
+            drawn_s = time.perf_counter()
             rollouts = await self._rewards.score(prompt, self.decode(rollouts))
+            self.stats.last_drawn_s = drawn_s
+            self.stats.reward_s += time.perf_counter() - drawn_s
             self._judge(request, prompt, rollouts)
         except Exception as error:  # noqa: BLE001  stops the run: the trainer's wait raises it
             self.fail(error)
@@ -239,14 +251,15 @@ class Flow:
         Raises:
           RlaxError: whatever made the flow fail.
         """
-        if step != self.next_step:
-            raise TrainingError(f"the trainer asked for step {step}, next is {self.next_step}")
         while True:
             if self._failure is not None:
                 raise self._failure
-            groups = self._oldest(step)
-            if groups is not None:
-                break
+            if self._running:
+                if step != self.next_step:
+                    raise TrainingError(f"asked for step {step}, next is {self.next_step}")
+                groups = self._oldest(step)
+                if groups is not None:
+                    break
             self._changed.clear()
             await self._changed.wait()
         for group in groups:
@@ -293,7 +306,8 @@ class Flow:
 
     def state(self) -> dict[str, Any]:
         """JSON-able state; what is in flight or ready is not kept and is drawn anew."""
-        totals = dataclasses.asdict(self.totals)
+        # Not dataclasses.asdict: it makes a Counter of a Counter's items.
+        totals = {f.name: getattr(self.totals, f.name) for f in dataclasses.fields(self.totals)}
         return {
             "next_step": self.next_step,
             "next_id": self._next_id,

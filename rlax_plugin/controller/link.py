@@ -101,6 +101,8 @@ class Link(TrainerLink):
         assert self._current is not None
         batch = self._build_batch(step, self._current[0])
         self._batch_at_s = time.perf_counter()
+        if first:  # what came before it was start-up, not a step
+            started = self._last_done_s = self._batch_at_s
         self._times.wait_s = self._batch_at_s - started
         return batch.arrays
 

@@ -40,6 +40,8 @@ def step_metrics(
         "rollout/workers": float(workers),
         "train/tokens": float(sum(trained)),
         "time/wait_s": done.times.wait_s,
+        "time/generate_s": done.stats.generate_s,
+        "time/reward_s": done.stats.reward_s / max(1, len(scored)),
         "time/train_s": done.times.train_s,
         "time/publish_on_loop_s": done.times.publish_s,
         "time/publish_s": publish_s,

@@ -104,7 +104,10 @@ class Scripted:
                 )
             version = self._version
             await asyncio.sleep(self._config.latency_s)
-            on_group(request.group_id, [self._draw(request, i, version) for i in range(len(request.seeds))])
+            on_group(
+                request.group_id,
+                [self._draw(request, i, version) for i in range(len(request.seeds))],
+            )
 
     def _draw(self, request: GroupRequest, index: int, version: int) -> Rollout:
         rng = np.random.default_rng(request.seeds[index])
@@ -175,7 +178,9 @@ class Counting:
             time.sleep(self._config.train_s)
             if step == self._config.fail_at:
                 raise RuntimeError("the trainer broke")
-            link.step_done(step, {})
+            mask = batch["rl_mask"] > 0
+            sums = {"tokens": mask.sum(), "rows": mask.any(axis=1).sum(), "gap_count": 0}
+            link.step_done(step, sums)
             link.publish(step, {"steps": np.array([step], dtype=np.float32)})
             if link.stop_requested or step % self._config.checkpoint_every == 0:
                 self._checkpoint(link, step)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 import rlax_curation as curation
+
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.types import Group, Prompt, Rollout

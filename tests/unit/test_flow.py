@@ -60,20 +60,23 @@ class Answers:
     async def answer(self, group_id, version, rewards=(0.0, 1.0)):
         request, future = self.open.pop(group_id)
         future.set_result(
-            [
-                Rollout(
-                    group_id,
-                    i,
-                    seed,
-                    np.array([5, 1], np.int32),
-                    np.zeros(2, np.float32),
-                    np.zeros(2, np.float32),
-                    np.full(2, version, np.int32),
-                    "stop",
-                    reward=rewards[i],
-                )
-                for i, seed in enumerate(request.seeds)
-            ]
+            (
+                request,
+                [
+                    Rollout(
+                        group_id,
+                        i,
+                        seed,
+                        np.array([5, 1], np.int32),
+                        np.zeros(2, np.float32),
+                        np.zeros(2, np.float32),
+                        np.full(2, version, np.int32),
+                        "stop",
+                        reward=rewards[i],
+                    )
+                    for i, seed in enumerate(request.seeds)
+                ],
+            )
         )
         for _ in range(5):
             await asyncio.sleep(0)

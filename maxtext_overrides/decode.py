@@ -1,0 +1,374 @@
+"""Continuous batching: many slots, one jitted loop, weights as arguments.
+
+A prompt is prefilled once and fanned out to n slots; a ``lax.while_loop`` then decodes until a slot
+is free, without Python per token. Settings, seeds and limits are per slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from maxtext_overrides.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
+from maxtext_overrides.sampling import sample, uniforms
+from rlax_plugin.types import SamplingParams
+
+__all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Finished", "Prefill"]
+
+MAX_STOP_IDS = 8
+_SHORTEST_PREFILL = 16  # tokens; prompts are padded to a power of two from here on
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """One prompt and the slots its samples go to.
+
+    Attributes:
+      tokens: int32 [prompt_length].
+      slots: free slots, one per sample.
+      seeds: 64-bit seeds, one per sample.
+      sampling: the same for all samples.
+    """
+
+    tokens: np.ndarray
+    slots: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A completed sample; arrays are [length], see ``rlax_plugin.types.Rollout``."""
+
+    slot: int
+    tokens: np.ndarray
+    logprob_full: np.ndarray
+    logprob_sampled: np.ndarray
+
+
+class DecodeEngine:
+    """Slots, caches and the jitted programs. Numpy in, numpy out; for one thread.
+
+    Attributes:
+      slots: sequences decoded at once.
+      max_prompt_tokens, max_new_tokens: what a prompt and a completion may hold.
+      steps_total, tokens_total: decode steps run and tokens drawn so far.
+
+    Args:
+      config: MaxText's config. Prompts hold ``max_prefill_predict_length`` tokens at most,
+        completions ``max_target_length`` minus that. MaxEngine's cache of drawn tokens is a ring of
+        that length, shared by all slots; a sample writes at most max_new_tokens - 1 entries from
+        wherever the ring stands, so it never meets itself.
+
+    Raises:
+      OverrideError: MaxText's source differs from what was tested.
+    """
+
+    def __init__(self, config: Any):
+        self._model = MaxEngineModel(config)
+        self.slots = self._model.slots
+        self.max_prompt_tokens = int(config.max_prefill_predict_length)
+        self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens
+        self.steps_total = self.tokens_total = 0
+        replicated = jax.sharding.NamedSharding(self._model.mesh, jax.sharding.PartitionSpec())
+        self._shardings = jax.tree.map(lambda _: replicated, jax.eval_shape(self._empty))
+        self._shardings["cache"] = {p: x.sharding for p, x in self._model.caches_like.items()}
+        outputs = (self._shardings, replicated)
+        static = {"static_argnames": "truncate", "donate_argnums": 0}
+        self._insert = jax.jit(self._insert_step, out_shardings=self._shardings, **static)
+        self._decode = jax.jit(self._decode_loop, out_shardings=outputs, **static)
+        self._collect = jax.jit(_collect, out_shardings=replicated)
+        self.reset()
+
+    def variables_like(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Name -> shape, dtype and sharding of every array that ``weights`` must hold."""
+        return dict(self._model.variables_like)
+
+    @property
+    def free_slots(self) -> list[int]:
+        return [int(slot) for slot in np.flatnonzero(~self._occupied)]
+
+    def reset(self) -> None:
+        """Empties all slots and clears the caches."""
+        self._occupied = np.zeros(self.slots, bool)
+        self._truncating = np.zeros(self.slots, bool)
+        self._state: State = jax.jit(self._empty, out_shardings=self._shardings)()
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Gives slots up, also if their samples have not ended."""
+        self._occupied[list(slots)] = False
+        self._truncating[list(slots)] = False
+
+    def insert(self, weights: Weights, requests: Sequence[Prefill]) -> None:
+        """Prefills every prompt once and draws each slot's first token, in one jitted call.
+
+        Raises:
+          ValueError: a prompt, a limit or the stop ids do not fit, or a slot is taken.
+        """
+        if not requests:
+            return
+        self._check(requests)
+        count = _power_of_two(len(requests))
+        longest = max(len(r.tokens) for r in requests)
+        length = min(max(_power_of_two(longest), _SHORTEST_PREFILL), self.max_prompt_tokens)
+        tokens = np.zeros((count, length), np.int32)
+        lengths = np.ones(count, np.int32)
+        source = np.full(self.slots, -1, np.int32)
+        settings = jax.tree.map(lambda x: np.array(x), _empty_settings(self.slots))
+        for i, r in enumerate(requests):
+            slots = list(r.slots)
+            tokens[i, : len(r.tokens)] = r.tokens
+            lengths[i] = len(r.tokens)
+            source[slots] = i
+            settings["seed"][slots] = [(seed >> 32, seed & 0xFFFFFFFF) for seed in r.seeds]
+            settings["temperature"][slots] = r.sampling.temperature
+            settings["top_k"][slots] = r.sampling.top_k
+            settings["top_p"][slots] = r.sampling.top_p
+            settings["limit"][slots] = r.sampling.max_new_tokens
+            settings["stop"][slots, : len(r.sampling.stop_ids)] = r.sampling.stop_ids
+            self._truncating[slots] = r.sampling.truncates
+        self._state = self._insert(
+            self._state,
+            dict(weights),
+            tokens,
+            lengths,
+            source,
+            settings,
+            # Nothing runs: starting the rings anew makes the result independent of the past.
+            np.bool_(not self._occupied.any()),
+            truncate=any(r.sampling.truncates for r in requests),
+        )
+        self._occupied |= source >= 0
+        self.tokens_total += int(np.sum(source >= 0))
+
+    def decode(self, weights: Weights, max_steps: int, stop_when_free: bool) -> list[Finished]:
+        """Runs up to ``max_steps`` decode steps and returns the samples that have ended.
+
+        Ends early when every occupied slot has finished, or, with ``stop_when_free``, as soon as
+        any has. Finished slots are free afterwards.
+        """
+        if not self._occupied.any():
+            return []
+        self._state, status = self._decode(
+            self._state,
+            dict(weights),
+            self._occupied,
+            np.int32(max_steps),
+            np.bool_(stop_when_free),
+            truncate=bool(self._truncating.any()),
+        )
+        steps, drawn, *lengths = np.asarray(status).tolist()
+        self.steps_total += steps
+        self.tokens_total += drawn
+        ended = [slot for slot, length in enumerate(lengths) if length and self._occupied[slot]]
+        if not ended:
+            return []
+        padded = ended + [0] * (_power_of_two(len(ended)) - len(ended))
+        rows = np.asarray(self._collect(self._state, np.array(padded, np.int32)))
+        self.release(ended)
+        finished = []
+        for slot, row in zip(ended, rows, strict=False):  # the padding's rows are left out
+            tokens, *bits = row[:, : lengths[slot]].copy()
+            finished.append(Finished(slot, tokens, *(b.view(np.float32) for b in bits)))
+        return finished
+
+    def warm_up(self, samples_per_prompt: int = 1) -> None:
+        """Compiles the usual programs with zero weights; leaves all slots empty.
+
+        Args:
+          samples_per_prompt: what groups usually have. Every power of two of such groups that fits
+            into the slots is compiled, for prompts of full length.
+        """
+        weights = {
+            name: jnp.zeros(like.shape, like.dtype, device=like.sharding)
+            for name, like in self.variables_like().items()
+        }
+        prompt = np.zeros(self.max_prompt_tokens, np.int32)
+        sampling = SamplingParams(max_new_tokens=1)
+        samples = min(samples_per_prompt, self.slots)
+        for count in _powers_of_two(self.slots // samples):
+            slots = np.arange(count * samples).reshape(count, samples).tolist()
+            self.insert(weights, [Prefill(prompt, tuple(s), tuple(s), sampling) for s in slots])
+            self.decode(weights, 1, True)
+        for count in _powers_of_two(self.slots):
+            self._collect(self._state, np.zeros(count, np.int32))
+        self.steps_total = self.tokens_total = 0
+        self.reset()
+
+    def _insert_step(
+        self,
+        state: State,
+        weights: Weights,
+        tokens_nl: jax.Array,
+        lengths_n: jax.Array,
+        source_b: jax.Array,
+        settings: State,
+        fresh: jax.Array,
+        *,
+        truncate: bool,
+    ) -> State:
+        logits_nv, prefix = self._model.prefill(weights, tokens_nl, lengths_n)
+        from_b, one_b = jnp.maximum(source_b, 0), jnp.ones_like(source_b)
+        drawn = _draw(logits_nv[from_b], settings, one_b - 1, truncate)
+        row = jnp.where(fresh, 0, state["row"])
+        news = settings | {
+            "token": drawn[0],
+            "position": lengths_n[from_b],
+            "drawn": one_b,
+            "done": _ends(drawn[0], one_b, settings),
+            "born": jnp.broadcast_to(row, source_b.shape),
+            "first": _packed(*drawn),
+        }
+        for name, new in news.items():
+            takes = jnp.reshape(source_b >= 0, (-1,) + (1,) * (new.ndim - 1))
+            news[name] = jnp.where(takes, new, state[name])
+        cache = self._model.fan_out(state["cache"], prefix, source_b, fresh)
+        return state | news | {"row": row, "cache": cache}
+
+    def _decode_loop(
+        self,
+        state: State,
+        weights: Weights,
+        occupied_b: jax.Array,
+        max_steps: jax.Array,
+        stop_when_free: jax.Array,
+        *,
+        truncate: bool,
+    ) -> tuple[State, jax.Array]:
+        """Returns the state and int32 [2 + slots]: steps, tokens, length of each ended sample."""
+        names = ("token", "position", "drawn", "done", "row", "record", "cache")
+        fixed = {name: value for name, value in state.items() if name not in names}
+
+        def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
+            step, s = carry
+            running = jnp.any(occupied_b & ~s["done"])
+            freed = jnp.any(occupied_b & s["done"])
+            return (step < max_steps) & running & ~(stop_when_free & freed)
+
+        def one_step(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
+            step, s = carry
+            logits_bv, cache = self._model.step(weights, s["cache"], s["token"], s["position"])
+            drawn = _draw(logits_bv, fixed, s["drawn"], truncate)
+            live_b = occupied_b & ~s["done"]
+            drawn_b = s["drawn"] + live_b
+            record = jax.lax.dynamic_update_index_in_dim(
+                s["record"], _packed(*drawn).T, s["row"], 0
+            )
+            return step + 1, {
+                "token": jnp.where(live_b, drawn[0], s["token"]),
+                "position": s["position"] + live_b,
+                "drawn": drawn_b,
+                "done": s["done"] | (live_b & _ends(drawn[0], drawn_b, fixed)),
+                "row": (s["row"] + 1) % record.shape[0],
+                "record": record,
+                "cache": cache,
+            }
+
+        start = (jnp.int32(0), {name: state[name] for name in names})
+        steps, moved = jax.lax.while_loop(goes_on, one_step, start)
+        head = jnp.stack([steps, jnp.sum(moved["drawn"] - state["drawn"])])
+        lengths_b = jnp.where(moved["done"], moved["drawn"], 0)
+        return fixed | moved, jnp.concatenate([head, lengths_b])
+
+    def _empty(self) -> State:
+        """The state of all slots.
+
+        ``record`` is a ring over decode steps, shared as MaxEngine's cache is: one row a step,
+        [step, 3, slot]; a slot's rows start at ``born``. It holds twice the longest sample, as a
+        sample that ends early in a call is read only after the call.
+        """
+        zeros = {name: jnp.zeros(self.slots, jnp.int32) for name in ("token", "position", "drawn")}
+        rows = 2 * max(self.max_new_tokens - 1, 1)
+        return (
+            zeros
+            | _empty_settings(self.slots)
+            | {
+                "done": jnp.ones(self.slots, bool),
+                "born": jnp.zeros(self.slots, jnp.int32),
+                "first": jnp.zeros((self.slots, 3), jnp.int32),
+                "row": jnp.int32(0),
+                "record": jnp.zeros((rows, 3, self.slots), jnp.int32),
+                "cache": {
+                    path: jnp.zeros(like.shape, like.dtype)
+                    for path, like in self._model.caches_like.items()
+                },
+            }
+        )
+
+    def _check(self, requests: Sequence[Prefill]) -> None:
+        taken = self._occupied.copy()
+        for r in requests:
+            if not 1 <= len(r.tokens) <= self.max_prompt_tokens:
+                raise ValueError(
+                    f"a prompt of {len(r.tokens)} tokens; 1 to {self.max_prompt_tokens} fit"
+                )
+            if not 1 <= r.sampling.max_new_tokens <= self.max_new_tokens:
+                raise ValueError(
+                    f"max_new_tokens {r.sampling.max_new_tokens} is not in 1..{self.max_new_tokens}"
+                )
+            if len(r.sampling.stop_ids) > MAX_STOP_IDS:
+                raise ValueError(f"{len(r.sampling.stop_ids)} stop ids; at most {MAX_STOP_IDS}")
+            if len(r.slots) != len(r.seeds):
+                raise ValueError(f"{len(r.slots)} slots for {len(r.seeds)} seeds")
+            for slot in r.slots:
+                if taken[slot]:
+                    raise ValueError(f"slot {slot} is taken")
+                taken[slot] = True
+
+
+def _empty_settings(slots: int) -> State:
+    return {
+        "seed": jnp.zeros((slots, 2), jnp.uint32),
+        "temperature": jnp.ones(slots, jnp.float32),
+        "top_k": jnp.zeros(slots, jnp.int32),
+        "top_p": jnp.ones(slots, jnp.float32),
+        "limit": jnp.ones(slots, jnp.int32),
+        "stop": jnp.full((slots, MAX_STOP_IDS), -1, jnp.int32),
+    }
+
+
+def _draw(logits_bv: jax.Array, settings: State, place_b: jax.Array, truncate: bool) -> Any:
+    return sample(
+        logits_bv,
+        uniforms(settings["seed"], place_b),
+        settings["temperature"],
+        settings["top_k"],
+        settings["top_p"],
+        truncate=truncate,
+    )
+
+
+def _ends(token_b: jax.Array, drawn_b: jax.Array, settings: State) -> jax.Array:
+    stopped_b = jnp.any(token_b[:, None] == settings["stop"], axis=-1)
+    return stopped_b | (drawn_b >= settings["limit"])
+
+
+def _packed(token_b: jax.Array, full_b: jax.Array, sampled_b: jax.Array) -> jax.Array:
+    """int32 [b, 3]: the token and the bits of its two log-probs, moved as one array."""
+    bits = [jax.lax.bitcast_convert_type(x, jnp.int32) for x in (full_b, sampled_b)]
+    return jnp.stack([token_b, *bits], axis=-1)
+
+
+def _collect(state: State, slots_k: jax.Array) -> jax.Array:
+    """int32 [k, 3, max_new_tokens]: what ``_packed`` packed, in the order it was drawn."""
+    ring = state["record"].shape[0]
+    rows_kt = (state["born"][slots_k][:, None] + jnp.arange(ring // 2)) % ring
+    later_kt3 = state["record"][rows_kt, :, slots_k[:, None]]
+    all_kt3 = jnp.concatenate([state["first"][slots_k][:, None], later_kt3], axis=1)
+    return jnp.swapaxes(all_kt3, 1, 2)
+
+
+def _power_of_two(count: int) -> int:
+    """The smallest power of two that is at least ``count``."""
+    return 1 << (count - 1).bit_length()
+
+
+def _powers_of_two(largest: int) -> list[int]:
+    return [1 << i for i in range(largest.bit_length())]

@@ -1,0 +1,127 @@
+"""Trainer ``maxtext``: MaxText's own training loop with the run's objective."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from rlax_plugin.batches import ARRAYS
+from rlax_plugin.config import NoOptions, RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.hookspecs import hookimpl
+from rlax_plugin.objective import make_loss, resolve
+from rlax_plugin.protocols import BuildContext, Extension, Trainer, TrainerLink
+
+log = logging.getLogger("rlax.trainer")
+
+
+class MaxTextTrainer(Trainer):
+    """Runs on the main thread; everything it calls on the link is called there."""
+
+    def __init__(self, context: BuildContext):
+        self._context = context
+        self._section: RlaxSection = context.section
+
+    def run(self, link: TrainerLink) -> None:
+        """Trains to ``steps``, or until a stop is requested.
+
+        Raises:
+          ConfigError: MaxText's config and the ``rlax`` section disagree.
+          OverrideError: MaxText is not a tested version.
+          Exception: whatever the link raised, unchanged.
+        """
+        # MaxText and JAX take seconds to import: not before the run is known to be sound.
+        from maxtext_overrides import supervised
+        from maxtext_overrides.config import initialize
+        from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
+
+        argv = self._context.maxtext_argv
+        config = initialize(argv)
+        _check_rows(config, self._section)
+        _check_length(config, self._section)
+        slots = resolve(self._section.objective, self._context.part)
+        if self._section.warm_start.enabled:
+            source = _answered_prompts(self._context)
+            path = supervised.warm_start(argv, config, source, _report_warm_start)
+            config = initialize(argv, load_parameters_path=path)
+
+        def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> bool:
+            import jax
+
+            # Dispatched first: the copy runs while the metrics are waited for.
+            link.publish(loop.completed, fresh_weights(loop))
+            link.step_done(loop.completed, jax.device_get(dict(metrics)))
+            return link.stop_requested
+
+        events = Events(
+            batches=link.next_batch,
+            on_step_end=on_step_end,
+            on_start=lambda loop: link.publish(loop.completed, fresh_weights(loop)),
+            before_checkpoint=link.before_checkpoint,
+        )
+        run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))
+
+
+def _report_warm_start(step: int, pass_at_1: float) -> None:
+    log.info("warm start: step %d, validation pass@1 %.3f", step, pass_at_1)
+
+
+def _answered_prompts(context: BuildContext) -> Any:
+    choice = context.section.prompt_source
+    source = context.part("prompt_source", choice, "rlax.prompt_source")
+    for name in ("answer_tokens", "pad_id"):
+        if not hasattr(source, name):
+            raise ConfigError(
+                "rlax.warm_start.enabled",
+                True,
+                f"prompt source {choice.name!r} has no {name}: it cannot show right answers",
+            )
+    return source
+
+
+def _check_rows(config: Any, section: RlaxSection) -> None:
+    rollouts = section.rollouts
+    samples = rollouts.groups_per_step * rollouts.group_size
+    if config.global_batch_size_to_train_on != samples:
+        raise ConfigError(
+            "per_device_batch_size",
+            config.per_device_batch_size,
+            f"times {config.num_target_devices} devices and gradient_accumulation_steps = "
+            f"{config.gradient_accumulation_steps} must be rlax.rollouts.groups_per_step * "
+            f"group_size = {samples}",
+        )
+
+
+def _check_length(config: Any, section: RlaxSection) -> None:
+    tokens = section.rollouts.max_prompt_tokens + section.rollouts.max_new_tokens
+    if config.max_target_length != tokens:
+        raise ConfigError(
+            "max_target_length",
+            config.max_target_length,
+            f"must be rlax.rollouts.max_prompt_tokens + max_new_tokens = {tokens}",
+        )
+    if section.rollouts.temperature == 0:
+        raise ConfigError("rlax.rollouts.temperature", 0.0, "must be above 0 to train")
+
+
+def _check(options: NoOptions, context: BuildContext) -> None:
+    """Validates MaxText's keys. How many devices there will be is not known, nor asked."""
+    import jax
+
+    # MaxText's validation counts devices: let it count this machine's processor.
+    jax.config.update("jax_platforms", "cpu")
+    from maxtext_overrides.config import load
+
+    _check_length(load(context.maxtext_argv, skip_jax_distributed_system=True), context.section)
+    if context.section.warm_start.enabled:
+        _answered_prompts(context)
+
+
+def _build(config: NoOptions, context: BuildContext) -> MaxTextTrainer:
+    return MaxTextTrainer(context)
+
+
+@hookimpl
+def rlax_register_trainer() -> dict[str, Extension]:
+    return {"maxtext": Extension(NoOptions, _build, _check)}

@@ -1,0 +1,287 @@
+"""Choosing by name: the one place that turns the config's choices into parts.
+
+Looking a choice up and validating its options builds nothing and needs no JAX; that happens in the
+plug-in's ``build``, when a part is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
+from rlax_plugin.objective import Preset
+from rlax_plugin.plugins import KINDS, REGISTER, Manager, installed
+from rlax_plugin.protocols import BuildContext, Extension, WeightStore
+from rlax_plugin.validation import validate
+
+# Objective slot -> the kind of part that fills it.
+_SLOTS = {
+    "aggregation": "aggregation",
+    "importance_weight": "importance_weight",
+    "advantage": "advantage",
+    "grad_1": "gradient_term",
+    "grad_2": "gradient_term",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a plug-in offers under a name."""
+
+    plugin: str
+    extension: Extension
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A part that a config chooses.
+
+    Attributes:
+      key: dotted config key, e.g. ``rlax.rewards.0``.
+      kind: e.g. ``reward``.
+      choice: name and options as given.
+    """
+
+    key: str
+    kind: str
+    choice: Choice
+
+
+class Registry:
+    """Everything the loaded plug-ins offer; calls each register hook once.
+
+    Attributes:
+      manager: the loaded plug-ins.
+      offers: kind -> name -> offer.
+
+    Raises:
+      PluginError: a plug-in returned something else than ``{name: Extension}``, or two offer one
+        name.
+    """
+
+    def __init__(self, manager: Manager):
+        self.manager = manager
+        self.offers: Mapping[str, Mapping[str, Offer]] = {
+            kind: self._offers(kind) for kind in KINDS
+        }
+
+    def _offers(self, kind: str) -> dict[str, Offer]:
+        hook = f"{REGISTER}{kind}"
+        merged: dict[str, Offer] = {}
+        for plugin, result in self.manager.call(hook):
+            if not isinstance(result, Mapping):
+                raise PluginError(
+                    f"plug-in {plugin!r}: {hook} returned {result!r}, expected {{name: Extension}}"
+                )
+            for name, extension in result.items():
+                _check_offer(f"plug-in {plugin!r}: {hook}[{name!r}]", name, extension)
+                if name in merged:
+                    raise PluginError(
+                        f"plug-ins {merged[name].plugin!r} and {plugin!r} both offer the {kind} "
+                        f"{name!r}: list one of them in rlax.plugins"
+                    )
+                merged[name] = Offer(plugin, extension)
+        return merged
+
+    def offer(self, kind: str, name: str, key: str) -> Offer:
+        """Looks a name up.
+
+        Raises:
+          ConfigError: no loaded plug-in offers it; says which would, if one is installed.
+        """
+        found = self.offers[kind].get(name)
+        if found is not None:
+            return found
+        # A preset is chosen by a plain name, every other part by a mapping with a name in it.
+        name_key = key if kind == "objective" else f"{key}.name"
+        what = kind.replace("_", " ")
+        elsewhere = _offered_by(kind, name, self.manager.names)
+        if elsewhere:
+            raise ConfigError(
+                name_key,
+                name,
+                f"plug-in {' or '.join(map(repr, elsewhere))} offers this {what}, but is not "
+                "loaded: add it to rlax.plugins",
+            )
+        reason = f"no loaded plug-in offers this {what}; {alternatives(name, self.offers[kind])}"
+        raise ConfigError(name_key, name, reason)
+
+    def options(self, kind: str, choice: Choice, key: str) -> BaseModel:
+        """Validates the options of a choice; ``key`` is its dotted config key.
+
+        Raises:
+          ConfigError: an unknown name or option, or a bad value, with the full dotted key.
+        """
+        extension = self.offer(kind, choice.name, key).extension
+        return validate(extension.config_class, choice.options, key)
+
+    def part(self, kind: str, choice: Choice, key: str, context: BuildContext) -> Any:
+        """Builds the part that the config chooses under ``key``.
+
+        Raises:
+          ConfigError: see ``options``. What the plug-in's ``build`` raises comes through, with a
+            note that names the plug-in.
+        """
+        offer = self.offer(kind, choice.name, key)
+        options = validate(offer.extension.config_class, choice.options, key)
+        try:
+            return offer.extension.build(options, self._within(context))
+        except RlaxError:
+            raise
+        except Exception as error:
+            error.add_note(f"while plug-in {offer.plugin!r} built {key} = {choice.name!r}")
+            raise
+
+    def _within(self, context: BuildContext) -> BuildContext:
+        def part(kind: str, choice: Choice, key: str) -> Any:
+            return self.part(kind, choice, key, context)
+
+        return replace(context, part=part)
+
+    def uses(self, section: RlaxSection) -> Iterator[Use]:
+        """Every part that a config chooses, the slots of its objective included."""
+        yield Use("rlax.prompt_source", "prompt_source", section.prompt_source)
+        for index, choice in enumerate(section.rewards):
+            yield Use(f"rlax.rewards.{index}", "reward", choice)
+        yield Use("rlax.rollouts.engine", "rollout_engine", section.rollouts.engine)
+        yield Use("rlax.curation.sampler", "sampler", section.curation.sampler)
+        for index, choice in enumerate(section.curation.gates):
+            yield Use(f"rlax.curation.gates.{index}", "gate", choice)
+        yield from self._objective_uses(section)
+        yield Use("rlax.weights.store", "weight_store", section.weights.store)
+        yield Use("rlax.launcher", "launcher", section.launcher)
+        for index, choice in enumerate(section.trackers):
+            yield Use(f"rlax.trackers.{index}", "tracker", choice)
+        yield Use("rlax.trainer", "trainer", section.trainer)
+
+    def _objective_uses(self, section: RlaxSection) -> Iterator[Use]:
+        objective = section.objective
+        name = Choice(name=objective.preset)
+        yield Use("rlax.objective.preset", "objective", name)
+        # A preset is five names and options: building it computes nothing.
+        context = BuildContext(run_dir=Path(), seed=section.seed, section=section)
+        preset = self.part("objective", name, "rlax.objective.preset", context)
+        if not isinstance(preset, Preset):
+            plugin = self.offers["objective"][objective.preset].plugin
+            raise PluginError(
+                f"plug-in {plugin!r}: objective {objective.preset!r} built {preset!r}, expected "
+                "an objective.Preset"
+            )
+        for slot, kind in _SLOTS.items():
+            yield Use(
+                f"rlax.objective.{slot}", kind, getattr(objective, slot) or getattr(preset, slot)
+            )
+        corrections = preset.corrections if objective.corrections is None else objective.corrections
+        for index, choice in enumerate(corrections):
+            yield Use(f"rlax.objective.corrections.{index}", "correction", choice)
+
+    def validate(self, section: RlaxSection) -> None:
+        """Checks every choice of a config: names and options. Builds nothing but the preset.
+
+        Raises:
+          ConfigError: the first that is wrong.
+        """
+        for use in self.uses(section):
+            self.options(use.kind, use.choice, use.key)
+
+    def check(self, section: RlaxSection, context: BuildContext) -> tuple[str, ...]:
+        """Runs the ``check`` of every chosen part that has one; see ``Extension``.
+
+        Returns:
+          The keys of the parts checked.
+
+        Raises:
+          ConfigError: what a part found.
+        """
+        checked = []
+        for use in self.uses(section):
+            extension = self.offer(use.kind, use.choice.name, use.key).extension
+            if extension.check is not None:
+                extension.check(self.options(use.kind, use.choice, use.key), self._within(context))
+                checked.append(use.key)
+        return tuple(checked)
+
+
+def _check_offer(where: str, name: object, extension: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise PluginError(f"{where}: a name must be text")
+    if not isinstance(extension, Extension):
+        raise PluginError(f"{where} is {extension!r}, expected an Extension(config_class, build)")
+    model = extension.config_class
+    if not (inspect.isclass(model) and issubclass(model, BaseModel)):
+        raise PluginError(
+            f"{where}: config_class is {model!r}, expected a subclass of rlax_plugin.Section"
+        )
+    if model.model_config.get("extra") != "forbid":
+        raise PluginError(
+            f"{where}: {model.__name__} would let unknown keys pass: derive it from "
+            "rlax_plugin.Section"
+        )
+    if "name" in model.model_fields:
+        raise PluginError(
+            f"{where}: {model.__name__} has a field 'name', which is how the part is chosen: "
+            "call it something else"
+        )
+    for role, function in (("build", extension.build), ("check", extension.check)):
+        if role == "check" and function is None:
+            continue
+        if not callable(function) or not _takes_two(function):
+            raise PluginError(f"{where}: {role} must be a function (config, context)")
+
+
+def _takes_two(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    return True
+
+
+def _offered_by(kind: str, name: str, loaded: tuple[str, ...]) -> list[str]:
+    """Installed plug-ins, not loaded so far, that offer a name. For the message of a failing run.
+
+    Each is loaded alone; one that fails to load cannot be recommended and is passed over.
+    """
+    found = []
+    for plugin in installed():
+        if plugin.name in loaded:
+            continue
+        try:
+            offers = Registry(Manager([plugin.name])).offers[kind]
+        except PluginError:
+            continue
+        if name in offers:
+            found.append(plugin.name)
+    return found
+
+
+@functools.cache
+def _registry(plugins: tuple[str, ...]) -> Registry:
+    return Registry(Manager(plugins))
+
+
+def registry_for(section: RlaxSection) -> Registry:
+    """The registry of the plug-ins that a config lists; one per process and list.
+
+    Raises:
+      PluginError: a plug-in cannot be loaded or breaks the hook contract.
+    """
+    return _registry(section.plugins)
+
+
+def build_part(kind: str, choice: Choice, key: str, context: BuildContext) -> Any:
+    """Builds one part, with the plug-ins that the context's config lists; see ``Registry.part``."""
+    return registry_for(context.section).part(kind, choice, key, context)
+
+
+def build_weight_store(context: BuildContext) -> WeightStore:
+    """Builds the weight store of the context's config."""
+    return build_part("weight_store", context.section.weights.store, "rlax.weights.store", context)

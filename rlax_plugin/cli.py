@@ -1,0 +1,356 @@
+"""The command line. Each command imports what it needs when it runs, so that help is instant.
+
+Exit status: 0 done, 1 the run failed, 2 the config or a plug-in is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rlax_plugin.build import Registry, Use
+    from rlax_plugin.config import RlaxSection
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RUN_FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="rlax",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Reinforcement learning for language models on MaxText, as plug-ins.\n\n"
+    "A run is described by one MaxText config with a section [bold]rlax:[/bold] in it. Any key of "
+    "it, MaxText's or [bold]rlax.*[/bold], can be given again after the config as key=value.",
+    epilog="Start with:  rlax check configs/demo.yml  then  rlax train configs/demo.yml",
+)
+
+Config = Annotated[
+    str,
+    typer.Argument(metavar="CONFIG", help="MaxText config (.yml) with a section rlax:"),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE...",
+        show_default=False,
+        help="keys to set, such as steps=10 or rlax.rollouts.group_size=4; values are YAML",
+    ),
+]
+
+
+def _command(example: str, name: str | None = None) -> Callable[[F], F]:
+    """Registers a command; its docstring, paragraph by paragraph, becomes the help."""
+
+    def register(function: F) -> F:
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        return app.command(name, help=text, epilog=f"Example:  {example}")(function)
+
+    return register
+
+
+@contextmanager
+def _exit_status() -> Iterator[None]:
+    """Turns what went wrong into one message and an exit status."""
+    try:
+        yield
+    except (ConfigError, PluginError) as error:
+        _print_error(error)
+        raise typer.Exit(BAD_CONFIG) from error
+    except RlaxError as error:
+        _print_error(error)
+        raise typer.Exit(RUN_FAILED) from error
+    except KeyboardInterrupt as error:
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _print_error(error: RlaxError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    message = Text.assemble(("error: ", "bold red"), str(error))
+    Console(stderr=True).print(message, soft_wrap=True)
+
+
+@_command("rlax train configs/demo.yml run_name=mine rlax.seed=1")
+def train(config: Config, overrides: Overrides = None) -> None:
+    """Trains, or continues a run that was interrupted.
+
+    Runs MaxText's own training loop; the config's launcher starts the rollout workers. Everything
+    is written below base_output_directory/run_name. The same command continues an interrupted run.
+    Ctrl-C stops after the current step, with a checkpoint; a second one stops at once.
+    """
+    with _exit_status():
+        from rlax_plugin.controller.run import train as run
+
+        status = run(config, overrides or ())
+    raise typer.Exit(status)
+
+
+@_command("rlax serve configs/demo.yml --controller 127.0.0.1:9000 --name worker-0")
+def serve(
+    config: Config,
+    overrides: Overrides = None,
+    *,
+    controller: Annotated[str, typer.Option(help="host:port that the running trainer listens on")],
+    name: Annotated[str, typer.Option(help="unique among the workers of the run")],
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", help="end when the process that started this one ends")
+    ] = False,
+) -> None:
+    """Serves rollouts to a running trainer, as one more worker.
+
+    The worker registers itself, pulls the current weights, and generates until the run ends. It
+    may come and go at any time; SIGTERM lets it finish what it is generating. Give it the config
+    and the arguments that the trainer was given.
+    """
+    with _exit_status():
+        from rlax_plugin.worker.serve import serve as run
+
+        _check_address("--controller", controller)
+        run(config, overrides or (), controller=controller, name=name, with_parent=with_parent)
+
+
+@_command("rlax parameter-server configs/demo.yml --port 9100", name="parameter-server")
+def parameter_server(
+    config: Config,
+    overrides: Overrides = None,
+    *,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port")] = 0,
+    index: Annotated[
+        Path | None,
+        typer.Option(help="file that remembers the versions, for a server that is started again"),
+    ] = None,
+) -> None:
+    """Serves weight versions in a process of its own.
+
+    Needed only where versions must outlive the trainer: by default the trainer holds the
+    parameter server. Let the run use it with rlax.weights.parameter_server=HOST:PORT.
+    """
+    with _exit_status():
+        import asyncio
+
+        from rlax_plugin.build import build_weight_store
+        from rlax_plugin.config import Network
+        from rlax_plugin.loading import load_section
+        from rlax_plugin.parameter_server import serve_parameter_server
+        from rlax_plugin.protocols import BuildContext
+
+        section, _ = load_section(config, overrides or ())
+        Network(host=host, port=port)  # refuses what the config would refuse
+        context = BuildContext(run_dir=Path(), seed=section.seed, section=section)
+        asyncio.run(
+            serve_parameter_server(
+                host,
+                port,
+                build_weight_store(context),
+                keep=section.weights.keep,
+                lease_s=section.deadlines.lease_s,
+                ready=lambda address: typer.echo(f"parameter server listens on {address}"),
+                index=index,
+            )
+        )
+
+
+@_command("rlax check configs/demo.yml rlax.staleness.max_staleness=2")
+def check(
+    config: Config,
+    overrides: Overrides = None,
+    *,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="only the section rlax: and the plug-ins, in a second")
+    ] = False,
+) -> None:
+    """Finds errors in a config without starting anything or touching a device.
+
+    First the section rlax: and its plug-ins are checked, without importing MaxText; then the
+    parts check what is theirs, above all MaxText its own keys.
+    """
+    with _exit_status():
+        from rlax_plugin import objective
+        from rlax_plugin.build import registry_for
+        from rlax_plugin.loading import load_section
+        from rlax_plugin.protocols import BuildContext
+
+        section, _ = load_section(config, overrides or ())
+        registry = registry_for(section)
+        registry.validate(section)
+        context = BuildContext(
+            run_dir=Path(),
+            seed=section.seed,
+            section=section,
+            maxtext_argv=(config, *(overrides or ())),
+        )
+        objective.resolve(
+            section.objective, lambda kind, choice, key: registry.part(kind, choice, key, context)
+        )
+        typer.echo(f"ok  section rlax: and {len(section.plugins)} plug-ins of {config}")
+        if not fast:
+            checked = registry.check(section, context)
+            what = ", ".join(checked) if checked else "nothing: no part has more to check"
+            typer.echo(f"ok  checked by the parts themselves: {what}")
+
+
+@_command("rlax plugins configs/demo.yml")
+def plugins(
+    config: Annotated[
+        str | None,
+        typer.Argument(metavar="CONFIG", show_default=False, help="also list what it would use"),
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
+) -> None:
+    """Lists the installed plug-ins and, given a config, the parts it would use.
+
+    A plug-in is loaded by a run only if rlax.plugins names it. The parts of a config are shown
+    with their options, each with its value and meaning.
+    """
+    with _exit_status():
+        document: dict[str, Any] = {"installed": _installed_rows()}
+        if config is not None:
+            from rlax_plugin.build import registry_for
+            from rlax_plugin.loading import load_section
+
+            section, _ = load_section(config, overrides or ())
+            document["used"] = _used_rows(registry_for(section), section)
+        if as_json:
+            typer.echo(json.dumps(document, indent=2, default=str))
+            return
+        from rich.console import Console
+
+        console = Console()
+        _print_installed(console, document["installed"])
+        if config is not None:
+            _print_used(console, config, document["used"])
+
+
+@_command("rlax version")
+def version() -> None:
+    """Prints the version of rlax_plugin and of the libraries underneath."""
+    import importlib.metadata
+
+    from rlax_plugin import __version__
+
+    typer.echo(f"rlax-plugin {__version__}")
+    for name in ("maxtext", "jax", "google-jetstream", "orbax-checkpoint", "pluggy"):
+        try:
+            typer.echo(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            typer.echo(f"{name} not installed")
+
+
+def _check_address(key: str, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(key, address, "must be host:port")
+
+
+def _installed_rows() -> list[dict[str, Any]]:
+    from rlax_plugin.build import Registry
+    from rlax_plugin.plugins import Manager, installed
+
+    rows = []
+    for plugin in installed():
+        row: dict[str, Any] = {
+            "name": plugin.name,
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+        }
+        try:
+            offers = Registry(Manager([plugin.name])).offers
+            row["offers"] = {kind: sorted(names) for kind, names in offers.items() if names}
+        except PluginError as error:
+            row["error"] = str(error)
+        rows.append(row)
+    return rows
+
+
+def _used_rows(registry: Registry, section: RlaxSection) -> list[dict[str, Any]]:
+    return [_used_row(registry, use) for use in registry.uses(section)]
+
+
+def _used_row(registry: Registry, use: Use) -> dict[str, Any]:
+    offer = registry.offer(use.kind, use.choice.name, use.key)
+    options = registry.options(use.kind, use.choice, use.key)
+    origin = registry.manager.origin(offer.plugin)
+    return {
+        "key": use.key,
+        "kind": use.kind,
+        "name": use.choice.name,
+        "plugin": offer.plugin,
+        "distribution": origin.distribution,
+        "version": origin.version,
+        "options": {
+            name: {
+                "value": getattr(options, name),
+                "default": None if field.is_required() else field.get_default(),
+                "required": field.is_required(),
+                "description": field.description or "",
+            }
+            for name, field in type(options).model_fields.items()
+        },
+    }
+
+
+def _print_installed(console: Console, rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        console.print("No plug-in is installed as an entry point of group rlax_plugin.")
+        return
+    table = Table(title="installed plug-ins", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("name", "offers", "distribution", "version"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "version"))
+    for row in rows:
+        if "error" in row:
+            offers = Text(row["error"], "red")
+        else:
+            lines = [f"{kind}: {', '.join(names)}" for kind, names in row["offers"].items()]
+            offers = Text("\n".join(lines) or "observes only")
+        table.add_row(row["name"], offers, row["distribution"], row["version"])
+    console.print(table)
+
+
+def _print_used(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlax_plugin.validation import yaml_text
+
+    table = Table(
+        title=f"what {config} would use", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
+    for row in rows:
+        source = f"{row['distribution']} {row['version']}".strip()
+        origin = f"{row['kind']} of {row['plugin']}" + (f" ({source})" if source else "")
+        table.add_row(Text(row["key"], "bold"), Text(row["name"], "bold"), Text(origin))
+        for name, option in row["options"].items():
+            default = "" if option["required"] else f"default {yaml_text(option['default'])}"
+            meaning = "; ".join(filter(None, (option["description"], default)))
+            table.add_row(Text(f"  {name}"), Text(yaml_text(option["value"])), Text(meaning, "dim"))
+    console.print(table)
+
+
+def main() -> None:
+    """Entry point of the ``rlax`` command."""
+    app()

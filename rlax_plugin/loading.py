@@ -1,0 +1,208 @@
+"""Reads the ``rlax:`` section of a MaxText config without MaxText.
+
+Files, ``base_config``, and ``key=value`` arguments are merged as MaxText (OmegaConf) merges them:
+mappings key by key, lists as a whole. MaxText's own base files hold no ``rlax:`` and are not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.validation import validate
+
+_BASE = "base_config"
+# What may differ between a run and its continuation, or between its processes: how long, how
+# patiently, where, and who watches. Everything else decides what is computed.
+_NOT_HASHED = ("steps", "run_name", "base_output_directory", _BASE)
+_NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "trackers")
+# Read here as well as by MaxText, so that both must see one value.
+_SHARED = ("steps", "run_name", "base_output_directory")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML as OmegaConf reads it: 1e-3 is a number, dates are text, a key appears once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                problem = f"the key {key.value!r} appears twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def load_section(
+    config_path: str | os.PathLike[str], overrides: Sequence[str] = ()
+) -> tuple[RlaxSection, dict[str, Any]]:
+    """Reads and validates the ``rlax:`` section.
+
+    Args:
+      config_path: a MaxText config (``.yml``) with an ``rlax:`` section.
+      overrides: ``key=value`` arguments, e.g. ``steps=10`` and ``rlax.rollouts.group_size=4``.
+
+    Returns:
+      The section, and MaxText's own keys as far as the files and arguments set them (unchecked).
+
+    Raises:
+      ConfigError: the file is missing or no YAML, the section is missing, or a key or value in it
+        is wrong.
+    """
+    merged = _merged(Path(config_path), overrides)
+    raw = merged.pop("rlax", None)
+    if raw is None:
+        raise ConfigError(
+            "rlax",
+            None,
+            f"{config_path} has no rlax: section; it needs at least plugins, prompt_source and "
+            "rewards",
+        )
+    if not isinstance(raw, Mapping):
+        raise ConfigError("rlax", raw, "must be a section of keys")
+    for key in _SHARED:
+        variable = f"M_{key.upper()}"
+        if variable in os.environ:
+            reason = (
+                f"the environment variable {variable} would change it for MaxText only: unset it"
+            )
+            raise ConfigError(key, merged.get(key), reason)
+        _refuse_interpolation(key, merged.get(key))
+    _refuse_interpolation("rlax", raw)
+    return validate(RlaxSection, raw, "rlax"), merged
+
+
+def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> str:
+    """12 hex digits of what the files and arguments say, wherever and in whatever order they do.
+
+    Left out is what may change when a run continues: ``steps``, ``run_name``,
+    ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network and trackers.
+
+    Raises:
+      ConfigError: the files cannot be read.
+    """
+    content = _merged(Path(config_path), overrides)
+    for key in _NOT_HASHED:
+        content.pop(key, None)
+    if isinstance(content.get("rlax"), Mapping):
+        content["rlax"] = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _merged(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    content = _read(path, ())
+    for override in overrides:
+        content = _merge(content, _parse_override(override), "")
+    return content
+
+
+def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    """A file and the files it is based on."""
+    if path.suffix != ".yml":
+        raise ConfigError("config", str(path), "must be a file that ends in .yml, as MaxText wants")
+    if path.resolve() in chain:
+        raise ConfigError(_BASE, str(path), "is based on itself")
+    try:
+        content = yaml.load(path.read_bytes(), Loader=_Loader)  # _Loader is a safe one
+    except OSError as error:
+        raise ConfigError("config", str(path), f"cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(where, None, f"is not valid YAML: {problem}") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), None, "must hold keys and values")
+    base = content.get(_BASE)
+    if not base:
+        return content
+    base_path = path.parent / str(base)
+    if base_path.is_file():
+        del content[_BASE]
+        return _merge(_read(base_path, (*chain, path.resolve())), content, "")
+    known = _maxtext_configs()
+    if known is not None and not (known / str(base)).is_file():
+        raise ConfigError(
+            _BASE, base, f"no such file in {path.parent}, nor among MaxText's configs"
+        )
+    return content
+
+
+def _maxtext_configs() -> Path | None:
+    """Where MaxText keeps its base files; found without importing it. None: not installed."""
+    spec = importlib.util.find_spec("maxtext")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / "configs"
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    parts = key.split(".")
+    if not equals or not all(re.fullmatch(r"[\w-]+", part) for part in parts):
+        raise ConfigError("command line", text, "must be key=value, such as rlax.seed=1")
+    try:
+        content: Any = yaml.load(value, Loader=_Loader)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(key, value, f"is not valid YAML: {problem}") from None
+    for part in reversed(parts):
+        content = {part: content}
+    return content
+
+
+def _merge(base: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in new.items():
+        old = merged.get(key)
+        if isinstance(old, list) and isinstance(value, Mapping):
+            raise ConfigError(
+                f"{prefix}{key}",
+                value,
+                f"is a list, which can only be given as a whole: {prefix}{key}=[...]",
+            )
+        # Another name is another part: the options of the old one go with it.
+        renamed = isinstance(value, Mapping) and value.get("name", _name(old)) != _name(old)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not renamed:
+            value = _merge(old, value, f"{prefix}{key}.")
+        merged[key] = value
+    return merged
+
+
+def _name(part: Any) -> Any:
+    return part.get("name") if isinstance(part, Mapping) else None
+
+
+def _refuse_interpolation(key: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _refuse_interpolation(f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_interpolation(f"{key}.{index}", item)
+    elif isinstance(value, str) and "${" in value:
+        raise ConfigError(key, value, "interpolation is not possible here: write the value itself")

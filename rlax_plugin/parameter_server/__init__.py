@@ -1,0 +1,19 @@
+"""Who holds which weight version: versions, leases and their gRPC service and client.
+
+The bytes are elsewhere (``protocols.WeightStore``); only names, paths and fingerprints pass here.
+"""
+
+from rlax_plugin.parameter_server.client import ParameterServerClient
+from rlax_plugin.parameter_server.messages import version_from_proto, version_to_proto
+from rlax_plugin.parameter_server.service import ParameterServer, serve_parameter_server
+from rlax_plugin.parameter_server.versions import Lease, VersionTable
+
+__all__ = [
+    "Lease",
+    "ParameterServer",
+    "ParameterServerClient",
+    "VersionTable",
+    "serve_parameter_server",
+    "version_from_proto",
+    "version_to_proto",
+]

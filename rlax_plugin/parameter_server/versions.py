@@ -1,0 +1,130 @@
+"""Which versions exist, who reads them, and which may go. No I/O; the clock is given."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rlax_plugin.errors import WeightsError
+from rlax_plugin.types import WeightVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A reader's hold on a version.
+
+    Attributes:
+      id: unguessable, unique.
+      holder: who reads, for messages.
+      version: what is held.
+      expires_s: on the table's clock; renewing moves it.
+    """
+
+    id: str
+    holder: str
+    version: WeightVersion
+    expires_s: float
+
+
+class VersionTable:
+    """The newest ``keep`` versions, and older ones as long as someone holds a lease on them.
+
+    Methods that may end a version's life return the paths to delete, each exactly once.
+
+    Args:
+      keep: newest versions that stay without a lease.
+      lease_s: life of a lease unless it is renewed.
+      versions: what a former table held, oldest first.
+      clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep: int,
+        lease_s: float,
+        versions: Iterable[WeightVersion] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        if keep < 1:
+            raise ValueError(f"keep = {keep}: the newest version must stay")
+        self._keep, self.lease_s, self._clock = keep, lease_s, clock
+        self._versions = {v.version: v for v in sorted(versions, key=lambda v: v.version)}
+        self._leases: dict[str, Lease] = {}
+
+    @property
+    def versions(self) -> tuple[WeightVersion, ...]:
+        """Every version that can be acquired, oldest first."""
+        return tuple(self._versions.values())
+
+    @property
+    def latest(self) -> WeightVersion | None:
+        """The newest version; None before the first."""
+        return next(reversed(self._versions.values()), None)
+
+    def publish(self, version: WeightVersion) -> list[str]:
+        """Adds the newest version; returns the paths to delete.
+
+        Raises:
+          WeightsError: the version is not newer than all others.
+        """
+        latest = self.latest
+        if latest is not None and version.version <= latest.version:
+            raise WeightsError(
+                f"version {version.version} cannot be published: "
+                f"version {latest.version} already is"
+            )
+        self._versions[version.version] = version
+        return self.expire()
+
+    def acquire(self, version: int | None, holder: str) -> Lease:
+        """A lease on one version, or on the newest for None.
+
+        Raises:
+          WeightsError: no such version (any more).
+        """
+        found = self.latest if version is None else self._versions.get(version)
+        if found is None:
+            known = ", ".join(map(str, self._versions)) or "none"
+            wanted = "a version" if version is None else f"version {version}"
+            raise WeightsError(f"{holder} asked for {wanted}; there is: {known}")
+        lease = Lease(uuid.uuid4().hex, holder, found, self._clock() + self.lease_s)
+        self._leases[lease.id] = lease
+        return lease
+
+    def renew(self, lease_id: str) -> Lease:
+        """Gives a lease its full life again.
+
+        Raises:
+          WeightsError: the lease has expired or was released.
+        """
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.expires_s <= self._clock():
+            raise WeightsError(f"lease {lease_id} has expired or was released")
+        renewed = Lease(lease.id, lease.holder, lease.version, self._clock() + self.lease_s)
+        self._leases[lease_id] = renewed
+        return renewed
+
+    def release(self, lease_id: str) -> list[str]:
+        """Ends a lease, silently if it has ended; returns the paths to delete."""
+        self._leases.pop(lease_id, None)
+        return self.expire()
+
+    def expire(self) -> list[str]:
+        """Ends overdue leases and forgets versions that nobody needs; returns their paths."""
+        now = self._clock()
+        self._leases = {k: lease for k, lease in self._leases.items() if lease.expires_s > now}
+        needed = {lease.version.version for lease in self._leases.values()}
+        needed.update(list(self._versions)[-self._keep :])
+        retired = [v for number, v in self._versions.items() if number not in needed]
+        for version in retired:
+            del self._versions[version.version]
+        return [version.path for version in retired]
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """Seconds until the first lease expires unless renewed; None without leases."""
+        ends = [lease.expires_s for lease in self._leases.values()]
+        return max(0.0, min(ends) - self._clock()) if ends else None

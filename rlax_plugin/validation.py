@@ -1,0 +1,124 @@
+"""One readable ConfigError out of what pydantic finds wrong with a config."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from rlax_plugin.config import Choice
+from rlax_plugin.errors import ConfigError, alternatives
+
+_MUST = {
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+}
+
+
+def validate[M: BaseModel](model: type[M], values: Mapping[str, Any], key: str) -> M:
+    """Makes a config object out of YAML values; no text becomes a number, no true becomes 1.
+
+    Args:
+      model: the config class.
+      values: what YAML gave.
+      key: dotted key of ``values``, e.g. ``rlax.launcher``.
+
+    Raises:
+      ConfigError: for the first problem, with its full dotted key; others are counted. One that a
+        validator of ``model`` raised comes through, its key made a full one where it is relative.
+    """
+    try:
+        # Strict JSON is what fits YAML: lists for tuples, 1 for 1.0, but not "1" or true for 1.
+        return model.model_validate_json(json.dumps(values, default=_plain), strict=True)
+    except ConfigError as error:
+        if error.key.split(".")[0] == key.split(".")[0]:
+            raise
+        raise ConfigError(f"{key}.{error.key}", error.value, error.reason) from None
+    except ValidationError as error:
+        problems = error.errors()
+        raise _explain(problems[0], len(problems) - 1, model, key) from None
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar, from a preset's arithmetic, as a number; anything else as text."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def _explain(
+    problem: Mapping[str, Any], others: int, model: type[BaseModel], key: str
+) -> ConfigError:
+    location = [part for part in problem["loc"] if part != "[key]"]
+    dotted = ".".join([key, *map(str, location)])
+    field, owner = _field_at(model, location)
+    value: Any = problem["input"]
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        reason = f"unknown key; {alternatives(str(location[-1]), owner.model_fields)}"
+    elif kind == "missing":
+        value, reason = None, "must be given"
+    elif kind == "model_type" and problem["ctx"]["class_name"] == Choice.__name__:
+        name = value if isinstance(value, str) else "..."
+        reason = f"must be a mapping with a name, such as {{name: {name}}}"
+    elif kind in ("model_type", "dict_type"):
+        reason = "must be a mapping of keys to values"
+    elif kind == "value_error":
+        reason = str(problem["ctx"]["error"])
+    else:
+        reason = _MUST.get(kind) or re.sub(r"^\w+ should", "must", problem["msg"])
+    if field is not None and kind != "extra_forbidden":
+        reason += _about(field)
+    if others:
+        reason += f" (and {others} more problem{'s' if others > 1 else ''} under {key})"
+    return ConfigError(dotted, value, reason)
+
+
+def _about(field: FieldInfo) -> str:
+    facts = [field.description] if field.description else []
+    if not field.is_required() and not isinstance(field.default, BaseModel):
+        facts.append(f"default {yaml_text(field.default)}")
+    return f" ({'; '.join(facts)})" if facts else ""
+
+
+def _field_at(
+    model: type[BaseModel], location: Sequence[Any]
+) -> tuple[FieldInfo | None, type[BaseModel]]:
+    """The field that a pydantic location points at, and the class that has or lacks it."""
+    owner, field = model, None
+    for part in location:
+        if isinstance(part, int):
+            continue  # an item of a list is described by the list's field
+        if field is not None:
+            inner = next(_models_in(field.annotation), None)
+            if inner is None:
+                return field, owner
+            owner = inner
+        field = owner.model_fields.get(str(part))
+        if field is None:
+            break
+    return field, owner
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Config classes inside ``X | None``, ``tuple[X, ...]`` and the like."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)
+
+
+def yaml_text(value: Any) -> str:
+    """A config value as one would write it in YAML, on one line."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, str):
+        return value if value else '""'
+    return json.dumps(value, default=str)

@@ -1,0 +1,23 @@
+"""What every test process and its children need; set before anything imports JAX or TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CACHE = Path(__file__).resolve().parent.parent / ".cache"
+
+os.environ.update(
+    JAX_PLATFORMS="cpu",
+    JAX_COMPILATION_CACHE_DIR=str(CACHE / "jax"),
+    # Compiling a step takes seconds, so even quick compilations are worth keeping between runs.
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.2",
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="0",
+    TF_CPP_MIN_LOG_LEVEL="3",
+    TF_ENABLE_ONEDNN_OPTS="0",
+    GRPC_VERBOSITY="ERROR",
+    ABSL_MIN_LOG_LEVEL="2",
+    MPLBACKEND="agg",
+    NO_GCE_CHECK="true",  # Google's client libraries would look for a metadata server
+    HF_HUB_OFFLINE="1",
+)

@@ -1,0 +1,296 @@
+"""The weight store: whole or not at all, verified, openable by stock Orbax."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from orbax import checkpoint as ocp
+from rlax_orbax import rlax_register_weight_store
+from rlax_orbax.layout import chunk_shape
+from rlax_orbax.store import OrbaxStore
+
+from rlax_plugin.errors import DeadlineError, WeightsError
+
+KERNEL = "decoder.layers.self_attention.query.kernel"
+
+
+@pytest.fixture
+def store():
+    return OrbaxStore(deadline_s=60)
+
+
+def weights():
+    rng = np.random.default_rng(0)
+    return {
+        KERNEL: jnp.asarray(rng.standard_normal((6, 4, 5)), jnp.float32),
+        "token_embedder.embedding": jnp.asarray(rng.standard_normal((32, 8)), jnp.bfloat16),
+        "decoder.norm.scale": jnp.ones(8, jnp.float32),
+        "router.bias": jnp.asarray([0, 0, 0], jnp.float32),  # equals the fill value
+        "scalar": jnp.asarray(3.5, jnp.float32),
+        "mask": jnp.asarray([True, False]),
+        "empty": jnp.zeros((0, 4), jnp.float32),
+    }
+
+
+def same(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        a, b = np.asarray(left[name]), np.asarray(right[name])
+        assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes(), name
+
+
+def chunk_files(path):
+    path = Path(path)  # <variable>/c/<index>/..., a scalar's is <variable>/c
+    return sorted(p for p in path.rglob("*") if p.is_file() and "c" in p.relative_to(path).parts)
+
+
+def test_what_is_saved_is_loaded(store, tmp_path):
+    path, arrays = str(tmp_path / "new" / "7"), weights()
+    store.save(path, arrays)
+    loaded = store.load(path, arrays)
+    same(loaded, arrays)
+    assert all(isinstance(a, jax.Array) for a in loaded.values())
+
+
+def test_host_arrays_go_in_and_come_out(store, tmp_path):
+    arrays = {name: np.asarray(a) for name, a in weights().items()}
+    store.save(str(tmp_path / "0"), arrays)
+    loaded = store.load(str(tmp_path / "0"), arrays)
+    same(loaded, arrays)
+    assert all(type(a) is np.ndarray for a in loaded.values())
+
+
+def test_stock_orbax_opens_a_version(store, tmp_path):
+    arrays = {k: v for k, v in weights().items() if k != "empty"}  # Orbax refuses those
+    store.save(str(tmp_path / "0"), arrays)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        restored = ocp.PyTreeCheckpointer().restore(
+            tmp_path / "0",
+            restore_args={
+                name: ocp.ArrayRestoreArgs(sharding=a.sharding) for name, a in arrays.items()
+            },
+        )
+    same(restored, arrays)
+
+
+def test_chunks_are_uncompressed_and_end_with_crc32c(store, tmp_path):
+    import google_crc32c
+
+    array = np.arange(64, dtype=np.float32)
+    store.save(str(tmp_path / "0"), {"w": array})
+    (chunk,) = chunk_files(tmp_path / "0")
+    data = chunk.read_bytes()
+    assert data[:-4] == array.tobytes()
+    assert int.from_bytes(data[-4:], "little") == google_crc32c.value(array.tobytes())
+
+
+def test_large_shards_are_cut_into_even_chunks(tmp_path):
+    assert chunk_shape((1024, 6), 4, 8192) == (256, 6)
+    assert chunk_shape((3, 5), 4, 8) == (3, 5)  # no even axis
+    assert chunk_shape((), 4, 8) == ()
+    store, arrays = OrbaxStore(chunk_bytes=64), {"w": np.arange(256.0, dtype=np.float32)}
+    store.save(str(tmp_path / "0"), arrays)
+    assert [p.stat().st_size for p in chunk_files(tmp_path / "0")] == [68] * 16
+    same(store.load(str(tmp_path / "0"), arrays), arrays)
+
+
+def test_little_host_memory_suffices(tmp_path):
+    store = OrbaxStore(in_flight_bytes=1)
+    store.save(str(tmp_path / "0"), weights())
+    same(store.load(str(tmp_path / "0"), weights()), weights())
+
+
+def test_every_flipped_byte_is_found(store, tmp_path):
+    path, arrays = tmp_path / "0", {"w": jnp.arange(6, dtype=jnp.float32)}
+    store.save(str(path), arrays)
+    (chunk,) = chunk_files(path)
+    sound = chunk.read_bytes()
+    for position in range(len(sound)):
+        damaged = bytearray(sound)
+        damaged[position] ^= 0x10
+        chunk.write_bytes(damaged)
+        with pytest.raises(WeightsError, match="w is missing or damaged") as error:
+            store.load(str(path), arrays)
+        assert str(path) in str(error.value)
+    chunk.write_bytes(sound)
+    same(store.load(str(path), arrays), arrays)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "empty", "remove"])
+def test_damaged_chunks_are_found(store, tmp_path, damage):
+    path, arrays = tmp_path / "0", weights()
+    store.save(str(path), arrays)
+    (chunk,) = chunk_files(path / KERNEL)
+    data = chunk.read_bytes()
+    if damage == "remove":
+        chunk.unlink()
+    else:
+        chunk.write_bytes(data[:-9] if damage == "truncate" else b"")
+    with pytest.raises(WeightsError, match=KERNEL):
+        store.load(str(path), arrays)
+
+
+def test_missing_or_damaged_metadata_is_found(store, tmp_path):
+    path, arrays = tmp_path / "0", weights()
+    with pytest.raises(WeightsError, match=str(path)):
+        store.load(str(path), arrays)
+    store.save(str(path), arrays)
+    metadata = path / "_METADATA"
+    sound = metadata.read_bytes()
+    for damaged in (b"", sound[:-20], b"[]", sound.replace(b'"dtype"', b'"dtipe"')):
+        metadata.write_bytes(damaged)
+        with pytest.raises(WeightsError, match="_METADATA is damaged"):
+            store.load(str(path), arrays)
+
+
+def test_other_names_shapes_and_dtypes_are_refused(store, tmp_path):
+    path, arrays = str(tmp_path / "0"), weights()
+    store.save(path, arrays)
+    renamed = {name.replace("query", "qery"): a for name, a in arrays.items()}
+    with pytest.raises(WeightsError, match=f"did you mean '{KERNEL}'"):
+        store.load(path, renamed)
+    with pytest.raises(WeightsError, match=r"not asked for: scalar$"):
+        store.load(path, {k: v for k, v in arrays.items() if k != "scalar"})
+    with pytest.raises(WeightsError, match=r"float32\[6, 4, 5\], expected float32\[6, 20\]"):
+        store.load(path, arrays | {KERNEL: arrays[KERNEL].reshape(6, 20)})
+    with pytest.raises(WeightsError, match=r"expected bfloat16\[6, 4, 5\]"):
+        store.load(path, arrays | {KERNEL: arrays[KERNEL].astype(jnp.bfloat16)})
+
+
+def test_an_existing_version_is_not_overwritten(store, tmp_path):
+    path = str(tmp_path / "0")
+    store.save(path, {"w": jnp.zeros(3)})
+    with pytest.raises(WeightsError, match="exists"):
+        store.save(path, {"w": jnp.ones(3)})
+    same(store.load(path, {"w": jnp.zeros(3)}), {"w": jnp.zeros(3)})
+
+
+def test_a_failed_save_leaves_nothing_behind(store, tmp_path):
+    with pytest.raises(WeightsError, match="Unsupported data type"):
+        store.save(str(tmp_path / "0"), {"a": np.ones(3), "b": np.array(["text"])})
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WeightsError, match="cannot write"):
+        store.save(str(tmp_path / "file" / "0"), {"w": np.ones(3)})
+
+
+def test_a_version_is_invisible_until_it_is_whole(store, tmp_path, monkeypatch):
+    """At the moment of Orbax's commit every byte is there, and nothing at the final path."""
+    path, arrays = tmp_path / "0", weights()
+    seen = []
+    finalize = ocp.path.atomicity.AtomicRenameTemporaryPath.finalize
+
+    async def spy(self):
+        seen.append((path.exists(), (Path(self.get()) / "_METADATA").exists()))
+        same(store.load(str(self.get()), arrays), arrays)
+        await finalize(self)
+
+    monkeypatch.setattr(ocp.path.atomicity.AtomicRenameTemporaryPath, "finalize", spy)
+    store.save(str(path), arrays)
+    assert seen == [(False, True)] and path.exists()
+
+
+def test_a_leftover_of_a_killed_save_does_no_harm(store, tmp_path):
+    leftover = tmp_path / "0.orbax-checkpoint-tmp"
+    (leftover / "w").mkdir(parents=True)
+    (leftover / "w" / "zarr.json").write_text("half")
+    store.save(str(tmp_path / "0"), {"w": jnp.ones(3)})
+    assert [p.name for p in tmp_path.iterdir()] == ["0"]
+
+
+def test_delete_is_silent_about_what_is_gone(store, tmp_path):
+    path = str(tmp_path / "0")
+    store.save(path, {"w": jnp.ones(3)})
+    store.delete(path)
+    store.delete(path)
+    assert not os.path.exists(path)
+
+
+def test_threads_may_share_a_store(store, tmp_path):
+    failures = []
+
+    def work(number):
+        try:
+            arrays = {"w": np.full((64, 64), number, np.float32)}
+            for round_ in range(5):
+                path = str(tmp_path / f"{number}-{round_}")
+                store.save(path, arrays)
+                same(store.load(path, arrays), arrays)
+        except AssertionError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures and len(list(tmp_path.iterdir())) == 20
+
+
+def test_deadlines_hold(tmp_path):
+    store = OrbaxStore(deadline_s=1e-9)
+    with pytest.raises(DeadlineError, match=r"rlax\.deadlines\.weights_s"):
+        store.save(str(tmp_path / "0"), {"w": np.ones(3)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_save_launches_no_computation_and_any_sharding_loads(tmp_path):
+    script = """
+        import sys, jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from rlax_orbax.store import OrbaxStore
+        mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tensor"))
+        value = np.random.default_rng(0).standard_normal((16, 8, 6)).astype(np.float32)
+        store = OrbaxStore()
+        specs = (P(), P("fsdp"), P("tensor", "fsdp"), P(None, ("fsdp", "tensor")))
+        shardings = [NamedSharding(mesh, s) for s in specs]
+        shardings.append(jax.sharding.SingleDeviceSharding(jax.devices()[5]))
+        sources = [jax.block_until_ready(jax.device_put(value, s)) for s in shardings]
+        compiled = []
+        jax.monitoring.register_event_duration_secs_listener(
+            lambda name, *a, **k: compiled.append(name) if "compile" in name else None)
+        for i, source in enumerate(sources):
+            store.save(f"{sys.argv[1]}/{i}", {"w": source})
+        assert not compiled, compiled
+        for i in range(len(shardings)):
+            for sharding in shardings:
+                like = {"w": jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)}
+                loaded = store.load(f"{sys.argv[1]}/{i}", like)["w"]
+                assert loaded.sharding == sharding
+                assert all((np.asarray(s.data) == value[s.index]).all()
+                           for s in loaded.addressable_shards)
+        print("equal")
+    """
+    env = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "equal"
+
+
+def test_the_plugin_registers_the_store_and_imports_nothing_heavy():
+    extension = rlax_register_weight_store()["orbax"]
+    assert extension.config_class(chunk_mib=8).chunk_mib == 8
+    script = "import sys, rlax_orbax, json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert not {"jax", "orbax", "tensorstore"} & set(json.loads(done.stdout))

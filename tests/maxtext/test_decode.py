@@ -1,0 +1,372 @@
+"""The decode engine: its log-probs are the trainer's, and a sample depends on its seed only."""
+
+import math
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+
+from maxtext_overrides import decode, variables
+from maxtext_overrides.config import load
+from maxtext_overrides.decode import DecodeEngine, Prefill
+from rlax_plugin.errors import WeightsError
+from rlax_plugin.types import SamplingParams
+
+from maxtext.common.common_types import MODEL_MODE_TRAIN  # isort: skip
+from maxtext.utils import model_creation_utils  # isort: skip
+
+TINY = str(Path(__file__).parent / "tiny.yml")
+SLOTS, PROMPT, NEW, VOCAB = 8, 8, 12, 64
+MOE = {
+    "decoder_block": "deepseek",
+    "first_num_dense_layers": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_experts": 1,
+    "base_moe_mlp_dim": 32,
+    "routed_bias": True,
+    "routed_score_func": "sigmoid",
+    "sparse_matmul": False,
+    "attention_type": "mla",
+    "mla_naive_kvcache": False,
+    "q_lora_rank": 0,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "rope_type": "yarn",
+}
+
+
+def configure(**overrides):
+    known = {
+        "per_device_batch_size": SLOTS,
+        "max_prefill_predict_length": PROMPT,
+        "max_target_length": PROMPT + NEW,
+        "scan_layers": False,
+    } | decode.FASTEST_LAYOUT
+    return load([TINY], **(known | overrides))
+
+
+def random_weights(engine, seed=0):
+    """Weights that make a peaked, prompt-dependent distribution."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: jnp.asarray(
+            np.ones(spec.shape) if "scale" in name else rng.normal(0, 0.25, spec.shape), spec.dtype
+        )
+        for name, spec in engine.variables_like().items()
+    }
+
+
+def trainer_model(config, engine):
+    create = model_creation_utils.get_nnx_create_model_fn(
+        config, mesh=engine._model.mesh, model_mode=MODEL_MODE_TRAIN
+    )
+    with logical_axis_rules(config.logical_axis_rules):
+        return nnx.eval_shape(create)
+
+
+class Case:
+    """One config with its engine, weights, and the trainer's forward pass."""
+
+    def __init__(self, **overrides):
+        self.config = configure(**overrides)
+        self.engine = DecodeEngine(self.config)
+        self.weights = random_weights(self.engine)
+        graph, self.abstract = nnx.split(trainer_model(self.config, self.engine))
+
+        @jax.jit
+        def forward(weights, tokens, positions, segments):
+            state = variables.restore(self.abstract, weights)
+            flat = [
+                (path, v.replace(self.engine._model._rng.get(path, jnp.zeros((), jnp.uint32))))
+                if isinstance(v, nnx.RngState)
+                else (path, v)
+                for path, v in nnx.to_flat_state(state)
+            ]
+            model = nnx.merge(graph, nnx.from_flat_state(flat), copy=True)
+            with self.engine._model.mesh, logical_axis_rules(self.config.logical_axis_rules):
+                return model(
+                    tokens,
+                    positions,
+                    decoder_segment_ids=segments,
+                    enable_dropout=False,
+                    model_mode=MODEL_MODE_TRAIN,
+                )
+
+        self._forward = forward
+
+    def completion_logits(self, prompt, completion, weights=None):
+        """Logits [length, vocab] from which the trainer scores each token of the completion."""
+        length = self.config.max_target_length
+        row = np.concatenate([prompt, completion])
+        tokens = np.zeros((SLOTS, length), np.int32)
+        tokens[0, : row.size] = row
+        positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+        segments = (positions < row.size).astype(np.int32)
+        logits = self._forward(weights or self.weights, tokens, positions, segments)
+        return np.asarray(logits[0, prompt.size - 1 : row.size - 1], np.float64)
+
+    def draw(self, requests, weights=None):
+        """Inserts and decodes to the end; slot -> Finished."""
+        self.engine.insert(weights or self.weights, requests)
+        return {f.slot: f for f in self.engine.decode(weights or self.weights, 1000, False)}
+
+
+def log_softmax(x):
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def reference_logprobs(logits, tokens, sampling):
+    """(full, sampled) of ``rlax_plugin.types``, by sorting, in float64."""
+    full = log_softmax(logits / sampling.temperature)
+    sampled = np.full_like(full, -np.inf)
+    for row, kept in zip(full, sampled, strict=True):
+        order = np.argsort(-row, kind="stable")
+        if sampling.top_k:
+            order = order[: sampling.top_k]
+        mass = np.cumsum(np.exp(row[order]) / np.exp(row[order]).sum())
+        order = order[: int(np.searchsorted(mass, sampling.top_p - 1e-9)) + 1]
+        kept[order] = log_softmax(row[order])
+    places = np.arange(tokens.size)
+    return full[places, tokens], sampled[places, tokens]
+
+
+def prompts_of(*lengths):
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, VOCAB, length).astype(np.int32) for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return Case()
+
+
+@pytest.fixture(scope="module")
+def moe():
+    return Case(**MOE)
+
+
+@pytest.fixture(autouse=True)
+def empty_slots(request):
+    yield
+    for name in {"dense", "moe"} & set(request.fixturenames):
+        request.getfixturevalue(name).engine.reset()
+
+
+SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 1.0), (0.7, 8, 1.0), (1.0, 0, 0.9)]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)
+def test_logprobs_are_the_trainers(dense, temperature, top_k, top_p):
+    sampling = SamplingParams(temperature, top_k, top_p, max_new_tokens=NEW)
+    first, second = prompts_of(5, 8)
+    requests = [Prefill(first, (0, 5), (1, 2), sampling), Prefill(second, (2,), (3,), sampling)]
+    drawn = dense.draw(requests)
+    assert set(drawn) == {0, 2, 5}
+    for slot, prompt in ((0, first), (5, first), (2, second)):
+        sample = drawn[slot]
+        assert sample.tokens.shape == (NEW,)
+        logits = dense.completion_logits(prompt, sample.tokens)
+        full, sampled = reference_logprobs(logits, sample.tokens, sampling)
+        np.testing.assert_allclose(sample.logprob_full, full, atol=1e-4)
+        np.testing.assert_allclose(sample.logprob_sampled, sampled, atol=1e-4)
+
+
+def test_every_ring_offset_and_a_full_ring_give_the_trainers_logprobs(dense):
+    sampling = SamplingParams(max_new_tokens=NEW)
+    (prompt,) = prompts_of(6)
+    drawn = []
+    for i in range(2 * NEW):  # a long sample per step, at every offset of the ring, twice around
+        dense.engine.insert(
+            dense.weights, [Prefill(prompt, (dense.engine.free_slots[0],), (i,), sampling)]
+        )
+        drawn += dense.engine.decode(dense.weights, 2, True)
+    drawn += dense.engine.decode(dense.weights, 1000, False)
+    assert len(drawn) == 2 * NEW
+    for sample in drawn:
+        logits = dense.completion_logits(prompt, sample.tokens)
+        full, _ = reference_logprobs(logits, sample.tokens, sampling)
+        np.testing.assert_allclose(sample.logprob_full, full, atol=1e-4)
+
+
+def test_a_sample_depends_on_its_seed_only(dense):
+    first, second = prompts_of(5, 7)
+    sampling = SamplingParams(max_new_tokens=NEW)
+    alone = dense.draw([Prefill(first, (0,), (77,), sampling)])[0]
+    truncated = SamplingParams(0.5, 4, 0.8, max_new_tokens=NEW)
+    dense.engine.insert(dense.weights, [Prefill(second, (0, 1, 6), (5, 6, 7), truncated)])
+    dense.engine.decode(dense.weights, 3, False)
+    crowded = dense.draw([Prefill(first, (4, 3), (77, 78), sampling)])
+    np.testing.assert_array_equal(crowded[4].tokens, alone.tokens)
+    np.testing.assert_allclose(crowded[4].logprob_full, alone.logprob_full, atol=1e-5)
+    np.testing.assert_allclose(crowded[4].logprob_sampled, alone.logprob_full, atol=1e-5)
+    assert not np.array_equal(crowded[3].tokens, alone.tokens)
+
+
+def test_a_fresh_start_repeats_bit_for_bit(dense):
+    (prompt,) = prompts_of(5)
+    request = Prefill(prompt, (0, 1), (9, 10), SamplingParams(max_new_tokens=NEW))
+    once = dense.draw([request])
+    dense.draw([Prefill(prompt, (3,), (1,), SamplingParams(max_new_tokens=5))])
+    again = dense.draw([request])
+    for slot in (0, 1):
+        np.testing.assert_array_equal(once[slot].tokens, again[slot].tokens)
+        np.testing.assert_array_equal(once[slot].logprob_full, again[slot].logprob_full)
+
+
+def test_first_tokens_follow_the_model(dense):
+    (prompt,) = prompts_of(5)
+    sampling = SamplingParams(temperature=1.5, max_new_tokens=1)
+    counts, rounds = np.zeros(VOCAB), 250
+    for i in range(rounds):
+        seeds = tuple(range(i * SLOTS, (i + 1) * SLOTS))
+        drawn = dense.draw([Prefill(prompt, tuple(range(SLOTS)), seeds, sampling)])
+        np.add.at(counts, [f.tokens[0] for f in drawn.values()], 1)
+    logits = dense.completion_logits(prompt, np.zeros(1, np.int32))[0]
+    expected = np.exp(log_softmax(logits / 1.5)) * rounds * SLOTS
+    common = expected >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    expected = np.append(expected[common], expected[~common].sum())
+    chi_square = float(((observed - expected) ** 2 / np.maximum(expected, 1e-9)).sum())
+    freedom = observed.size - 1
+    assert freedom >= 10
+    # Wilson and Hilferty's approximation of the 99.9 % quantile.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert chi_square < limit
+
+
+def test_a_freed_slot_takes_a_new_request_while_a_long_sample_runs(dense):
+    (prompt,) = prompts_of(5)
+    long, short = SamplingParams(max_new_tokens=NEW), SamplingParams(max_new_tokens=3)
+    before = dense.engine.steps_total
+    everyone = [
+        Prefill(prompt, (0,), (1,), long),
+        Prefill(prompt, tuple(range(1, 8)), (2,) * 7, short),
+    ]
+    dense.engine.insert(dense.weights, everyone)
+    ended = dense.engine.decode(dense.weights, 1000, True)
+    assert sorted(f.slot for f in ended) == list(range(1, 8))
+    assert dense.engine.steps_total - before == 2  # its first token came from the prefill
+    dense.engine.insert(dense.weights, [Prefill(prompt, (4,), (3,), short)])
+    (ended,) = dense.engine.decode(dense.weights, 1000, True)
+    assert ended.slot == 4 and dense.engine.steps_total - before == 4
+    (ended,) = dense.engine.decode(dense.weights, 1000, True)
+    assert ended.slot == 0 and dense.engine.steps_total - before == NEW - 1
+    alone = dense.draw([Prefill(prompt, (6,), (1,), long)])[6]
+    np.testing.assert_array_equal(ended.tokens, alone.tokens)
+
+
+def test_stop_ids_and_greedy(dense):
+    (prompt,) = prompts_of(5)
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=NEW)
+    sample = dense.draw([Prefill(prompt, (0,), (1,), greedy)])[0]
+    logits = dense.completion_logits(prompt, sample.tokens)
+    np.testing.assert_array_equal(sample.tokens, logits.argmax(axis=-1))
+    at_one = log_softmax(logits)[np.arange(NEW), sample.tokens]
+    np.testing.assert_allclose(sample.logprob_full, at_one, atol=1e-4)
+    np.testing.assert_array_equal(sample.logprob_sampled, 0.0)
+    stop = int(sample.tokens[3])
+    first = int(np.argmax(sample.tokens == stop))
+    stopping = SamplingParams(temperature=0.0, max_new_tokens=NEW, stop_ids=(VOCAB + 1, stop))
+    stopped = dense.draw([Prefill(prompt, (0,), (1,), stopping)])[0]
+    np.testing.assert_array_equal(stopped.tokens, sample.tokens[: first + 1])
+
+
+def test_swapped_weights_change_later_tokens_only(dense):
+    (prompt,) = prompts_of(5)
+    request = Prefill(prompt, (0,), (4,), SamplingParams(max_new_tokens=NEW))
+    other = random_weights(dense.engine, seed=5)
+    old = dense.draw([request])[0]
+    dense.engine.insert(dense.weights, [request])
+    assert dense.engine.decode(dense.weights, 4, False) == []
+    (mixed,) = dense.engine.decode(other, 1000, False)
+    np.testing.assert_array_equal(mixed.tokens[:5], old.tokens[:5])
+    np.testing.assert_array_equal(mixed.logprob_full[:5], old.logprob_full[:5])
+    assert np.abs(mixed.logprob_full[5:] - old.logprob_full[5:]).max() > 1e-2
+
+
+def test_a_router_bias_reaches_the_decode(moe):
+    (name,) = [n for n in moe.weights if n.endswith("gate.bias")]
+    (prompt,) = prompts_of(5)
+    sampling = SamplingParams(max_new_tokens=NEW)
+    request = Prefill(prompt, (0, 1), (1, 2), sampling)
+    drawn = moe.draw([request])
+    for sample in drawn.values():
+        logits = moe.completion_logits(prompt, sample.tokens)
+        full, _ = reference_logprobs(logits, sample.tokens, sampling)
+        np.testing.assert_allclose(sample.logprob_full, full, atol=1e-4)
+    bias = jnp.asarray([9.0, 0.0, 0.0, 9.0]) * jnp.ones_like(moe.weights[name])
+    biased = moe.draw([request], moe.weights | {name: bias})
+    assert np.abs(biased[0].logprob_full[0] - drawn[0].logprob_full[0]) > 1e-3
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_names_are_the_trainers(scan_layers):
+    config = configure(scan_layers=scan_layers)
+    engine = DecodeEngine(config)
+    trained = variables.published(nnx.state(trainer_model(config, engine)))
+    like = engine.variables_like()
+    assert list(trained) == list(like)
+    assert {n: (s.shape, s.dtype) for n, s in trained.items()} == {
+        n: (s.shape, s.dtype) for n, s in like.items()
+    }
+    if scan_layers:
+        weights = random_weights(engine)
+        prompts = prompts_of(5)
+        engine.insert(
+            weights, [Prefill(prompts[0], (0, 3), (1, 2), SamplingParams(max_new_tokens=NEW))]
+        )
+        assert [f.tokens.size for f in engine.decode(weights, 1000, False)] == [12, 12]
+
+
+def test_restore_is_the_inverse_of_published(moe):
+    restored = variables.restore(moe.abstract, moe.weights)
+    assert variables.published(restored).keys() == moe.weights.keys()
+    for name, value in variables.published(restored).items():
+        assert value is moe.weights[name]
+    (bias,) = [n for n in moe.weights if n.endswith("gate.bias")]
+    with pytest.raises(WeightsError, match=re.escape(f"{bias!r} is missing")):
+        variables.restore(moe.abstract, {n: a for n, a in moe.weights.items() if n != bias})
+    with pytest.raises(WeightsError, match="has shape"):
+        variables.restore(moe.abstract, moe.weights | {bias: jnp.zeros(3)})
+
+
+def test_what_does_not_fit_is_refused(dense):
+    (prompt,) = prompts_of(5)
+    fits = SamplingParams(max_new_tokens=NEW)
+    bad = [
+        (Prefill(np.zeros(PROMPT + 1, np.int32), (0,), (1,), fits), "9 tokens"),
+        (Prefill(np.zeros(0, np.int32), (0,), (1,), fits), "0 tokens"),
+        (Prefill(prompt, (0,), (1,), SamplingParams(max_new_tokens=NEW + 1)), "max_new_tokens 13"),
+        (
+            Prefill(prompt, (0,), (1,), SamplingParams(max_new_tokens=1, stop_ids=tuple(range(9)))),
+            "9 stop ids",
+        ),
+        (Prefill(prompt, (0, 0), (1, 2), fits), "slot 0 is taken"),
+    ]
+    for request, message in bad:
+        with pytest.raises(ValueError, match=message):
+            dense.engine.insert(dense.weights, [request])
+    assert dense.engine.free_slots == list(range(SLOTS))
+
+
+def test_the_loop_does_not_copy_the_caches(dense):
+    engine = dense.engine
+    compiled = engine._decode.lower(
+        engine._state, dense.weights, np.ones(SLOTS, bool), np.int32(3), np.bool_(0), truncate=False
+    ).compile()
+    shapes = {
+        ",".join(map(str, spec.shape))
+        for path, spec in engine._model.caches_like.items()
+        if path[-1] in ("cached_ar_key", "cached_prefill_key")
+    }
+    copied = re.findall(r"f32\[([\d,]+)\]\S* copy\(", compiled.as_text())
+    assert len(shapes) == 2 and not shapes & set(copied)

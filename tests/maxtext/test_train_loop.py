@@ -1,0 +1,488 @@
+"""MaxText's stock train_loop under our extension points, with models of 2 layers."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rlax_maxtext
+import rlax_objectives
+from flax import nnx
+
+from maxtext_overrides import config as rlax_config
+from maxtext_overrides import lean_imports, loss, supervised
+from maxtext_overrides.signatures import OverrideError
+from maxtext_overrides.train_loop import (
+    MAXTEXT_ARRAYS,
+    OVERRIDES,
+    Events,
+    fresh_weights,
+    run_train_loop,
+)
+from maxtext_overrides.variables import published
+from rlax_plugin import Extension, NoOptions, objective
+from rlax_plugin.batches import ARRAYS
+from rlax_plugin.errors import ConfigError, TrainingError, WorkerError
+from rlax_plugin.protocols import BuildContext
+from rlax_plugin.types import Prompt
+
+TINY = str(Path(__file__).with_name("tiny.yml"))
+ROWS, LENGTH, VOCAB = 8, 16, 64
+
+
+def configure(tmp_path, *argv, **overrides):
+    return rlax_config.initialize((TINY, *argv), base_output_directory=str(tmp_path), **overrides)
+
+
+def batch(step, rows=ROWS, length=LENGTH):
+    """Random tokens; row r trains on its last r + 1 targets: the halves differ in weight."""
+    rng = np.random.default_rng(step)
+    arrays = {name: np.zeros((rows, length), dtype) for name, dtype in ARRAYS.items()}
+    arrays["inputs"][:] = rng.integers(0, VOCAB, (rows, length))
+    arrays["targets"][:] = rng.integers(0, VOCAB, (rows, length))
+    for side in ("inputs", "targets"):
+        arrays[f"{side}_position"][:] = np.arange(length)
+        arrays[f"{side}_segmentation"][:] = 1
+    arrays["rl_mask"][:] = np.arange(length) >= length - 1 - np.arange(rows)[:, None]
+    arrays["rl_advantages"][:] = rng.normal(size=(rows, 1))
+    return arrays
+
+
+def policy_gradient(logprobs_bt, data):
+    mask_bt = data["rl_mask"].astype(jnp.float32)
+    loss_sum = -jnp.sum(logprobs_bt * data["rl_advantages"] * mask_bt)
+    metrics = {"tokens": mask_bt.sum(), "logprob_sum": (logprobs_bt * mask_bt).sum()}
+    return loss_sum, mask_bt.sum(), metrics
+
+
+class Recorder:
+    """Collects what the loop reports."""
+
+    def __init__(self, stop_after=None, batches=batch):
+        self.stop_after, self.batches, self.calls = stop_after, batches, []
+        self.weights, self.metrics = {}, {}
+
+    def events(self):
+        return Events(
+            batches=lambda step: self.calls.append(("batch", step)) or self.batches(step),
+            on_step_end=self.on_step_end,
+            on_start=self.on_start,
+            before_checkpoint=lambda step: self.calls.append(("checkpoint", step)),
+        )
+
+    def on_start(self, loop):
+        self.publish("start", loop)
+        data = self.batches(1)
+        with loop.shardings():
+            model = nnx.merge(loop.graph, loop.model_state, copy=True)
+            self.first_logits = np.asarray(
+                model(
+                    decoder_input_tokens=data["inputs"],
+                    decoder_positions=data["inputs_position"],
+                    decoder_segment_ids=data["inputs_segmentation"],
+                    enable_dropout=False,
+                )
+            )
+
+    def publish(self, what, loop):
+        self.calls.append((what, loop.completed))
+        self.weights[loop.completed] = fresh_weights(loop)
+
+    def on_step_end(self, loop, metrics):
+        self.publish("end", loop)
+        self.metrics[loop.completed] = jax.device_get(metrics)
+        return loop.completed == self.stop_after
+
+
+def train(tmp_path, *argv, objective=policy_gradient, arrays=ARRAYS, recorder=None, **overrides):
+    recorder = recorder or Recorder()
+    config = configure(tmp_path, *argv, **overrides)
+    run_train_loop(config, recorder.events(), arrays=arrays, objective=objective)
+    return recorder
+
+
+def stock_symbols():
+    lean_imports.import_trainer()
+    from maxtext_overrides.signatures import resolve
+
+    return [resolve(o.symbol)[2] for o in OVERRIDES + loss.OVERRIDES + rlax_config.OVERRIDES]
+
+
+@pytest.fixture(scope="module")
+def three_steps(tmp_path_factory):
+    before = stock_symbols()
+    recorder = train(tmp_path_factory.mktemp("rl"))
+    recorder.restored = before == stock_symbols()
+    return recorder
+
+
+def test_stock_loop_trains_with_the_objective(three_steps):
+    calls = [("start", 0)] + [c for s in (1, 2, 3) for c in (("batch", s), ("end", s))]
+    assert three_steps.calls == calls
+    for step in (1, 2, 3):
+        data, metrics = batch(step), three_steps.metrics[step]
+        assert metrics["tokens"] == metrics["learning/total_weights"] == data["rl_mask"].sum() == 36
+    assert three_steps.restored
+
+
+def test_loss_is_what_numpy_computes_from_the_logits(three_steps):
+    data, logits = batch(1), three_steps.first_logits.astype(np.float64)
+    log_z = np.log(np.exp(logits).sum(-1))
+    targets = np.take_along_axis(logits, data["targets"][..., None], -1)[..., 0]
+    logprobs = (targets - log_z) * data["rl_mask"]
+    metrics = three_steps.metrics[1]
+    assert metrics["logprob_sum"] == pytest.approx(logprobs.sum(), rel=1e-5)
+    expected = -(logprobs * data["rl_advantages"]).sum() / 36
+    assert metrics["learning/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_published_weights_survive_the_donation_of_the_next_step(three_steps):
+    name = next(n for n in three_steps.weights[0] if n.endswith("wi_0.kernel"))
+    versions = [np.asarray(three_steps.weights[v][name]) for v in (0, 1, 2, 3)]
+    for old, new in itertools.pairwise(versions):
+        assert 1e-4 < np.abs(new - old).max() < 0.1  # Adam moves by about the learning rate
+    assert not any("rngs" in n or "cache" in n for n in three_steps.weights[0])
+
+
+def test_target_logprobs_and_their_gradient():
+    logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
+    targets = np.array([[0, 4, 2], [1, 1, 3]], np.int32)
+
+    def reference(x):
+        return jnp.take_along_axis(jax.nn.log_softmax(x / 0.7), targets[..., None], -1)[..., 0]
+
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for call in (loss.target_logprobs, jax.jit(loss.target_logprobs, static_argnums=2)):
+        np.testing.assert_allclose(call(logits, targets, 0.7), reference(logits), atol=1e-6)
+    ours = jax.grad(lambda x: (loss.target_logprobs(x, targets, 0.7) * weights).sum())(logits)
+    theirs = jax.grad(lambda x: (reference(x) * weights).sum())(logits)
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_gradient_accumulation_is_exact_with_uneven_masks(tmp_path, optimizer, three_steps):
+    common = {"steps": 1, "opt_type": optimizer, "gradient_clipping_threshold": 0.0}
+    whole = train(tmp_path / "whole", **common)
+    parts = train(
+        tmp_path / "parts", gradient_accumulation_steps=2, per_device_batch_size=4, **common
+    )
+    for key in ("learning/loss", "learning/grad_norm", "learning/total_weights", "logprob_sum"):
+        assert parts.metrics[1][key] == pytest.approx(whole.metrics[1][key], rel=2e-6), key
+    for name, value in whole.weights[1].items():
+        # Adam divides by |gradient|: entries near 0 may turn, by at most twice the learning rate.
+        tolerance = 1e-6 if optimizer == "sgd" else 1e-4
+        np.testing.assert_allclose(parts.weights[1][name], value, atol=tolerance, err_msg=name)
+
+
+def test_data_error_is_what_the_loop_ends_with(tmp_path):
+    before = stock_symbols()
+
+    def broken(step):
+        if step == 2:
+            raise WorkerError("no batch will come")
+        return batch(step)
+
+    recorder = Recorder(batches=broken)
+    with pytest.raises(WorkerError, match="no batch will come"):
+        train(tmp_path, recorder=recorder)
+    assert recorder.calls[-1] == ("batch", 2)
+    assert before == stock_symbols()
+
+
+def test_wrong_batch_names_the_array(tmp_path):
+    def cut(step):
+        return batch(step) | {"rl_mask": np.zeros((ROWS, LENGTH), np.float32)}
+
+    with pytest.raises(TrainingError, match=r"batch of step 1: rl_mask is float32\[8, 16\], expe"):
+        train(tmp_path, recorder=Recorder(batches=cut))
+
+
+def test_checkpoint_resume_and_stop(tmp_path, three_steps):
+    saving = {"enable_checkpointing": True, "async_checkpointing": True}
+    first = train(tmp_path, recorder=Recorder(stop_after=2), **saving)
+    assert first.calls[-2:] == [("end", 2), ("checkpoint", 2)]
+    labels = [p.name for p in (tmp_path / "tiny" / "checkpoints").iterdir() if p.name.isdigit()]
+    assert labels == ["1"]  # MaxText counts from 0
+
+    second = train(tmp_path, **saving)
+    assert second.calls == [("start", 2), ("batch", 3), ("end", 3), ("checkpoint", 3)]
+    for name, value in three_steps.weights[3].items():  # as if it had never stopped
+        np.testing.assert_array_equal(second.weights[3][name], value, err_msg=name)
+        np.testing.assert_array_equal(second.weights[2][name], three_steps.weights[2][name])
+
+
+def test_error_before_a_checkpoint_is_not_wrapped(tmp_path):
+    recorder = Recorder()
+
+    def refuse(step):
+        raise WorkerError(f"snapshot of {step} failed")
+
+    events = Events(recorder.batches, recorder.on_step_end, before_checkpoint=refuse)
+    config = configure(tmp_path, enable_checkpointing=True, checkpoint_period=1)
+    with pytest.raises(WorkerError, match="snapshot of 2 failed"):
+        run_train_loop(config, events, arrays=ARRAYS, objective=policy_gradient)
+
+
+def test_mixture_of_experts_keeps_its_load_balance_loss(tmp_path):
+    moe = {
+        "decoder_block": "mixtral",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "base_moe_mlp_dim": 64,
+        "load_balance_loss_weight": 0.5,
+        "sparse_matmul": False,
+        "megablox": False,
+        "steps": 2,
+        "gradient_clipping_threshold": 0.0,
+    }
+    whole = train(tmp_path / "whole", **moe)
+    for step in (1, 2):
+        found = whole.metrics[step]
+        assert found["learning/moe_lb_loss"] > 0.1
+        assert found["learning/loss"] == pytest.approx(
+            found["learning/lm_loss"] + found["learning/moe_lb_loss"], rel=1e-5
+        )
+    router = next(n for n in whole.weights[0] if "gate" in n)
+    assert np.abs(whole.weights[2][router] - whole.weights[0][router]).max() > 1e-3
+
+    def nothing(logprobs_bt, data):
+        zero = 0.0 * logprobs_bt.sum()
+        return zero, data["rl_mask"].astype(jnp.float32).sum(), {}
+
+    # With a loss of zero, what is left of the gradient is the load balance loss's.
+    alone = train(tmp_path / "alone", objective=nothing, **moe)
+    assert alone.metrics[1]["learning/grad_norm"] > 1e-3
+
+
+def test_another_source_upstream_is_refused_unless_allowed(tmp_path, monkeypatch):
+    module = lean_imports.import_trainer()
+    stock = module.record_activation_metrics
+    monkeypatch.setattr(
+        module, "record_activation_metrics", lambda output_metrics, outputs, config: None
+    )
+    with pytest.raises(OverrideError, match="record_activation_metrics has the signature"):
+        train(tmp_path, steps=1)
+    assert module.record_activation_metrics is not stock
+    recorder = train(tmp_path, "rlax.allow_untested_maxtext=true", steps=1)
+    assert recorder.calls[-1] == ("end", 1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("num_vocab_tiling=2", "num_vocab_tiling = 2: must be 1"),
+        ("dropout_rate=0.1", "dropout_rate = 0.1: must be 0"),
+        ("dataset_type=grain", "dataset_type = 'grain': must not be grain"),
+        ("enable_diloco=true", "enable_diloco = True: must be false"),
+        ("training_objective=block_diffusion", "training_objective = 'block_diffusion'"),
+        ("lora.enable_lora=true", "lora.enable_lora = True"),
+        ("per_device_batch_size=0.5", "per_device_batch_size = 0.5"),
+        ("rlax.staleness.max_stalenes=2", "max_stalenes = 2: no such key; did you mean 'max_stale"),
+        ("rlax.rollouts.group_size=0", "rlax.rollouts.group_size = 0: Input should be greater"),
+        ("base_emb_dimm=8", "base_emb_dimm: no such key; did you mean 'base_emb_dim'"),
+        ("steps=many", "steps = 'many': Input should be a valid integer"),
+    ],
+)
+def test_bad_values_are_config_errors_that_name_the_key(argv, expected):
+    with pytest.raises(ConfigError) as error:
+        rlax_config.load((TINY, argv))
+    assert expected in str(error.value)
+
+
+def test_config_reads_the_section_and_the_command_line():
+    config = rlax_config.load((TINY, "rlax.staleness.max_staleness=3", "steps=7"), run_name="x")
+    assert (config.rlax.staleness.max_staleness, config.steps, config.run_name) == (3, 7, "x")
+    assert config.rlax.prompt_source.name == "none"
+
+
+def test_relative_directories_become_absolute_and_buckets_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = rlax_config.load((TINY, "base_output_directory=runs"))
+    assert config.checkpoint_dir == f"{tmp_path}/runs/tiny/checkpoints/"
+    config = rlax_config.load((TINY, "base_output_directory=gs://bucket/runs"))
+    assert config.checkpoint_dir == "gs://bucket/runs/tiny/checkpoints/"
+
+
+class FakeLink:
+    """A controller that has every batch ready and asks for a stop after one step."""
+
+    def __init__(self, stop_after):
+        self.stop_after, self.calls, self.metrics = stop_after, [], {}
+
+    def next_batch(self, step):
+        assert ("publish", step - 1) in self.calls  # or no worker could have drawn it
+        self.calls.append(("batch", step))
+        return batch(step)
+
+    def publish(self, step, arrays):
+        assert all(isinstance(a, jax.Array) for a in arrays.values())
+        self.calls.append(("publish", step))
+
+    def step_done(self, step, metrics):
+        self.metrics[step] = metrics
+        self.calls.append(("done", step))
+
+    def before_checkpoint(self, step):
+        self.calls.append(("checkpoint", step))
+
+    @property
+    def stop_requested(self):
+        return ("done", self.stop_after) in self.calls
+
+
+class Numbers:
+    stop_ids = (1,)
+
+
+def context_of(argv):
+    section = rlax_config.load(argv).rlax
+    registered = {
+        "objective": rlax_objectives.rlax_register_objective(),
+        "aggregation": rlax_objectives.rlax_register_aggregation(),
+        "importance_weight": rlax_objectives.rlax_register_importance_weight(),
+        "advantage": rlax_objectives.rlax_register_advantage(),
+        "gradient_term": rlax_objectives.rlax_register_gradient_term(),
+        "correction": rlax_objectives.rlax_register_correction(),
+        "prompt_source": {"none": Extension(NoOptions, lambda options, context: Numbers())},
+    }
+
+    def part(kind, choice, key):
+        extension = registered[kind][choice.name]
+        return extension.build(extension.config_class(**choice.options), context)
+
+    return (context := BuildContext(Path(), 0, section, argv, part))
+
+
+def trainer(argv):
+    return rlax_maxtext.rlax_register_trainer()["maxtext"].build(NoOptions(), context_of(argv))
+
+
+def test_trainer_plugin_publishes_before_it_asks_and_stops_with_a_checkpoint(tmp_path):
+    argv = (TINY, f"base_output_directory={tmp_path}", "enable_checkpointing=true")
+    link = FakeLink(stop_after=2)
+    trainer(argv).run(link)
+    assert link.calls == [
+        ("publish", 0),
+        *[("batch", 1), ("publish", 1), ("done", 1)],
+        *[("batch", 2), ("publish", 2), ("done", 2)],
+        ("checkpoint", 2),
+    ]
+    report = objective.summarise(link.metrics[2])
+    assert report["objective/tokens"] == 36
+    assert report["objective/rows"] == 8
+    assert isinstance(link.metrics[2]["learning/grad_norm"], np.ndarray)
+
+    resumed = FakeLink(stop_after=3)
+    trainer(argv).run(resumed)
+    assert resumed.calls[:2] == [("publish", 2), ("batch", 3)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("per_device_batch_size=4", "per_device_batch_size = 4: times 1 devices and gradient_"),
+        ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
+        ("rlax.rollouts.temperature=0", "rlax.rollouts.temperature = 0.0: must be above 0"),
+    ],
+)
+def test_trainer_plugin_refuses_a_batch_that_does_not_fit(tmp_path, argv, expected):
+    with pytest.raises(ConfigError) as error:
+        trainer((TINY, f"base_output_directory={tmp_path}", argv)).run(FakeLink(stop_after=1))
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
+        ("rlax.warm_start.enabled=true", "prompt source 'none' has no answer_tokens"),
+        ("dropout_rate=0.5", "dropout_rate = 0.5: must be 0"),
+    ],
+)
+def test_check_finds_what_maxtext_would_refuse(argv, expected):
+    check = rlax_maxtext.rlax_register_trainer()["maxtext"].check
+    check(NoOptions(), context_of((TINY,)))
+    with pytest.raises(ConfigError) as error:
+        section = context_of((TINY, *(argv,) * argv.startswith("rlax")))
+        check(NoOptions(), dataclasses.replace(section, maxtext_argv=(TINY, argv)))
+    assert expected in str(error.value)
+
+
+class Doubles:
+    """ "a" asks for a + 1; a vocabulary of 64."""
+
+    stop_ids, pad_id = (1,), 0
+
+    def prompts(self, split):
+        start = {"train": 2, "validation": 2}[split]
+        return [
+            Prompt(str(n), np.array([63, n], np.int32), str(n), str(n)) for n in range(start, 50)
+        ]
+
+    def decode(self, tokens):
+        return " ".join(map(str, tokens))
+
+    def answer_tokens(self, prompt):
+        return np.array([prompt.tokens[1] + 1, 1], np.int32)
+
+
+def test_supervised_rows_mark_the_answer():
+    arrays = supervised.rows(Doubles(), Doubles().prompts("train")[:1], 5)
+    assert arrays["inputs"].tolist() == [[63, 2, 3, 0, 0]]
+    assert arrays["targets"].tolist() == [[2, 3, 1, 0, 0]]
+    assert arrays["targets_segmentation"].tolist() == [[0, 1, 1, 0, 0]]
+    assert arrays["inputs_segmentation"].tolist() == [[1, 1, 1, 0, 0]]
+
+
+def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
+    window = (
+        "rlax.warm_start.pass_at_1_from=0.2",
+        "rlax.warm_start.pass_at_1_to=0.9",
+    )
+    argv = (TINY, f"base_output_directory={tmp_path}", *window)
+    looks = []
+    path = supervised.warm_start(
+        argv, rlax_config.initialize(argv), Doubles(), lambda *look: looks.append(look)
+    )
+    step, reached = looks[-1]
+    assert 0.2 <= reached <= 0.9
+    assert all(value < 0.2 for _, value in looks[:-1])
+    assert path == str(tmp_path / "tiny" / "warm_start" / "checkpoints" / str(step - 1) / "items")
+
+    # The RL run's first version gives the same pass@1, with a fresh optimizer and step count.
+    held_out = supervised.rows(Doubles(), Doubles().prompts("validation")[:16], LENGTH)
+    measured = []
+    recorder = Recorder()
+    events = Events(
+        recorder.batches,
+        lambda loop, metrics: False,
+        on_start=lambda loop: measured.append(
+            (loop.completed, supervised.PassAt1(held_out, 1.0)(loop))
+        ),
+    )
+    config = rlax_config.initialize(argv, load_parameters_path=path, steps=1)
+    loop = run_train_loop(config, events, arrays=ARRAYS, objective=policy_gradient)
+    assert measured == [(0, pytest.approx(reached, rel=1e-5))]
+    assert loop.completed == 1
+    assert set(published(loop.model_state))
+
+    again = supervised.warm_start(argv, config, Doubles(), lambda *look: pytest.fail("trained"))
+    assert again == path
+
+
+def test_warm_start_that_overshoots_or_falls_short_is_an_error(tmp_path):
+    argv = (TINY, f"base_output_directory={tmp_path}", "rlax.warm_start.steps=2")
+    config = rlax_config.initialize(argv)
+    with pytest.raises(TrainingError, match=r"after rlax.warm_start.steps = 2, below"):
+        supervised.warm_start(argv, config, Doubles())
+    argv += ("rlax.warm_start.pass_at_1_from=0", "rlax.warm_start.pass_at_1_to=0")
+    config = rlax_config.initialize(argv)
+    with pytest.raises(TrainingError, match=r"above rlax.warm_start.pass_at_1_to = 0.0"):
+        supervised.warm_start(argv, config, Doubles())
+
+
+def test_arrays_of_the_supervised_loop_are_maxtexts_own():
+    assert set(MAXTEXT_ARRAYS) == {n for n in ARRAYS if not n.startswith("rl_")}
