@@ -1,4 +1,4 @@
-# Every target sets up its own environment first (scripts/setup.sh); a second run starts at once.
+# Every target sets up its own environment first (.ci/setup); a second run starts at once.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -47,5 +47,5 @@ clean: ## removes .venv, caches and build output; keeps runs/
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv, caches and build output; kept runs/"
 
-$(READY): requirements.lock pyproject.toml scripts/setup.sh
-	@scripts/setup.sh
+$(READY): requirements.lock pyproject.toml .ci/setup
+	@.ci/setup

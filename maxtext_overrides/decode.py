@@ -7,7 +7,6 @@ is free, without Python per token. Settings, seeds and limits are per slot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,41 +15,14 @@ import numpy as np
 
 from maxtext_overrides.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
 from maxtext_overrides.sampling import sample, uniforms
+from maxtext_overrides.slots import MAX_STOP_IDS, Finished, Prefill
 from rlax_plugin.types import SamplingParams
 
 __all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Finished", "Prefill"]
 
-MAX_STOP_IDS = 8
 _SHORTEST_PREFILL = 16  # tokens; prompts are padded to a power of two from here on
 
 State = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """One prompt and the slots its samples go to.
-
-    Attributes:
-      tokens: int32 [prompt_length].
-      slots: free slots, one per sample.
-      seeds: 64-bit seeds, one per sample.
-      sampling: the same for all samples.
-    """
-
-    tokens: np.ndarray
-    slots: tuple[int, ...]
-    seeds: tuple[int, ...]
-    sampling: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A completed sample; arrays are [length], see ``rlax_plugin.types.Rollout``."""
-
-    slot: int
-    tokens: np.ndarray
-    logprob_full: np.ndarray
-    logprob_sampled: np.ndarray
 
 
 class DecodeEngine:

@@ -43,12 +43,15 @@ class LearnabilityConfig(Section):
     """Options of ``learnability``."""
 
     candidates: Annotated[int, Field(ge=1)] = Field(
-        8, description="prompts looked at for each one chosen"
+        default=8, description="prompts looked at for each one chosen"
     )
     prior_samples: Annotated[float, Field(gt=0)] = Field(
-        4.0, description="weight of the belief that an unmeasured prompt passes half the time"
+        default=4.0,
+        description="weight of the belief that an unmeasured prompt passes half the time",
     )
-    floor: Rate = Field(0.02, description="least weight of a prompt, so that none is lost for good")
+    floor: Rate = Field(
+        default=0.02, description="least weight of a prompt, so that none is lost for good"
+    )
 
 
 class Learnability(Sampler):
@@ -101,8 +104,8 @@ class MixedOutcome(Gate):
 class BandConfig(Section):
     """Options of ``difficulty_band``."""
 
-    low: Rate = Field(0.2, description="least share of passing samples")
-    high: Rate = Field(0.8, description="largest share of passing samples")
+    low: Rate = Field(default=0.2, description="least share of passing samples")
+    high: Rate = Field(default=0.8, description="largest share of passing samples")
 
     @model_validator(mode="after")
     def _ordered(self) -> BandConfig:

@@ -21,15 +21,16 @@ log = logging.getLogger("rlax.launcher")
 class LocalConfig(Section):
     """Options of ``local``."""
 
-    workers: Annotated[int, Field(ge=1)] = Field(1, description="worker processes")
+    workers: Annotated[int, Field(ge=1)] = Field(default=1, description="worker processes")
     max_restarts: Annotated[int, Field(ge=0)] = Field(
-        10, description="restarts of one worker in a row without it living for 60 s"
+        default=10, description="restarts of one worker in a row without it living for 60 s"
     )
     stop_s: Annotated[float, Field(gt=0)] = Field(
-        5.0, description="seconds from SIGTERM to SIGKILL when the run ends"
+        default=5.0, description="seconds from SIGTERM to SIGKILL when the run ends"
     )
     threads: Annotated[int, Field(ge=0)] = Field(
-        0, description="CPU cores per worker (0: all); workers get disjoint ones where possible"
+        default=0,
+        description="CPU cores per worker (0: all); workers get disjoint ones where possible",
     )
 
 

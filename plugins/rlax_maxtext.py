@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlax_plugin.batches import ARRAYS
@@ -22,6 +22,15 @@ class MaxTextTrainer(Trainer):
     def __init__(self, context: BuildContext):
         self._context = context
         self._section: RlaxSection = context.section
+
+    def _reporter(self, link: TrainerLink) -> Callable[[int, float], None]:
+        most = self._section.warm_start.steps
+
+        def report(step: int, pass_at_1: float) -> None:
+            log.info("warm start: step %d, validation pass@1 %.3f", step, pass_at_1)
+            link.progress("warm start", step, most, f"(validation pass@1 {pass_at_1:.3f})")
+
+        return report
 
     def run(self, link: TrainerLink) -> None:
         """Trains to ``steps``, or until a stop is requested.
@@ -43,7 +52,7 @@ class MaxTextTrainer(Trainer):
         slots = resolve(self._section.objective, self._context.part)
         if self._section.warm_start.enabled:
             source = _answered_prompts(self._context)
-            path = supervised.warm_start(argv, config, source, _report_warm_start)
+            path = supervised.warm_start(argv, config, source, self._reporter(link))
             config = initialize(argv, load_parameters_path=path)
 
         def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> bool:
@@ -61,10 +70,6 @@ class MaxTextTrainer(Trainer):
             before_checkpoint=link.before_checkpoint,
         )
         run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))
-
-
-def _report_warm_start(step: int, pass_at_1: float) -> None:
-    log.info("warm start: step %d, validation pass@1 %.3f", step, pass_at_1)
 
 
 def _answered_prompts(context: BuildContext) -> Any:

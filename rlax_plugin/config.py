@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rlax_plugin.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -40,27 +40,37 @@ class Choice(BaseModel):
 class Rollouts(Section):
     """How completions are drawn."""
 
-    engine: Choice = Field(Choice(name="jetstream"), description="rollout engine of the workers")
-    group_size: Annotated[int, Field(ge=1)] = Field(8, description="samples per prompt")
-    groups_per_step: PositiveInt = Field(8, description="groups in one training batch")
-    max_prompt_tokens: PositiveInt = Field(16, description="longest prompt, tokens")
-    max_new_tokens: PositiveInt = Field(16, description="longest completion, tokens, stop included")
-    temperature: Annotated[float, Field(ge=0)] = Field(1.0, description="sampling temperature")
-    top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 keeps the whole vocabulary")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="1.0 keeps all")
-    ignore_stop: bool = Field(False, description="always draw max_new_tokens (benchmarks)")
-    slots: PositiveInt = Field(64, description="sequences a worker decodes at once")
+    engine: Choice = Field(
+        default=Choice(name="jetstream"), description="rollout engine of the workers"
+    )
+    group_size: Annotated[int, Field(ge=1)] = Field(default=8, description="samples per prompt")
+    groups_per_step: PositiveInt = Field(default=8, description="groups in one training batch")
+    max_prompt_tokens: PositiveInt = Field(default=16, description="longest prompt, tokens")
+    max_new_tokens: PositiveInt = Field(
+        default=16, description="longest completion, tokens, stop included"
+    )
+    temperature: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="sampling temperature"
+    )
+    top_k: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="0 keeps the whole vocabulary"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="1.0 keeps all")
+    ignore_stop: bool = Field(default=False, description="always draw max_new_tokens (benchmarks)")
+    slots: PositiveInt = Field(default=64, description="sequences a worker decodes at once")
     on_new_weights: Literal["finish"] = Field(
-        "finish", description="what a worker does with running samples when weights arrive"
+        default="finish", description="what a worker does with running samples when weights arrive"
     )
 
 
 class Staleness(Section):
     """RLAX's two integers. (1, 1) is on-policy lockstep, (1, 2) one step off."""
 
-    reload_every: PositiveInt = Field(1, description="j: workers reload once per j versions")
+    reload_every: PositiveInt = Field(
+        default=1, description="j: workers reload once per j versions"
+    )
     max_staleness: PositiveInt = Field(
-        1, description="k: versions between the update's and a sample's oldest token"
+        default=1, description="k: versions between the update's and a sample's oldest token"
     )
 
     @model_validator(mode="after")
@@ -78,17 +88,22 @@ class Staleness(Section):
 class Curation(Section):
     """Which prompts are asked and which groups train."""
 
-    sampler: Choice = Field(Choice(name="shuffled"), description="curation.sample")
-    gates: tuple[Choice, ...] = Field((), description="all must admit a group, in this order")
-    pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
-        8.0, description="groups of one prompt after which an old outcome counts half"
+    sampler: Choice = Field(default=Choice(name="shuffled"), description="curation.sample")
+    gates: tuple[Choice, ...] = Field(
+        default=(), description="all must admit a group, in this order"
     )
-    pass_threshold: float = Field(0.5, description="a reward at or above it counts as a pass")
+    pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
+        default=8.0, description="groups of one prompt after which an old outcome counts half"
+    )
+    pass_threshold: float = Field(
+        default=0.5, description="a reward at or above it counts as a pass"
+    )
     oversample: Annotated[float, Field(ge=1)] = Field(
-        1.0, description="groups issued ahead per group needed; the surplus may go stale"
+        default=1.0, description="groups issued ahead per group needed; the surplus may go stale"
     )
     max_refill: PositiveInt = Field(
-        8, description="times groups_per_step groups one step may issue before the run stops"
+        default=8,
+        description="times groups_per_step groups one step may issue before the run stops",
     )
 
 
@@ -107,11 +122,16 @@ class Objective(Section):
 class Weights(Section):
     """The path of weights from the trainer to the workers."""
 
-    store: Choice = Field(Choice(name="orbax"), description="how the bytes are kept")
-    path: str = Field("", description="where; empty: <run_dir>/weights. Workers must reach it")
-    keep: PositiveInt = Field(2, description="newest versions kept; leased ones stay as well")
+    store: Choice = Field(default=Choice(name="orbax"), description="how the bytes are kept")
+    path: str = Field(
+        default="", description="where; empty: <run_dir>/weights. Workers must reach it"
+    )
+    keep: PositiveInt = Field(
+        default=2, description="newest versions kept; leased ones stay as well"
+    )
     parameter_server: str = Field(
-        "embedded", description='"embedded", or host:port of a running rlax parameter-server'
+        default="embedded",
+        description='"embedded", or host:port of a running rlax parameter-server',
     )
 
 
@@ -119,45 +139,55 @@ class Evaluation(Section):
     """Held-out evaluation before and after training, through the workers."""
 
     split: str = "test"
-    problems: Annotated[int, Field(ge=0)] = Field(512, description="0 turns evaluation off")
-    samples: PositiveInt = Field(16, description="completions per problem")
-    k: tuple[PositiveInt, ...] = Field((1, 8), description="k of pass@k")
-    bootstrap: PositiveInt = Field(2000, description="resamples for the 95 % interval")
+    problems: Annotated[int, Field(ge=0)] = Field(default=512, description="0 turns evaluation off")
+    samples: PositiveInt = Field(default=16, description="completions per problem")
+    k: tuple[PositiveInt, ...] = Field(default=(1, 8), description="k of pass@k")
+    bootstrap: PositiveInt = Field(default=2000, description="resamples for the 95 % interval")
 
 
 class WarmStart(Section):
     """A supervised start by MaxText's ordinary loop, stopped inside a window of pass@1."""
 
     enabled: bool = False
-    steps: PositiveInt = Field(2000, description="supervised steps at most")
-    batch_rows: PositiveInt = Field(256, description="examples per step")
+    steps: PositiveInt = Field(default=2000, description="supervised steps at most")
+    batch_rows: PositiveInt = Field(default=256, description="examples per step")
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3
-    pass_at_1_from: float = Field(0.28, description="stop once validation pass@1 reaches this")
-    pass_at_1_to: float = Field(0.35, description="an error if it overshoots this")
-    check_every: PositiveInt = Field(5, description="steps between looks at validation pass@1")
-    problems: PositiveInt = Field(512, description="validation problems looked at")
+    pass_at_1_from: float = Field(
+        default=0.28, description="stop once validation pass@1 reaches this"
+    )
+    pass_at_1_to: float = Field(default=0.35, description="an error if it overshoots this")
+    check_every: PositiveInt = Field(
+        default=5, description="steps between looks at validation pass@1"
+    )
+    problems: PositiveInt = Field(default=512, description="validation problems looked at")
 
 
 class Deadlines(Section):
     """Seconds. Nothing in a run waits without one of these."""
 
-    startup_s: Seconds = Field(180.0, description="until the first worker is ready")
-    heartbeat_s: Seconds = Field(2.0, description="between a worker's heartbeats")
-    heartbeats_lost: PositiveInt = Field(3, description="missed heartbeats that make it lost")
-    rpc_s: Seconds = Field(10.0, description="any single control RPC")
-    group_s: Seconds = Field(60.0, description="one group's generation")
-    reward_s: Seconds = Field(10.0, description="one reward call")
-    batch_s: Seconds = Field(300.0, description="the trainer's wait for a batch")
-    weights_s: Seconds = Field(120.0, description="writing or pulling one weight version")
-    lease_s: Seconds = Field(60.0, description="a reader's hold on a version before renewal")
-    drain_s: Seconds = Field(20.0, description="a worker's time to finish after SIGTERM")
+    startup_s: Seconds = Field(default=180.0, description="until the first worker is ready")
+    heartbeat_s: Seconds = Field(default=2.0, description="between a worker's heartbeats")
+    heartbeats_lost: PositiveInt = Field(
+        default=3, description="missed heartbeats that make it lost"
+    )
+    rpc_s: Seconds = Field(default=10.0, description="any single control RPC")
+    group_s: Seconds = Field(default=60.0, description="one group's generation")
+    reward_s: Seconds = Field(default=10.0, description="one reward call")
+    batch_s: Seconds = Field(default=300.0, description="the trainer's wait for a batch")
+    weights_s: Seconds = Field(default=120.0, description="writing or pulling one weight version")
+    lease_s: Seconds = Field(
+        default=60.0, description="a reader's hold on a version before renewal"
+    )
+    drain_s: Seconds = Field(default=20.0, description="a worker's time to finish after SIGTERM")
 
 
 class Network(Section):
     """Where endpoints listen. Beyond loopback TLS and a token are required."""
 
-    host: str = Field("127.0.0.1", description="address the controller and workers bind")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="controller; 0: any free")
+    host: str = Field(default="127.0.0.1", description="address the controller and workers bind")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=0, description="controller; 0: any free"
+    )
 
     @model_validator(mode="after")
     def _loopback(self) -> Network:
@@ -174,12 +204,13 @@ class RlaxSection(Section):
     """The whole ``rlax:`` section."""
 
     plugins: tuple[str, ...] = Field(
-        (), description="entry-point or module names of the plug-ins to load; nothing else is"
+        default=(),
+        description="entry-point or module names of the plug-ins to load; nothing else is",
     )
-    seed: int = Field(0, description="of prompts, samples and evaluation")
+    seed: int = Field(default=0, description="of prompts, samples and evaluation")
     prompt_source: Choice
-    rewards: tuple[Choice, ...] = Field(..., min_length=1, description="summed")
-    reward_processes: PositiveInt = Field(1, description="processes of the reward pool")
+    rewards: tuple[Choice, ...] = Field(default=..., min_length=1, description="summed")
+    reward_processes: PositiveInt = Field(default=1, description="processes of the reward pool")
     rollouts: Rollouts = Rollouts()
     staleness: Staleness = Staleness()
     curation: Curation = Curation()
@@ -193,5 +224,5 @@ class RlaxSection(Section):
     deadlines: Deadlines = Deadlines()
     network: Network = Network()
     allow_untested_maxtext: bool = Field(
-        False, description="run although MaxText's source differs from what was tested"
+        default=False, description="run although MaxText's source differs from what was tested"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 
@@ -20,12 +20,12 @@ from rlax_plugin.types import Group, GroupRequest, Prompt, Rollout, WeightVersio
 if TYPE_CHECKING:
     import numpy as np
 
-C = TypeVar("C", bound=BaseModel)
+
 Arrays = Mapping[str, Any]  # variable name -> numpy or JAX array
 
 
 @dataclass(frozen=True, slots=True)
-class Extension(Generic[C]):
+class Extension[C: BaseModel]:
     """What a plug-in registers under a name.
 
     Attributes:
@@ -228,6 +228,10 @@ class TrainerLink(Protocol):
 
     def before_checkpoint(self, step: int) -> None:
         """Called before the trainer's own checkpoint of ``step``; saves the controller's state."""
+        ...
+
+    def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
+        """Shows how far a phase outside the training loop is, such as a warm start."""
         ...
 
     @property

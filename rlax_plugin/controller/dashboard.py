@@ -82,6 +82,15 @@ class Dashboard:
         if self._live is None:
             self._console.print(name, highlight=False)
 
+    def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
+        """A phase of the trainer's own, with the latest figure of it."""
+        label = f"{phase} {note}".rstrip()
+        self._phase.update(self._task, description=label, completed=done, total=of)
+        now = time.monotonic()
+        if self._live is None and now - self._last_line_s > self._every_s / 2:
+            self._last_line_s = now
+            self.message(f"{phase}: step {done} of at most {of} {note}")
+
     def advance(self, done: int, of: int | None = None) -> None:
         self._phase.update(self._task, completed=done, total=of)
 

@@ -49,6 +49,7 @@ class Link(TrainerLink):
       loop: the controller's event loop, which runs on another thread.
       started: called on the event loop with the first published step, when weights exist.
       finished: called on the event loop with each finished step.
+      progress: called on the event loop with (phase, done, of, note).
       snapshot: called on the event loop before each checkpoint; must be durable on return.
     """
 
@@ -63,10 +64,12 @@ class Link(TrainerLink):
         started: Callable[[int], None],
         finished: Callable[[FinishedStep], None],
         snapshot: Callable[[int], None],
+        progress: Callable[[str, int, int, str], None],
     ):
         self._loop, self._section, self._flow = loop, section, flow
         self._publisher, self._build_batch = publisher, build_batch
         self._started, self._finished, self._snapshot = started, finished, snapshot
+        self._progress = progress
         self._first_publish = True
         self._stop = False
         self._current: tuple[tuple[Group, ...], StepStats] | None = None
@@ -127,6 +130,9 @@ class Link(TrainerLink):
 
     def before_checkpoint(self, step: int) -> None:
         self._on_loop(self._snapshot, step, deadline_s=self._section.deadlines.weights_s)
+
+    def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
+        self._loop.call_soon_threadsafe(self._progress, phase, done, of, note)
 
     @property
     def stop_requested(self) -> bool:

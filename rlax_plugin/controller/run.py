@@ -260,6 +260,7 @@ class _Run:
             started=controller.weights_exist,
             finished=finished,
             snapshot=controller.snapshot,
+            progress=controller.dashboard.progress,
         )
         trainer: Trainer = self._registry.part(
             "trainer", self._section.trainer, "rlax.trainer", self._context

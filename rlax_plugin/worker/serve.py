@@ -88,19 +88,23 @@ class Member:
             raise WorkerError(reply.reason)
         return reply.parameter_server
 
+    async def report(self) -> pb.HeartbeatReply:
+        """Sends one heartbeat."""
+        request = pb.HeartbeatRequest(
+            worker=self._name,
+            version=self._engine.version,
+            figures=self._engine.health(),
+            draining=self.draining,
+        )
+        return await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
+
     async def heartbeat(self) -> None:
         """Reports until the run ends. A controller that forgot this worker gets it again."""
         missed = 0
         while not self.stopped.is_set():
             self._beat.clear()
-            request = pb.HeartbeatRequest(
-                worker=self._name,
-                version=self._engine.version,
-                figures=self._engine.health(),
-                draining=self.draining,
-            )
             try:
-                reply = await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
+                reply = await self.report()
             except grpc.aio.AioRpcError as error:
                 missed += 1
                 log.warning("heartbeat failed (%d in a row): %s", missed, describe(error))
@@ -137,7 +141,7 @@ class Member:
                         await asyncio.wait_for(
                             self._engine.load_weights(version), self._deadlines.weights_s
                         )
-                except WeightsError as error:
+                except (WeightsError, DeadlineError, TimeoutError) as error:
                     # The old weights stay in use; strict staleness keeps them from doing harm.
                     log.error("version %d was not loaded: %s", newest.version, error)
                     continue
@@ -196,8 +200,11 @@ async def _serve(
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if terminated.is_set():
         log.info("draining for at most %g s", section.deadlines.drain_s)
-        service.draining = member.draining = True
-        member.beat_now()
+        member.draining = True
+        # Once the controller has heard it, it sends nothing more: no group is turned away.
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await member.report()
+        service.draining = True
         # gRPC's grace lets running calls end and refuses new ones.
         await server.stop(section.deadlines.drain_s)
     await member.leave()

@@ -1,0 +1,53 @@
+"""Rollout engine ``jetstream``: MaxEngine's model behind continuous batching and JetStream's API."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlax_plugin import BuildContext, Extension, Section, hookimpl
+from rlax_plugin.protocols import RolloutEngine
+
+
+class JetstreamConfig(Section):
+    """Options of ``jetstream``."""
+
+    arrival_steps: Annotated[int, Field(ge=1)] = Field(
+        4, description="decode steps between looks for arrivals while slots are free"
+    )
+    linger_steps: Annotated[int, Field(ge=0, le=2)] = Field(
+        2, description="decode steps a freed slot may wait for others, to be filled in one prefill"
+    )
+    warm_up: bool = Field(True, description="compile the usual programs before the first request")
+    maxtext: dict[str, bool | int | float | str] = Field(
+        {}, description="MaxText keys that workers set differently, e.g. their mesh"
+    )
+
+
+def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
+    from rlax_jetstream.engine import JetstreamEngine
+
+    section = context.section
+    store = context.part("weight_store", section.weights.store, "rlax.weights.store")
+
+    def make_slots():
+        # Importing MaxText takes 12 s; the engine calls this on its own thread.
+        from rlax_jetstream.slots import make_slots
+
+        return make_slots(config, context)
+
+    return JetstreamEngine(
+        make_slots=make_slots,
+        store=store,
+        rollouts=section.rollouts,
+        config=config,
+        make_prompt_source=lambda: context.part(
+            "prompt_source", section.prompt_source, "rlax.prompt_source"
+        ),
+    )
+
+
+@hookimpl
+def rlax_register_rollout_engine() -> dict[str, Extension]:
+    return {"jetstream": Extension(JetstreamConfig, _build)}

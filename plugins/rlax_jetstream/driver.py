@@ -1,0 +1,172 @@
+"""JetStream's own service on top of the same scheduler.
+
+``LLMOrchestrator``, JetStream's stock servicer, is hosted unchanged; ``JetStreamDriver`` stands where
+it expects JetStream's ``Driver`` (tested with google-jetstream 0.2.2; ``num_samples`` and
+``prefill_backlog_size`` are of the later upstream code).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+
+from rlax_jetstream.scheduler import Job
+from rlax_plugin.errors import RlaxError, WorkerError
+from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
+
+if TYPE_CHECKING:
+    from rlax_jetstream.engine import JetstreamEngine
+
+log = logging.getLogger("rlax.jetstream")
+
+_BACKLOG_FACTOR = 4  # waiting samples per slot from which on requests are turned away
+
+
+class JetStreamDriver:
+    """What ``LLMOrchestrator`` needs of a driver.
+
+    The proto knows neither temperature nor seed: a request is drawn with the settings under
+    ``rlax.rollouts`` and a random seed. Its whole completion is one message of the stream.
+    """
+
+    def __init__(self, engine: JetstreamEngine):
+        self._engine = engine
+
+    @property
+    def live(self) -> bool:
+        return self._engine.ready
+
+    def stop(self) -> None:
+        self._engine.close()
+
+    def get_total_concurrent_requests(self) -> int:
+        return self._engine.rollouts.slots
+
+    def prefill_backlog_size(self) -> int:
+        return self._engine.backlog
+
+    def place_request_on_prefill_queue(self, request: Any) -> None:
+        """Takes an ``ActiveRequest``; what goes wrong later arrives through its return channel.
+
+        Raises:
+          queue.Full: too much is waiting; the servicer answers RESOURCE_EXHAUSTED.
+        """
+        if self._engine.backlog >= _BACKLOG_FACTOR * self._engine.rollouts.slots:
+            raise queue.Full
+        # A tokenizer may take long to load: not on the server's event loop.
+        self._engine.background.submit(self._accept, request)
+
+    def _accept(self, request: Any) -> None:
+        channel = request.return_channel
+        try:
+            self._engine.submit([self._job(request)])
+        except Exception as error:
+            if not isinstance(error, RlaxError):
+                log.exception("a JetStream request could not be taken")
+            channel.set_exception(error)
+
+    def _job(self, request: Any) -> Job:
+        rollouts, channel = self._engine.rollouts, request.return_channel
+        as_tokens = isinstance(request.prefill_content, list)
+        tokens = request.prefill_content if as_tokens else self._encode(request.prefill_content)
+        stop_ids = () if rollouts.ignore_stop else self._engine.prompt_source().stop_ids
+        sampling = SamplingParams(
+            temperature=rollouts.temperature,
+            top_k=rollouts.top_k,
+            top_p=rollouts.top_p,
+            max_new_tokens=min(request.max_tokens, rollouts.max_new_tokens),
+            stop_ids=stop_ids,
+        )
+        samples = max(int(getattr(request, "num_samples", 1) or 1), 1)
+        group = GroupRequest(
+            group_id=-1,
+            attempt=1,
+            prompt_tokens=np.asarray(tokens, np.int32),
+            seeds=tuple(secrets.randbits(64) for _ in range(samples)),
+            sampling=sampling,
+        )
+        self._engine.check(group)
+
+        def deliver(drawn: list[Rollout]) -> None:
+            channel.add_result([self._sample(rollout, as_tokens) for rollout in drawn])
+            channel.close()
+
+        return Job(group, deliver, channel.set_exception, abandoned=channel.cancelled)
+
+    def _encode(self, text: str) -> list[int]:
+        encode = getattr(self._engine.prompt_source(), "encode", None)
+        if encode is None:
+            raise WorkerError(
+                "text_content needs a prompt source with encode(); send token_content instead"
+            )
+        from jetstream.engine import token_utils
+
+        # The servicer looks at the text with this module; loading it takes seconds in 0.2.2.
+        token_utils.is_byte_token("")
+        return list(encode(text))
+
+    def _sample(self, rollout: Rollout, as_tokens: bool) -> Any:
+        from jetstream.core.utils.return_sample import ReturnSample
+
+        text = [] if as_tokens else [self._engine.prompt_source().decode(rollout.tokens)]
+        return ReturnSample(text=text, token_ids=rollout.tokens.tolist())
+
+
+class _Forwarder(grpc.GenericRpcHandler):
+    """Stands for a service that is still being imported; answers UNAVAILABLE until then."""
+
+    def __init__(self, service: str):
+        self._prefix = f"/{service}/"
+        self._handlers: tuple[grpc.GenericRpcHandler, ...] = ()
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Called by generated code, to which this object is the server."""
+        self._handlers = (*self._handlers, *handlers)
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
+        """Newer generated code calls this as well; the generic handlers do the same work."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        for handler in self._handlers:
+            if (found := handler.service(handler_call_details)) is not None:
+                return found
+        if not self._handlers and handler_call_details.method.startswith(self._prefix):
+            return grpc.unary_unary_rpc_method_handler(_unavailable)
+        return None
+
+
+async def _unavailable(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "JetStream is still being imported; try again")
+    return b""
+
+
+def add_jetstream_service(server: Any, engine: JetstreamEngine) -> threading.Thread:
+    """Registers JetStream's stock servicer on a ``grpc.aio`` server that has not started yet.
+
+    Importing it brings JAX (seconds) and, in the later upstream code, more: that happens on the
+    returned thread, and calls are answered UNAVAILABLE until it has ended.
+    """
+    forwarder = _Forwarder("jetstream_proto.Orchestrator")
+    server.add_generic_rpc_handlers((forwarder,))
+
+    def load() -> None:
+        try:
+            from maxtext_overrides.jetstream_compat import import_orchestrator
+
+            orchestrator = import_orchestrator()
+            from jetstream.core.proto import jetstream_pb2_grpc
+
+            servicer = orchestrator.LLMOrchestrator(JetStreamDriver(engine))
+            jetstream_pb2_grpc.add_OrchestratorServicer_to_server(servicer, forwarder)
+        except ImportError:
+            log.exception("JetStream's service is not available")
+
+    thread = threading.Thread(target=load, name="rlax-jetstream-import", daemon=True)
+    thread.start()
+    return thread

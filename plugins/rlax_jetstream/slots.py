@@ -1,0 +1,45 @@
+"""Makes the slots of a worker from the run's config. Imports JAX and MaxText."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+
+from maxtext_overrides.config import load
+from maxtext_overrides.lean_imports import unavailable
+from maxtext_overrides.slots import Slots
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.protocols import BuildContext
+
+if TYPE_CHECKING:
+    from rlax_jetstream import JetstreamConfig
+
+
+def make_slots(config: JetstreamConfig, context: BuildContext) -> Slots:
+    """Builds the decode engine on this process's devices; nothing is loaded or compiled yet.
+
+    Raises:
+      ConfigError: the slots do not divide among the devices, or MaxText refuses the config.
+      OverrideError: MaxText is not a tested version.
+    """
+    # MaxEngine uses TensorFlow only to read data; without it the import takes half as long.
+    with unavailable("tensorflow", "google.cloud.aiplatform"):
+        from maxtext_overrides.decode import FASTEST_LAYOUT, DecodeEngine
+
+    rollouts, devices = context.section.rollouts, jax.device_count()
+    if rollouts.slots % devices:
+        raise ConfigError(
+            "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
+        )
+    overrides = FASTEST_LAYOUT | {
+        "per_device_batch_size": rollouts.slots // devices,
+        "max_prefill_predict_length": rollouts.max_prompt_tokens,
+        "max_target_length": rollouts.max_prompt_tokens + rollouts.max_new_tokens,
+        "enable_checkpointing": False,
+        "async_checkpointing": False,
+        "enable_goodput_recording": False,
+        "monitor_goodput": False,
+        "gradient_accumulation_steps": 1,
+    }
+    return DecodeEngine(load(context.maxtext_argv, **(overrides | config.maxtext)))
