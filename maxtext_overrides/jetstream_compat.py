@@ -12,7 +12,8 @@ Upstream symbols, each touched only where the feature is missing, never by versi
   is imported; ``import_orchestrator`` takes both back.
 
 Tested with google-jetstream 0.2.2 (May 2024). The commit that MaxText pins (29329e8e) has the first
-two features and is left alone. Delete this module when that commit, or a later one, is on PyPI.
+two features, which are then left alone. Delete this module when that commit, or a later one, is on
+PyPI.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class Trainer(Protocol):
 
 
 class TrainerLink(Protocol):
-    """All that a trainer knows of the controller; its methods are called on the trainer's thread."""
+    """All that a trainer knows of the controller; called on the trainer's thread."""
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         """Blocks until the batch of ``step`` (from 1) is there; name -> array [rows, length].

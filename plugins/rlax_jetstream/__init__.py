@@ -1,4 +1,4 @@
-"""Rollout engine ``jetstream``: MaxEngine's model behind continuous batching and JetStream's API."""
+"""Rollout engine ``jetstream``: MaxEngine's model with continuous batching and JetStream's API."""
 
 from __future__ import annotations
 

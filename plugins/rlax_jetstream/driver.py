@@ -1,7 +1,7 @@
 """JetStream's own service on top of the same scheduler.
 
-``LLMOrchestrator``, JetStream's stock servicer, is hosted unchanged; ``JetStreamDriver`` stands where
-it expects JetStream's ``Driver`` (tested with google-jetstream 0.2.2; ``num_samples`` and
+``LLMOrchestrator``, JetStream's stock servicer, is hosted unchanged; ``JetStreamDriver`` stands
+where it expects JetStream's ``Driver`` (tested with google-jetstream 0.2.2; ``num_samples`` and
 ``prefill_backlog_size`` are of the later upstream code).
 """
 
@@ -11,6 +11,8 @@ import logging
 import queue
 import secrets
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -37,12 +39,15 @@ class JetStreamDriver:
 
     def __init__(self, engine: JetstreamEngine):
         self._engine = engine
+        # Tokenizing: a prompt source may take long to load, too long for an event loop.
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="rlax-jetstream")
 
     @property
     def live(self) -> bool:
         return self._engine.ready
 
     def stop(self) -> None:
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
         self._engine.close()
 
     def get_total_concurrent_requests(self) -> int:
@@ -59,22 +64,34 @@ class JetStreamDriver:
         """
         if self._engine.backlog >= _BACKLOG_FACTOR * self._engine.rollouts.slots:
             raise queue.Full
-        # A tokenizer may take long to load: not on the server's event loop.
-        self._engine.background.submit(self._accept, request)
+        self._tokenizing.submit(self._reporting, self._accept, request)
+
+    def _reporting(self, work: Callable[..., None], request: Any, *arguments: Any) -> None:
+        try:
+            work(request, *arguments)
+        except RlaxError as error:
+            request.return_channel.set_exception(error)
+        except Exception as error:
+            log.exception("a JetStream request failed")
+            request.return_channel.set_exception(error)
 
     def _accept(self, request: Any) -> None:
-        channel = request.return_channel
-        try:
-            self._engine.submit([self._job(request)])
-        except Exception as error:
-            if not isinstance(error, RlaxError):
-                log.exception("a JetStream request could not be taken")
-            channel.set_exception(error)
+        self._engine.submit([self._job(request)])
+
+    def _answer(self, request: Any, drawn: list[Rollout]) -> None:
+        from jetstream.core.utils.return_sample import ReturnSample
+
+        decode = self._engine.prompt_source().decode
+        as_text = isinstance(request.prefill_content, str)
+        request.return_channel.add_result(
+            [ReturnSample([decode(r.tokens)] if as_text else [], r.tokens.tolist()) for r in drawn]
+        )
+        request.return_channel.close()
 
     def _job(self, request: Any) -> Job:
         rollouts, channel = self._engine.rollouts, request.return_channel
-        as_tokens = isinstance(request.prefill_content, list)
-        tokens = request.prefill_content if as_tokens else self._encode(request.prefill_content)
+        content = request.prefill_content
+        tokens = self._encode(content) if isinstance(content, str) else content
         stop_ids = () if rollouts.ignore_stop else self._engine.prompt_source().stop_ids
         sampling = SamplingParams(
             temperature=rollouts.temperature,
@@ -94,8 +111,7 @@ class JetStreamDriver:
         self._engine.check(group)
 
         def deliver(drawn: list[Rollout]) -> None:
-            channel.add_result([self._sample(rollout, as_tokens) for rollout in drawn])
-            channel.close()
+            self._tokenizing.submit(self._reporting, self._answer, request, drawn)
 
         return Job(group, deliver, channel.set_exception, abandoned=channel.cancelled)
 
@@ -110,12 +126,6 @@ class JetStreamDriver:
         # The servicer looks at the text with this module; loading it takes seconds in 0.2.2.
         token_utils.is_byte_token("")
         return list(encode(text))
-
-    def _sample(self, rollout: Rollout, as_tokens: bool) -> Any:
-        from jetstream.core.utils.return_sample import ReturnSample
-
-        text = [] if as_tokens else [self._engine.prompt_source().decode(rollout.tokens)]
-        return ReturnSample(text=text, token_ids=rollout.tokens.tolist())
 
 
 class _Forwarder(grpc.GenericRpcHandler):

@@ -81,7 +81,7 @@ class JetstreamEngine(RolloutEngine):
         self._active = 0
         self._slots: Slots | None = None
         self._ready: Future[Slots] = Future()
-        self.background = ThreadPoolExecutor(1, thread_name_prefix="rlax-load")
+        self._loading = ThreadPoolExecutor(1, thread_name_prefix="rlax-load")
         self._thread = threading.Thread(target=self._run, name="rlax-engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -150,7 +150,7 @@ class JetstreamEngine(RolloutEngine):
         """
         slots = await asyncio.shield(asyncio.wrap_future(self._ready))
         loop = asyncio.get_running_loop()
-        weights = await loop.run_in_executor(self.background, self._pull, version, slots)
+        weights = await loop.run_in_executor(self._loading, self._pull, version, slots)
         swap = _Swap(version.version, weights, Future())
         with self._changed:
             self._raise_if_failed()
@@ -239,7 +239,7 @@ class JetstreamEngine(RolloutEngine):
             self._closing = True
             self._changed.notify()
         atexit.unregister(self.close)
-        self.background.shutdown(wait=False, cancel_futures=True)
+        self._loading.shutdown(wait=False, cancel_futures=True)
         if self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
 

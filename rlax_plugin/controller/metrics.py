@@ -48,6 +48,8 @@ def step_metrics(
         "time/step_s": done.times.whole_s,
     }
     metrics.update(summarise(done.metrics))
+    # What the trainer itself reports: loss, gradient norm, learning rate, ...
+    metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith("learning/")}
     return metrics
 
 

@@ -173,7 +173,7 @@ def test_a_second_signal_and_a_dead_trainer_end_the_workers_too(tmp_path):
     family = psutil.Process(run.process.pid).children(recursive=True)
     run.process.kill()
     run.process.wait(10)
-    gone, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive
 
 

@@ -1,0 +1,446 @@
+"""The engine thread and its scheduler, with slots that draw tokens without a model."""
+
+import asyncio
+import queue
+import threading
+
+import numpy as np
+import pytest
+from rlax_jetstream import JetstreamConfig, rlax_register_rollout_engine
+from rlax_jetstream.driver import JetStreamDriver, _Forwarder
+from rlax_jetstream.engine import JetstreamEngine
+from rlax_jetstream.scheduler import Job, Scheduler
+
+from maxtext_overrides.slots import Finished, Prefill
+from rlax_plugin.config import Rollouts
+from rlax_plugin.errors import WeightsError, WorkerError
+from rlax_plugin.types import GroupRequest, SamplingParams, TensorSpec, WeightVersion
+
+DEADLINE_S = 10.0
+
+
+class ScriptedSlots:
+    """Sample with seed s: tokens s, s + 1, ... of length ``sampling.max_new_tokens``.
+
+    Each step draws one token in every occupied slot. ``log`` keeps the calls; a decode waits for
+    ``gate``, so that a test can act while samples run.
+    """
+
+    def __init__(self, slots=4, max_prompt_tokens=8, max_new_tokens=50):
+        self.slots, self.max_prompt_tokens = slots, max_prompt_tokens
+        self.max_new_tokens = max_new_tokens
+        self.steps_total = self.tokens_total = 0
+        self.log, self.running = [], {}
+        self.gate, self.decoding = threading.Event(), threading.Event()
+        self.gate.set()
+        self.fail_with = None
+
+    @property
+    def free_slots(self):
+        return [s for s in range(self.slots) if s not in self.running]
+
+    def variables_like(self):
+        return {"w": np.zeros(2, np.float32)}
+
+    def insert(self, weights, requests):
+        for r in requests:
+            assert isinstance(r, Prefill)
+            self.log.append(("insert", self.steps_total, len(r.slots), weights["w"]))
+            for slot, seed in zip(r.slots, r.seeds, strict=True):
+                assert slot not in self.running
+                self.running[slot] = [seed, 1, r.sampling.max_new_tokens]
+
+    def decode(self, weights, max_steps, stop_when_free):
+        self.decoding.set()
+        assert self.gate.wait(DEADLINE_S)
+        if self.fail_with is not None:
+            raise self.fail_with
+        self.log.append(("decode", max_steps, stop_when_free))
+        done = self._ended()
+        steps = 0
+        while steps < max_steps and len(done) < len(self.running):
+            if stop_when_free and done:
+                break
+            for state in self.running.values():
+                state[1] += state[1] < state[2]
+            steps += 1
+            done = self._ended()
+        self.steps_total += steps
+        return [self._take(slot) for slot in done]
+
+    def _ended(self):
+        return [slot for slot, (_, drawn, limit) in self.running.items() if drawn == limit]
+
+    def _take(self, slot):
+        seed, length, _ = self.running.pop(slot)
+        tokens = (seed % 10**6 + np.arange(length)).astype(np.int32)
+        return Finished(slot, tokens, -tokens.astype(np.float32), -2 * tokens.astype(np.float32))
+
+    def release(self, slots):
+        for slot in slots:
+            del self.running[slot]
+
+    def warm_up(self, samples_per_prompt=1):
+        self.log.append(("warm_up", samples_per_prompt))
+
+
+class Store:
+    def __init__(self):
+        self.loaded = []
+
+    def load(self, path, like):
+        self.loaded.append(path)
+        return {"w": int(path)}
+
+
+class Source:
+    stop_ids = (103,)
+
+    def decode(self, tokens):
+        return "|".join(map(str, tokens))
+
+
+def version(number, fingerprint=None, name="w"):
+    fingerprint = number if fingerprint is None else fingerprint
+    return WeightVersion(
+        number, number, str(number), {name: TensorSpec((2,), "float32", fingerprint)}
+    )
+
+
+def request(group_id, seeds, new=5, min_version=0, stop_ids=()):
+    sampling = SamplingParams(max_new_tokens=new, stop_ids=stop_ids)
+    prompt = np.arange(3, dtype=np.int32)
+    return GroupRequest(group_id, 1, prompt, tuple(seeds), sampling, min_version)
+
+
+def make_engine(slots, **options):
+    return JetstreamEngine(
+        make_slots=lambda: slots,
+        store=Store(),
+        rollouts=Rollouts(slots=4, max_prompt_tokens=8, max_new_tokens=50, group_size=2),
+        config=JetstreamConfig(**options),
+        make_prompt_source=Source,
+        fingerprint=lambda arrays: {name: np.uint32(value) for name, value in arrays.items()},
+    )
+
+
+def play(scenario, slots=None, **options):
+    """Runs ``scenario(engine, slots)`` under a deadline and closes the engine."""
+    slots = slots or ScriptedSlots()
+    engine = make_engine(slots, **options)
+
+    async def run():
+        async with asyncio.timeout(DEADLINE_S):
+            return await scenario(engine, slots)
+
+    try:
+        return asyncio.run(run())
+    finally:
+        slots.gate.set()
+        engine.close()
+
+
+async def drawn(engine, *requests):
+    groups = {}
+    await engine.generate(requests, lambda group_id, rollouts: groups.update({group_id: rollouts}))
+    return groups
+
+
+async def until(event):
+    assert await asyncio.to_thread(event.wait, DEADLINE_S)
+
+
+def test_groups_arrive_complete_and_in_index_order():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(3))
+        groups = await drawn(
+            engine, request(7, [100, 200, 300]), request(8, [400], 9, stop_ids=(408,))
+        )
+        assert [r.seed for r in groups[7]] == [100, 200, 300]
+        assert [r.index for r in groups[7]] == [0, 1, 2]
+        np.testing.assert_array_equal(groups[7][1].tokens, [200, 201, 202, 203, 204])
+        np.testing.assert_array_equal(groups[7][1].logprob_full, [-200, -201, -202, -203, -204])
+        np.testing.assert_array_equal(groups[7][1].logprob_sampled, 2 * groups[7][1].logprob_full)
+        np.testing.assert_array_equal(groups[7][1].versions, [3] * 5)
+        assert groups[7][0].finish_reason == "length" and groups[8][0].finish_reason == "stop"
+        assert engine.version == 3
+        assert engine.health()["slots"] == 4 and engine.health()["waiting"] == 0
+
+    play(scenario)
+
+
+def test_a_group_larger_than_the_slots_is_admitted_in_parts():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        groups = await drawn(engine, request(0, range(0, 1000, 100)))
+        assert [r.seed for r in groups[0]] == list(range(0, 1000, 100))
+        assert [entry[2] for entry in slots.log if entry[0] == "insert"] == [4, 4, 2]
+
+    play(scenario)
+
+
+def test_with_a_backlog_a_freed_slot_is_filled_within_two_steps():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        short = [request(i, [100 * i], new=5) for i in range(1, 7)]
+        await drawn(engine, request(0, [0], new=50), *short)
+        steps = [entry[1] for entry in slots.log if entry[0] == "insert"]
+        # Four at once; three end 4 steps later and their slots are filled at most 2 steps on.
+        assert steps[:4] == [0] * 4
+        assert all(4 <= step <= 6 for step in steps[4:])
+        assert slots.steps_total >= 49
+
+    play(scenario)
+
+
+def test_free_slots_mean_short_calls_and_a_full_house_long_ones():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        await drawn(engine, request(0, [1, 2], new=10))
+        assert {e[1:] for e in slots.log if e[0] == "decode"} == {(3, True)}
+        slots.log.clear()
+        await drawn(engine, request(1, [1, 2, 3, 4], new=10))
+        assert [e[1:] for e in slots.log if e[0] == "decode"] == [(50, True)]
+
+    play(scenario, arrival_steps=3)
+
+
+def test_a_group_waits_for_its_version_while_others_pass():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        gated = asyncio.ensure_future(drawn(engine, request(0, [1], min_version=2)))
+        passed = await drawn(engine, request(1, [5]))
+        assert passed[1][0].versions[0] == 1 and not gated.done()
+        await engine.load_weights(version(2))
+        assert (await gated)[0][0].versions[0] == 2
+
+    play(scenario)
+
+
+def test_running_samples_finish_on_the_old_weights():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        slots.gate.clear()
+        slots.decoding.clear()
+        running = asyncio.ensure_future(drawn(engine, request(0, [1, 2], new=20)))
+        await until(slots.decoding)
+        swap = asyncio.ensure_future(engine.load_weights(version(2)))
+        late = asyncio.ensure_future(drawn(engine, request(1, [3])))
+        while engine._swap is None:
+            await asyncio.sleep(0)
+        assert engine.version == 1
+        slots.gate.set()
+        old, _, new = await asyncio.gather(running, swap, late)
+        assert {int(v) for r in old[0] for v in r.versions} == {1}
+        assert {int(v) for v in new[1][0].versions} == {2}
+        assert [e[3] for e in slots.log if e[0] == "insert"] == [1, 2]  # the weights in use
+        assert engine.version == 2
+
+    play(scenario)
+
+
+def test_wrong_weights_are_refused_and_the_old_ones_stay():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        with pytest.raises(WeightsError, match="variable 'w' has fingerprint 0x00000002"):
+            await engine.load_weights(version(2, fingerprint=5))
+        with pytest.raises(WeightsError, match="'v' is not in the model"):
+            await engine.load_weights(version(3, name="v"))
+        assert engine.version == 1
+        assert (await drawn(engine, request(0, [1])))[0][0].versions[0] == 1
+
+    play(scenario)
+
+
+def test_cancelled_generation_frees_its_slots():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        slots.gate.clear()
+        slots.decoding.clear()
+        lost = asyncio.ensure_future(drawn(engine, request(0, [1, 2, 3, 4], new=50)))
+        gated = asyncio.ensure_future(drawn(engine, request(2, [9], min_version=9)))
+        await until(slots.decoding)
+        lost.cancel()
+        gated.cancel()
+        await asyncio.gather(lost, gated, return_exceptions=True)
+        slots.gate.set()
+        assert len((await drawn(engine, request(1, [1, 2, 3, 4])))[1]) == 4
+        while engine.health()["active"] or engine.health()["waiting"]:
+            await asyncio.sleep(0.001)
+
+    play(scenario)
+
+
+def test_what_exceeds_the_limits_is_refused_by_name():
+    async def scenario(engine, slots):
+        for bad, message in [
+            (request(4, [1], new=51), "group 4: max_new_tokens 51, rlax.rollouts.max_new_tokens"),
+            (request(4, []), "no seeds"),
+            (request(4, [1], stop_ids=range(9)), "9 stop ids"),
+        ]:
+            with pytest.raises(WorkerError, match=message):
+                await engine.generate([bad], lambda *_: None)
+
+    play(scenario)
+
+
+def test_a_failing_engine_fails_everything_that_waits():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        slots.fail_with = RuntimeError("out of memory")
+        with pytest.raises(WorkerError, match="out of memory"):
+            await drawn(engine, request(0, [1]), request(1, [2], min_version=5))
+        with pytest.raises(WorkerError, match="out of memory"):
+            engine.health()
+        with pytest.raises(WorkerError, match="out of memory"):
+            await drawn(engine, request(2, [3]))
+        with pytest.raises(WorkerError, match="out of memory"):
+            await engine.load_weights(version(1))
+
+    play(scenario)
+
+
+def test_a_failing_start_is_reported():
+    def explode():
+        raise ValueError("no such model")
+
+    async def scenario():
+        engine = JetstreamEngine(
+            make_slots=explode,
+            store=Store(),
+            rollouts=Rollouts(),
+            config=JetstreamConfig(),
+            make_prompt_source=Source,
+        )
+        with pytest.raises(WorkerError, match="no such model"):
+            await engine.load_weights(version(0))
+        with pytest.raises(WorkerError, match="no such model"):
+            engine.health()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_an_error_in_on_group_ends_generate():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+
+        def refuse(group_id, rollouts):
+            raise KeyError(group_id)
+
+        with pytest.raises(KeyError):
+            await engine.generate([request(0, [1]), request(1, [2], new=50)], refuse)
+        assert (await drawn(engine, request(2, [1])))[2][0].seed == 1
+
+    play(scenario)
+
+
+def test_closing_fails_what_waits():
+    async def scenario(engine, slots):
+        waiting = asyncio.ensure_future(drawn(engine, request(0, [1])))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(WorkerError, match="closed"):
+            await waiting
+
+    play(scenario)
+
+
+def test_the_scheduler_lingers_to_fill_several_slots_with_one_prefill():
+    slots = ScriptedSlots(slots=3)
+    scheduler = Scheduler(slots, arrival_steps=4, linger_steps=2)
+    jobs = [
+        Job(request(i, [100 * i], new=new), deliver=print, fail=print)
+        for i, new in enumerate([3, 4, 20])
+    ]
+    slots.insert({"w": 0}, scheduler.plan(jobs, 0))
+    done = scheduler.advance({"w": 0}, more_waits=True)
+    assert done == jobs[:2] and scheduler.active == 1 and slots.steps_total == 4
+    scheduler.drop([jobs[2]])
+    assert slots.free_slots == [0, 1, 2] and scheduler.active == 0
+
+
+class Channel:
+    """As JetStream's AsyncMultifuture."""
+
+    def __init__(self):
+        self.results, self.ended, self.error = [], threading.Event(), None
+
+    def add_result(self, result):
+        self.results.append(result)
+
+    def close(self):
+        self.ended.set()
+
+    def set_exception(self, error):
+        self.error = error
+        self.ended.set()
+
+    def cancelled(self):
+        return False
+
+
+class Active:
+    """As JetStream's ActiveRequest."""
+
+    def __init__(self, content, max_tokens=5, **more):
+        self.prefill_content, self.max_tokens = content, max_tokens
+        self.is_client_side_tokenization = not isinstance(content, str)
+        self.return_channel = Channel()
+        self.__dict__.update(more)
+
+
+def test_jetstream_requests_run_on_the_same_scheduler():
+    pytest.importorskip("jetstream.core.utils.return_sample")
+
+    async def scenario(engine, slots):
+        driver = JetStreamDriver(engine)
+        assert not driver.live and driver.get_total_concurrent_requests() == 4
+        await engine.load_weights(version(0))
+        assert driver.live and driver.prefill_backlog_size() == 0
+        one, two = Active([1, 2]), Active([1, 2, 3], max_tokens=99, num_samples=2)
+        text, empty = Active("what is"), Active([])
+        for active in (one, two, text, empty):
+            driver.place_request_on_prefill_queue(active)
+        for active in (one, two, text, empty):
+            await until(active.return_channel.ended)
+        ((sample,),) = one.return_channel.results
+        assert len(sample.token_ids) == 5 and sample.text == []
+        ((first, second),) = two.return_channel.results
+        assert len(first.token_ids) == 50 and first.token_ids != second.token_ids
+        assert "encode" in str(text.return_channel.error)
+        assert "0 prompt tokens" in str(empty.return_channel.error)
+
+    play(scenario)
+
+
+def test_jetstream_requests_are_turned_away_when_too_many_wait():
+    async def scenario(engine, slots):
+        waiting = asyncio.ensure_future(drawn(engine, request(0, range(16), min_version=1)))
+        await asyncio.sleep(0)
+        with pytest.raises(queue.Full):
+            JetStreamDriver(engine).place_request_on_prefill_queue(Active([1]))
+        waiting.cancel()
+
+    play(scenario)
+
+
+def test_the_forwarder_answers_until_the_service_is_there():
+    class Details:
+        method = "/jetstream_proto.Orchestrator/Decode"
+
+    class Other:
+        method = "/else.Service/Decode"
+
+    class Handler:
+        def service(self, details):
+            return "handler" if details is Details else None
+
+    forwarder = _Forwarder("jetstream_proto.Orchestrator")
+    assert forwarder.service(Details) is not None and forwarder.service(Other) is None
+    forwarder.add_generic_rpc_handlers((Handler(),))
+    assert forwarder.service(Details) == "handler" and forwarder.service(Other) is None
+
+
+def test_the_plugin_offers_jetstream():
+    offer = rlax_register_rollout_engine()["jetstream"]
+    assert offer.config_class().arrival_steps == 4
