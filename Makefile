@@ -18,7 +18,7 @@ help: ## this list
 	@echo "  Start with make demo. To run your own: $(BIN)/rlax --help"
 
 demo: $(READY) ## a tiny model learns arithmetic by RL; before/after table (SEED=0)
-	@$(BIN)/rlax train configs/demo.yml run_name=demo-seed$(SEED) rlax.seed=$(SEED)
+	@$(BIN)/rlax train configs/demo.yml run_name=demo-seed$(SEED) rlax.seed=$(SEED) init_weights_seed=$(SEED)
 
 test: lint ## everything that must pass before a change lands: lint, then pytest
 	@$(BIN)/python -m pytest

@@ -163,7 +163,8 @@ def warm_start(
     if done := _finished(directory):
         return done
     config = _configure(argv, rl_config)
-    examples = rows(source, source.prompts("train"), config.max_target_length)
+    shown = source.prompts("train")[: warm.train_problems or None]
+    examples = rows(source, shown, config.max_target_length)
     held_out = source.prompts("validation")[: warm.problems]
     pass_at_1 = PassAt1(
         rows(source, held_out, config.max_target_length), config.rlax.rollouts.temperature

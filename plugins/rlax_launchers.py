@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -13,9 +14,12 @@ from typing import Annotated
 from pydantic import Field
 
 from rlax_plugin import Extension, NoOptions, Section, hookimpl
+from rlax_plugin.errors import WorkerError
 from rlax_plugin.protocols import Launcher
 
 log = logging.getLogger("rlax.launcher")
+
+_BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again would not help
 
 
 class LocalConfig(Section):
@@ -23,7 +27,7 @@ class LocalConfig(Section):
 
     workers: Annotated[int, Field(ge=1)] = Field(default=1, description="worker processes")
     max_restarts: Annotated[int, Field(ge=0)] = Field(
-        default=10, description="restarts of one worker in a row without it living for 60 s"
+        default=5, description="restarts of one worker in a row without it living for 60 s"
     )
     stop_s: Annotated[float, Field(gt=0)] = Field(
         default=5.0, description="seconds from SIGTERM to SIGKILL when the run ends"
@@ -41,7 +45,6 @@ class Local(Launcher):
         self._config = config
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._stopping = False
         self._restarts = 0
 
     @property
@@ -55,19 +58,23 @@ class Local(Launcher):
             name = f"local-{index}"
             command = [sys.executable, "-m", "rlax_plugin", "serve", *argv]
             command += ["--controller", controller, "--name", name, "--with-parent"]
-            self._keepers.append(
-                asyncio.ensure_future(self._keep(name, index, command, logs / f"{name}.log"))
-            )
+            keeper = asyncio.ensure_future(self._keep(name, index, command, logs / f"{name}.log"))
+            keeper.add_done_callback(self._given_up)
+            self._keepers.append(keeper)
 
-    def _cores(self, index: int) -> list[int]:
-        cores, count = sorted(os.sched_getaffinity(0)), self._config.threads
-        return [cores[(index * count + i) % len(cores)] for i in range(count)] if count else cores
+    def _pin(self, pid: int, index: int) -> None:
+        if count := self._config.threads:
+            cores = sorted(os.sched_getaffinity(0))
+            # A worker that ended in the meantime is seen by whoever waits for it.
+            with contextlib.suppress(ProcessLookupError):
+                chosen = {cores[(index * count + i) % len(cores)] for i in range(count)}
+                os.sched_setaffinity(pid, chosen)
 
     async def _keep(self, name: str, index: int, command: list[str], log_path: Path) -> None:
-        """Keeps one worker alive until ``stop``."""
+        """Keeps one worker alive until it is cancelled or the worker cannot be kept alive."""
         loop = asyncio.get_running_loop()
         failures = 0
-        while not self._stopping:
+        while True:
             started = loop.time()
             with log_path.open("ab") as out:
                 process = await asyncio.create_subprocess_exec(
@@ -75,36 +82,54 @@ class Local(Launcher):
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
+                    env={**os.environ, "RLAX_PARENT_PID": str(os.getpid())},
                     # Its own session: a Ctrl-C is for the trainer, which then ends its workers.
                     start_new_session=True,
                 )
-            os.sched_setaffinity(process.pid, self._cores(index))
             self._processes[name] = process
+            self._pin(process.pid, index)
             status = await process.wait()
-            if self._stopping:
-                return
             failures = 0 if loop.time() - started > 60 else failures + 1
             log.warning("worker %s ended with status %d; see %s", name, status, log_path)
-            if failures > self._config.max_restarts:
-                log.error("worker %s is not started again after %d failures", name, failures)
-                return
+            if failures > self._config.max_restarts or status == _BAD_CONFIG:
+                raise WorkerError(
+                    f"worker {name} ended {failures} times in a row, the last time with status "
+                    f"{status}: {_last_line(log_path)} (see {log_path})"
+                )
             self._restarts += 1
             await asyncio.sleep(min(5.0, 0.1 * 2**failures))
 
+    def _given_up(self, keeper: asyncio.Task[None]) -> None:
+        """One worker less costs speed; the last one costs the run."""
+        if keeper.cancelled() or (error := keeper.exception()) is None:
+            return
+        log.error("%s", error)
+        if all(k.done() for k in self._keepers):
+            # The event loop is the controller's: an error that nobody waits for stops the run.
+            keeper.get_loop().call_exception_handler({"message": str(error), "exception": error})
+
     async def stop(self) -> None:
-        self._stopping = True
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.terminate()
-        if self._keepers:
-            await asyncio.wait(self._keepers, timeout=self._config.stop_s)
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.kill()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        await asyncio.gather(*(p.wait() for p in self._processes.values()))
+        living = [p for p in self._processes.values() if p.returncode is None]
+        waits = [asyncio.ensure_future(p.wait()) for p in living]
+        for send in ("terminate", "kill"):
+            for process in living:
+                with contextlib.suppress(ProcessLookupError):
+                    getattr(process, send)()
+            if waits:
+                await asyncio.wait(waits, timeout=self._config.stop_s)
+            living = [p for p in living if p.returncode is None]
+        for wait in waits:
+            wait.cancel()
+
+
+def _last_line(path: Path, most: int = 4096) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - most))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 class Static(Launcher):

@@ -159,6 +159,9 @@ class WarmStart(Section):
     check_every: PositiveInt = Field(
         default=5, description="steps between looks at validation pass@1"
     )
+    train_problems: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="learn from the first so many training problems; 0: from all"
+    )
     problems: PositiveInt = Field(default=512, description="validation problems looked at")
 
 

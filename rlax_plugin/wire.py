@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import cast, get_args
 
 import grpc
 import numpy as np
@@ -96,23 +96,30 @@ def reply_from_proto(reply: pb.GroupReply, worker: str, seeds: tuple[int, ...]) 
     Raises:
       WorkerError: the answer does not fit the question, so nothing of it can be trained on.
     """
-    rollouts = [
-        Rollout(
-            group_id=reply.group_id,
-            index=index,
-            seed=sample.seed,
-            tokens=np.frombuffer(sample.tokens, _I32),
-            logprob_full=np.frombuffer(sample.logprob_full, _F32),
-            logprob_sampled=np.frombuffer(sample.logprob_sampled, _F32),
-            versions=np.frombuffer(sample.versions, _I32),
-            finish_reason=cast(FinishReason, sample.finish_reason),
-            worker=worker,
-        )
-        for index, sample in enumerate(reply.samples)
-    ]
+    try:
+        rollouts = [
+            Rollout(
+                group_id=reply.group_id,
+                index=index,
+                seed=sample.seed,
+                tokens=np.frombuffer(sample.tokens, _I32),
+                logprob_full=np.frombuffer(sample.logprob_full, _F32),
+                logprob_sampled=np.frombuffer(sample.logprob_sampled, _F32),
+                versions=np.frombuffer(sample.versions, _I32),
+                finish_reason=cast(FinishReason, sample.finish_reason),
+                worker=worker,
+            )
+            for index, sample in enumerate(reply.samples)
+        ]
+    except ValueError as error:  # bytes that are no whole number of elements
+        raise WorkerError(f"{worker}: group {reply.group_id} is garbled: {error}") from error
     if tuple(r.seed for r in rollouts) != seeds:
         raise WorkerError(f"{worker} answered group {reply.group_id} with other samples than asked")
     for r in rollouts:
+        if r.finish_reason not in get_args(FinishReason):
+            raise WorkerError(
+                f"{worker}: group {r.group_id} sample {r.index} ended by {r.finish_reason!r}"
+            )
         if not len(r.tokens) == len(r.logprob_full) == len(r.logprob_sampled) == len(r.versions):
             raise WorkerError(f"{worker}: group {r.group_id} sample {r.index} has uneven arrays")
         if len(r.tokens) == 0 or not np.isfinite(r.logprob_full).all():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -14,22 +17,26 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dashboard import Dashboard
 from rlax_plugin.controller.dispatch import Dispatcher, wait_for_worker
-from rlax_plugin.controller.evaluation import Evaluator
+from rlax_plugin.controller.evaluation import Evaluator, record, recorded
 from rlax_plugin.controller.fleet import Fleet, Worker
-from rlax_plugin.controller.flow import Advantage, Flow
+from rlax_plugin.controller.flow import Advantage, Flow, StepStats
 from rlax_plugin.controller.link import FinishedStep
 from rlax_plugin.controller.metrics import RunStats, Summarise, step_metrics
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.publisher import Publisher
-from rlax_plugin.controller.records import RolloutWriter, write_json
+from rlax_plugin.controller.records import MetricsWriter, RolloutWriter, write_json
 from rlax_plugin.controller.rewards import RewardPool
-from rlax_plugin.errors import TrainingError
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError, TrainingError
 from rlax_plugin.parameter_server import ParameterServer, ParameterServerClient
 from rlax_plugin.protocols import BuildContext, Launcher, Tracker
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.statistics import Estimate
 from rlax_plugin.types import Group, WeightVersion
 from rlax_plugin.wire import SERVER_OPTIONS
+
+log = logging.getLogger("rlax.controller")
+
+T = TypeVar("T")
 
 
 class Controller:
@@ -64,6 +71,9 @@ class Controller:
         self.before: dict[int, Estimate] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._worker_ready = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._started = AsyncExitStack()  # undoes what was started, last things first
         self._closing = False
 
     # --- start ---------------------------------------------------------------------------------
@@ -72,9 +82,22 @@ class Controller:
         return self._registry.part(kind, choice, key, self._context)
 
     async def start(self) -> None:
-        """Brings up the reward pool, the endpoints and the workers."""
-        s = self.section
+        """Brings up the reward pool, the endpoints and the workers.
+
+        Raises:
+          RlaxError: something did not start; ``close`` ends what did.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_loop_error)
+        starting = asyncio.ensure_future(self._start())
+        self._tasks.add(starting)  # for ``close``, should nobody wait for it any more
+        starting.add_done_callback(self._tasks.discard)
+        await starting
+
+    async def _start(self) -> None:
+        s, undo = self.section, self._started
         self.rewards = RewardPool(s, self.run_dir)
+        undo.push_async_callback(self.rewards.close)
         self.rates = PassRateTable(s.curation.pass_rate_half_life)
         self.store = self._part("weight_store", s.weights.store, "rlax.weights.store")
         self._source = self._part("prompt_source", s.prompt_source, "rlax.prompt_source")
@@ -88,23 +111,32 @@ class Controller:
             for i, choice in enumerate(s.trackers)
         ]
         self.launcher: Launcher = self._part("launcher", s.launcher, "rlax.launcher")
-        self.records = RolloutWriter(self.run_dir / "rollouts")
-        self._metrics_file = (self.run_dir / "metrics.jsonl").open("a", buffering=1)
+        for tracker in self.trackers:
+            undo.callback(tracker.close)
+        self.records = RolloutWriter(
+            self.run_dir / "rollouts", lambda e: self._loop.call_soon_threadsafe(self.fail, e)
+        )
+        undo.callback(self.records.close)
+        self._metrics = MetricsWriter(self.run_dir / "metrics.jsonl")
+        undo.callback(self._metrics.close)
 
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        port = self._server.add_insecure_port(f"{s.network.host}:{s.network.port}")
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        try:
+            port = server.add_insecure_port(f"{s.network.host}:{s.network.port}")
+        except RuntimeError as error:
+            raise ConfigError("rlax.network.port", s.network.port, f"not free: {error}") from error
         self.address = f"{s.network.host}:{port}"
         if s.weights.parameter_server == "embedded":
-            self._parameters = ParameterServer(
+            parameters = ParameterServer(
                 store=self.store, keep=s.weights.keep, lease_s=s.deadlines.lease_s
             )
-            self._parameters.add_to(self._server)
+            parameters.add_to(server)
             parameter_address = self.address
-            self._announce = self._parameters.publish
         else:
             parameter_address = s.weights.parameter_server
-            self._client = ParameterServerClient(parameter_address, rpc_s=s.deadlines.rpc_s)
-            self._announce = self._client.publish
+            parameters = ParameterServerClient(parameter_address, rpc_s=s.deadlines.rpc_s)
+        undo.push_async_callback(parameters.close)
+        self._announce = parameters.publish
         self.fleet = Fleet(
             deadlines=s.deadlines,
             config_hash=self._config_hash,
@@ -113,7 +145,7 @@ class Controller:
             on_ready=self._on_ready,
             on_lost=self._on_lost,
         )
-        rpc.add_FleetServicer_to_server(self.fleet, self._server)
+        rpc.add_FleetServicer_to_server(self.fleet, server)
         self.dispatcher = Dispatcher(
             self.fleet, s.deadlines, refresh=lambda request: self.flow.refresh(request)
         )
@@ -129,7 +161,13 @@ class Controller:
             latest_version=lambda: self.latest_version,
             on_scored=self._on_scored,
         )
-        await self._server.start()
+        await server.start()
+        undo.push_async_callback(server.stop, None)
+        undo.push_async_callback(self.fleet.close)
+        undo.push_async_callback(self.fleet.dismiss)
+        undo.push_async_callback(self.launcher.stop)
+        undo.push_async_callback(self.dispatcher.close)
+        undo.push_async_callback(self.flow.stop)
         await asyncio.gather(
             self.rewards.start(), self.launcher.start(self._argv, self.address, self.run_dir)
         )
@@ -148,14 +186,51 @@ class Controller:
         task.add_done_callback(ended)
 
     def fail(self, error: BaseException) -> None:
-        """Stops the run: the trainer's next wait raises ``error``."""
-        self.flow.fail(error)
+        """Stops the run: whoever waits for the controller next raises ``error``, the first one."""
+        log.error("the run fails: %s", error, exc_info=error)
+        if self._failure is None:
+            self._failure = error
+            self._failed.set()
+            if hasattr(self, "flow"):
+                self.flow.fail(error)
 
-    def make_publisher(self, loop: asyncio.AbstractEventLoop, directory: str) -> Publisher:
+    def _on_loop_error(self, loop: object, what: dict[str, Any]) -> None:
+        """An error that no code waits for must not get lost."""
+        error = what.get("exception") or RlaxError(what["message"])
+        if self._closing or isinstance(error, BlockingIOError):  # gRPC's poller: a late wake-up
+            log.warning("%s", what["message"], exc_info=what.get("exception"))
+        else:
+            self.fail(error)
+
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, given up as soon as the run fails.
+
+        Raises:
+          BaseException: what made the run fail, also if it did so long ago.
+        """
+        running = asyncio.ensure_future(work)
+        failed = asyncio.ensure_future(self._failed.wait())
+        try:
+            await asyncio.wait({running, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure is not None:
+                raise self._failure
+            return running.result()
+        finally:
+            failed.cancel()
+            running.cancel()
+
+    def make_publisher(self) -> Publisher:
+        """The way from the trainer's thread to the weight store. Any thread."""
+        directory = self.section.weights.path
+        if not directory:
+            directory = str(self.run_dir.resolve() / "weights")
+            if self.section.weights.parameter_server == "embedded" and os.path.isdir(directory):
+                for entry in os.scandir(directory):  # of an earlier process: nobody knows them
+                    self.store.delete(entry.path)
         return Publisher(
-            loop=loop,
+            loop=self._loop,
             store=self.store,
-            directory=directory,
+            directory=os.path.abspath(directory),
             announce=self._announce,
             on_published=self._on_published,
             on_error=self.fail,
@@ -165,7 +240,11 @@ class Controller:
     # --- events --------------------------------------------------------------------------------
 
     def _hook(self, name: str, **arguments: Any) -> None:
-        getattr(self._registry.manager.hook, name)(**arguments)
+        # Called from the midst of other work, which must not be torn: the failure goes its own way.
+        try:
+            getattr(self._registry.manager.hook, name)(**arguments)
+        except PluginError as error:
+            self.fail(error)
 
     def _on_ready(self, worker: Worker) -> None:
         self._worker_ready.set()
@@ -173,6 +252,7 @@ class Controller:
 
     def _on_lost(self, worker: Worker, reason: str) -> None:
         if not self._closing:
+            self.dispatcher.wake()
             self.dashboard.message(f"worker {worker.name} lost: {reason}")
             self._hook("rlax_on_worker_lost", worker=worker.name, reason=reason)
 
@@ -185,22 +265,31 @@ class Controller:
         self._hook("rlax_on_weights_published", version=version)
         self.flow.wake()
 
+    async def run_failed(self, error: Exception) -> None:
+        """Tells the plug-ins, before everything is shut down."""
+        self._hook("rlax_on_run_error", error=str(error))
+
     def weights_exist(self, step: int) -> None:
         """The trainer has handed over its first weights, of ``step``: begin."""
         self._spawn(self._begin(step))
 
     async def _begin(self, step: int) -> None:
-        if step > 0:
-            self._restore(step)
+        self._restore(step)
         self.dashboard.phase("waiting for workers")
         await wait_for_worker(self.fleet, self._worker_ready, self.section.deadlines.startup_s)
         self._hook("rlax_on_run_start", run_dir=str(self.run_dir), config_hash=self._config_hash)
-        self.before = self._recorded_evaluation("before")
+        self.before = recorded(self.run_dir, "before")
         if not self.before:
             self.before = await self.evaluate("before", step)
         self.stats.training_begins()
         self.dashboard.phase("training", self._last_step)
         self.flow.start(step + 1, self._last_step)
+
+    async def next_groups(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
+        """Waits for the groups of a step, and records what was drawn on the way to them."""
+        groups, stats = await self.flow.batch(step)
+        self.records.add(step, stats.scored)
+        return groups, stats
 
     def step_finished(self, done: FinishedStep, publish_s: float) -> None:
         """Takes a finished step: metrics, records, display."""
@@ -208,8 +297,7 @@ class Controller:
             done, self._summarise, workers=len(self.fleet.workers), publish_s=publish_s
         )
         self.stats.add(metrics)
-        self._metrics_file.write(json.dumps({"step": done.step, **metrics}) + "\n")
-        self.records.add(done.step, done.stats.scored)
+        self._metrics.add(done.step, metrics)
         for tracker in self.trackers:
             tracker.log(done.step, metrics)
         self._hook("rlax_on_step_end", step=done.step, metrics=metrics)
@@ -228,31 +316,31 @@ class Controller:
         )
         found = await evaluator.run(version, self.dashboard.advance)
         self.dashboard.estimates(f"{name} training", found)
-        document = {"version": version, **{f"pass_at_{k}": e.to_json() for k, e in found.items()}}
-        write_json(self.run_dir / "evaluation" / f"{name}.json", document)
+        record(self.run_dir, name, version, found)
         return found
-
-    def _recorded_evaluation(self, name: str) -> dict[int, Estimate]:
-        path = self.run_dir / "evaluation" / f"{name}.json"
-        if not path.exists():
-            return {}
-        document = json.loads(path.read_text())
-        return {
-            int(key.removeprefix("pass_at_")): Estimate.from_json(value)
-            for key, value in document.items()
-            if key.startswith("pass_at_")
-        }
 
     # --- state ---------------------------------------------------------------------------------
 
     def _snapshot_path(self, step: int) -> Path:
         return self.run_dir / "controller" / f"{step:08d}.json"
 
-    def snapshot(self, step: int) -> None:
+    async def snapshot(self, step: int) -> None:
         """Saves the controller's state beside the trainer's checkpoint of ``step``."""
-        write_json(self._snapshot_path(step), self.flow.state())
+        state = self.flow.state()
+        await self.flush()
+        write_json(self._snapshot_path(step), state)
+
+    async def flush(self) -> None:
+        """Returns once all rollouts are on disk; raises if they cannot be."""
+        await asyncio.wrap_future(self.records.flush())
 
     def _restore(self, step: int) -> None:
+        """Goes back to the trainer's checkpoint of ``step``: later steps will be done again."""
+        self.records.rewind(step)
+        for metrics in self._metrics.rewind(step):
+            self.stats.add({k: v for k, v in metrics.items() if k != "step"})
+        if step == 0:
+            return
         path = self._snapshot_path(step)
         if not path.exists():
             raise TrainingError(
@@ -261,10 +349,6 @@ class Controller:
                 "checkpoints that are newer than the newest snapshot"
             )
         self.flow.restore(json.loads(path.read_text()))
-        for line in (self.run_dir / "metrics.jsonl").read_text().splitlines():
-            metrics: Mapping[str, float] = json.loads(line)
-            if metrics["step"] <= step:
-                self.stats.add({k: v for k, v in metrics.items() if k != "step"})
         self.dashboard.message(f"resuming after step {step}")
 
     # --- end -----------------------------------------------------------------------------------
@@ -275,17 +359,4 @@ class Controller:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if hasattr(self, "flow"):
-            await self.flow.stop()
-            await self.dispatcher.close()
-        if hasattr(self, "launcher"):
-            await self.launcher.stop()
-            await self.fleet.dismiss()
-            await self.fleet.close()
-            await self._server.stop(grace=None)
-            self.records.close()
-            self._metrics_file.close()
-            for tracker in self.trackers:
-                tracker.close()
-        if hasattr(self, "rewards"):
-            await self.rewards.close()
+        await self._started.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -33,22 +33,19 @@ class Dashboard:
 
     Args:
       console: where to; a terminal gets a live display, anything else plain lines.
-      workers: the live workers, read at each refresh.
       total_steps: the run's last step.
       every_s: seconds between plain lines.
+
+    Attributes:
+      workers: the live workers, read at each refresh.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        workers: Callable[[], list[Worker]],
-        total_steps: int,
-        every_s: float = 10.0,
-    ):
-        self._console, self._workers = console, workers
+    def __init__(self, console: Console, total_steps: int, every_s: float = 10.0):
+        self._console = console
+        self.workers: Mapping[str, Worker] = {}
         self._total_steps, self._every_s = total_steps, every_s
         self._phase = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -145,7 +142,7 @@ class Dashboard:
         table = Table(box=None, pad_edge=False)
         for column in ("worker", "version", "samples", "slots", "state"):
             table.add_column(column, style="dim")
-        for w in self._workers():
+        for w in list(self.workers.values()):
             state = "draining" if w.draining else "ready" if w.ready else "loading weights"
             table.add_row(w.name, str(w.version), str(w.assigned), str(w.slots), state)
         parts.append(table)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -18,8 +19,12 @@ from rlax_plugin.types import GroupRequest, Rollout
 from rlax_plugin.wire import describe, reply_from_proto, request_to_proto
 
 MAX_ATTEMPTS = 20
-"""A group that fails on this many workers is not bad luck: the run stops and says so."""
+"""Workers that come and go are ordinary; a group that loses this many of them is not."""
 
+MAX_FAILURES = 3
+"""Times a worker that is alive may fail at one group, or not finish it in time."""
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_ALIVE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INVALID_ARGUMENT)
 
 Answer = tuple[GroupRequest, list[Rollout]]
 """The request as it was answered (its attempt counts), and its rollouts in sample order."""
@@ -29,7 +34,7 @@ Answer = tuple[GroupRequest, list[Rollout]]
 class _Ticket:
     request: GroupRequest
     done: asyncio.Future[Answer]
-    last_error: str = ""
+    failures: int = 0
 
 
 class Dispatcher:
@@ -46,11 +51,8 @@ class Dispatcher:
         self._waiting: deque[_Ticket] = deque()
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
+        self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
         self.reissued = 0
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
 
     def submit(self, request: GroupRequest) -> asyncio.Future[Answer]:
         """Queues a group; the future ends with its answer."""
@@ -68,6 +70,7 @@ class Dispatcher:
     def _assign(self) -> None:
         self._scheduled = False
         ready = [w for w in self._fleet.workers.values() if w.ready]
+        self._watch_for_nobody(bool(self._waiting) and not ready)
         batches: dict[str, list[_Ticket]] = {}
         while self._waiting and ready:
             ticket = self._waiting[0]
@@ -85,11 +88,31 @@ class Dispatcher:
         for name, tickets in batches.items():
             call = asyncio.ensure_future(self._call(self._fleet.workers[name], tickets))
             self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+            call.add_done_callback(functools.partial(self._ended, tickets))
+
+    def _ended(self, tickets: list[_Ticket], call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled() and (error := call.exception()) is not None:
+            _fail(tickets, error)  # nothing that was foreseen, and so nothing to try again
+
+    def _watch_for_nobody(self, nobody: bool) -> None:
+        if not nobody and self._nobody is not None:
+            self._nobody.cancel()
+            self._nobody = None
+        elif nobody and self._nobody is None:
+            deadline_s = self._deadlines.startup_s
+            self._nobody = asyncio.get_running_loop().call_later(deadline_s, self._nobody_came)
+
+    def _nobody_came(self) -> None:
+        self._nobody = None
+        waiting, self._waiting = self._waiting, deque()
+        what = f"the return of a rollout worker, for which {len(waiting)} groups wait,"
+        _fail(waiting, DeadlineError(what, self._deadlines.startup_s, "rlax.deadlines.startup_s"))
 
     async def _call(self, worker: Worker, tickets: list[_Ticket]) -> None:
         open_tickets = {t.request.group_id: t for t in tickets}
         error = "the worker closed the call before it had answered"
+        its_fault = True
         # The deadline grows with the backlog that this very call creates.
         waves = 1 + worker.assigned // worker.slots
         stream = worker.stub.Generate(
@@ -109,13 +132,17 @@ class Dispatcher:
                 self.wake()
         except grpc.aio.AioRpcError as failure:
             error = describe(failure)
-            if failure.code() == grpc.StatusCode.UNAVAILABLE:
+            if failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                # No other worker would take it either.
+                _fail(open_tickets.values(), WorkerError(f"{worker.name} refused: {error}"))
+            its_fault = failure.code() not in _GONE
+            if failure.code() not in _ALIVE:
                 self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew
         except asyncio.CancelledError:
             # Closing a lost worker's channel cancels its calls; only our own end is passed on.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            error = "the worker was lost"
+            error, its_fault = "the worker was lost", False
         except WorkerError as failure:
             error = str(failure)
             self._fleet.lose(worker, error)
@@ -123,20 +150,21 @@ class Dispatcher:
             for ticket in open_tickets.values():
                 worker.assigned -= len(ticket.request.seeds)
         if open_tickets:
-            self._issue_again(worker, list(open_tickets.values()), error)
+            self._issue_again(worker, list(open_tickets.values()), error, its_fault)
 
-    def _issue_again(self, worker: Worker, tickets: list[_Ticket], error: str) -> None:
+    def _issue_again(
+        self, worker: Worker, tickets: list[_Ticket], error: str, its_fault: bool
+    ) -> None:
         for ticket in reversed(tickets):
             if ticket.done.done():
                 continue
-            ticket.last_error = f"{worker.name}: {error}"
-            if ticket.request.attempt >= MAX_ATTEMPTS:
-                ticket.done.set_exception(
-                    WorkerError(
-                        f"group {ticket.request.group_id} failed {MAX_ATTEMPTS} times, "
-                        f"last on {ticket.last_error}"
-                    )
+            ticket.failures += its_fault
+            if ticket.failures >= MAX_FAILURES or ticket.request.attempt >= MAX_ATTEMPTS:
+                failure = WorkerError(
+                    f"group {ticket.request.group_id} failed {ticket.request.attempt} times, "
+                    f"the last time on {worker.name}: {error}"
                 )
+                _fail([ticket], failure)
                 continue
             ticket.request = dataclasses.replace(
                 ticket.request,
@@ -151,12 +179,19 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Cancels every open call and every waiting group."""
+        self._watch_for_nobody(False)
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
         for ticket in self._waiting:
             ticket.done.cancel()
         self._waiting.clear()
+
+
+def _fail(tickets: Iterable[_Ticket], error: BaseException) -> None:
+    for ticket in tickets:
+        if not ticket.done.done():
+            ticket.done.set_exception(error)
 
 
 async def wait_for_worker(fleet: Fleet, ready: asyncio.Event, startup_s: float) -> None:

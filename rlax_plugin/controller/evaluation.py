@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dispatch import Dispatcher
 from rlax_plugin.controller.flow import sample_seed, sampling_params
+from rlax_plugin.controller.records import write_json
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.protocols import PromptSource
 from rlax_plugin.statistics import Estimate, estimate_pass_at_k
@@ -71,3 +74,22 @@ class Evaluator:
             )
             for k in settings.k
         }
+
+
+def record(run_dir: Path, name: str, version: int, found: dict[int, Estimate]) -> None:
+    """Writes ``evaluation/<name>.json``."""
+    estimates = {f"pass_at_{k}": e.to_json() for k, e in found.items()}
+    write_json(run_dir / "evaluation" / f"{name}.json", {"version": version, **estimates})
+
+
+def recorded(run_dir: Path, name: str, version: int | None = None) -> dict[int, Estimate]:
+    """What ``record`` wrote (for that version): pass@k for each k; empty if it wrote nothing."""
+    path = run_dir / "evaluation" / f"{name}.json"
+    document = json.loads(path.read_text()) if path.exists() else {}
+    if version not in (None, document.get("version")):
+        return {}
+    return {
+        int(key.removeprefix("pass_at_")): Estimate.from_json(value)
+        for key, value in document.items()
+        if key.startswith("pass_at_")
+    }

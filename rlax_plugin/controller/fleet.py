@@ -62,6 +62,7 @@ class Fleet(rpc.FleetServicer):
         self.workers: dict[str, Worker] = {}
         self.seen: set[str] = set()
         self.stopping = False
+        self._closing: set[asyncio.Future[None]] = set()
         self._deadlines = deadlines
         self._config_hash = config_hash
         self._parameter_server = parameter_server
@@ -75,6 +76,15 @@ class Fleet(rpc.FleetServicer):
                 accepted=False,
                 reason=f"worker {request.worker} was started from another config "
                 f"({request.config_hash}; this run has {self._config_hash})",
+            )
+        if request.slots < 1:
+            return pb.RegisterReply(accepted=False, reason=f"it offers {request.slots} slots")
+        if request.version >= 0 and request.worker not in self.seen:
+            # The same number may mean other weights now, or weights that are yet to be computed.
+            return pb.RegisterReply(
+                accepted=False,
+                reason=f"worker {request.worker} holds version {request.version} of an earlier "
+                "trainer process: start it again",
             )
         if request.worker in self.workers:  # the same name again: it was restarted
             self.lose(self.workers[request.worker], "registered again")
@@ -102,7 +112,8 @@ class Fleet(rpc.FleetServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: object) -> pb.HeartbeatReply:
         worker = self.workers.get(request.worker)
         if worker is None or self.stopping:
-            self.workers.pop(request.worker, None)
+            if worker is not None:
+                self.lose(worker, "the run is over")
             return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
         was_ready = worker.ready
         worker.last_seen = time.monotonic()
@@ -125,7 +136,9 @@ class Fleet(rpc.FleetServicer):
         if self.workers.get(worker.name) is worker:
             del self.workers[worker.name]
             self._on_lost(worker, reason)
-            self._closing = asyncio.ensure_future(worker.channel.close(grace=None))
+            closing = asyncio.ensure_future(worker.channel.close(grace=None))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def watch(self) -> None:
         """Loses workers whose heartbeats stay away; runs until cancelled."""
@@ -147,5 +160,5 @@ class Fleet(rpc.FleetServicer):
 
     async def close(self) -> None:
         for worker in list(self.workers.values()):
-            await worker.channel.close(grace=None)
-        self.workers.clear()
+            self.lose(worker, "the run is over")
+        await asyncio.gather(*self._closing, return_exceptions=True)

@@ -162,7 +162,7 @@ class Flow:
         while (room := capacity - self.outstanding) > 0:
             version = self._wanted_version(self.outstanding)
             if version > self._latest_version():
-                return  # published() wakes us
+                return  # its publication wakes us
             if self.stats.issued >= self._section.curation.max_refill * self._batch_groups:
                 self._give_up()
                 return
@@ -173,7 +173,7 @@ class Flow:
                 self._issue(self._prompts[index], version)
 
     def _give_up(self) -> None:
-        if self._in_flight:
+        if self._in_flight or len(self._ready) >= self._batch_groups:
             return  # what is still in flight may yet do
         reasons = Counter(refused for _, refused in self.stats.scored if refused)
         self.fail(
@@ -294,7 +294,7 @@ class Flow:
             self._changed.set()
 
     async def stop(self) -> None:
-        """Cancels what is in flight; its groups are issued again on resume."""
+        """Cancels what is in flight."""
         self._running = False
         self.fail(RlaxError("the run is stopping"))
         tasks = list(self._in_flight.values())

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.flow import Flow, StepStats
+from rlax_plugin.controller.flow import StepStats
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.protocols import Arrays, TrainerLink
 from rlax_plugin.types import Group, TrainBatch
 
+T = TypeVar("T")
+Drawn = tuple[tuple[Group, ...], StepStats]
 BuildBatch = Callable[[int, tuple[Group, ...]], TrainBatch]
 
 
@@ -43,14 +44,15 @@ class FinishedStep:
 
 
 class Link(TrainerLink):
-    """Implements ``TrainerLink`` on top of a ``Flow`` and a ``Publisher``.
+    """Implements ``TrainerLink`` on top of the controller and a ``Publisher``.
 
     Args:
       loop: the controller's event loop, which runs on another thread.
+      next_groups: run on the event loop; waits for the groups of a step.
       started: called on the event loop with the first published step, when weights exist.
       finished: called on the event loop with each finished step.
       progress: called on the event loop with (phase, done, of, note).
-      snapshot: called on the event loop before each checkpoint; must be durable on return.
+      snapshot: run on the event loop before each checkpoint; on disk when it returns.
     """
 
     def __init__(
@@ -58,21 +60,21 @@ class Link(TrainerLink):
         *,
         loop: asyncio.AbstractEventLoop,
         section: RlaxSection,
-        flow: Flow,
+        next_groups: Callable[[int], Coroutine[Any, Any, Drawn]],
         publisher: Publisher,
         build_batch: BuildBatch,
         started: Callable[[int], None],
         finished: Callable[[FinishedStep], None],
-        snapshot: Callable[[int], None],
+        snapshot: Callable[[int], Coroutine[Any, Any, None]],
         progress: Callable[[str, int, int, str], None],
     ):
-        self._loop, self._section, self._flow = loop, section, flow
+        self._loop, self._section, self._next_groups = loop, section, next_groups
         self._publisher, self._build_batch = publisher, build_batch
         self._started, self._finished, self._snapshot = started, finished, snapshot
         self._progress = progress
         self._first_publish = True
         self._stop = False
-        self._current: tuple[tuple[Group, ...], StepStats] | None = None
+        self._current: Drawn | None = None
         self._times = StepTimes()
         self._batch_at_s = 0.0
         self._last_done_s = time.perf_counter()
@@ -80,28 +82,24 @@ class Link(TrainerLink):
         # The first batch also waits for workers and for the evaluation before training.
         self._first_wait_s = d.startup_s + d.batch_s + d.group_s * 10
 
-    def _on_loop(self, function: Callable[..., Any], *args: Any, deadline_s: float) -> Any:
-        async def call() -> Any:
-            result = function(*args)
-            return await result if asyncio.iscoroutine(result) else result
-
-        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
+    def _on_loop(self, work: Coroutine[Any, Any, T], what: str, deadline_s: float, key: str) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(deadline_s)
-        except concurrent.futures.TimeoutError:
+        except TimeoutError:
             if future.done():
                 raise  # the call itself raised it
-            future.cancel()
-            raise DeadlineError(
-                "the trainer's wait for the controller", deadline_s, "rlax.deadlines.batch_s"
-            ) from None
+            raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
+        finally:
+            future.cancel()  # no-op unless nobody waits for it any more
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         started = time.perf_counter()
         first = self._current is None
         deadline_s = self._first_wait_s if first else self._section.deadlines.batch_s
-        self._current = self._on_loop(self._flow.batch, step, deadline_s=deadline_s)
-        assert self._current is not None
+        self._current = self._on_loop(
+            self._next_groups(step), f"the batch of step {step}", deadline_s, "batch_s"
+        )
         batch = self._build_batch(step, self._current[0])
         self._batch_at_s = time.perf_counter()
         if first:  # what came before it was start-up, not a step
@@ -129,10 +127,17 @@ class Link(TrainerLink):
         self._loop.call_soon_threadsafe(self._finished, done)
 
     def before_checkpoint(self, step: int) -> None:
-        self._on_loop(self._snapshot, step, deadline_s=self._section.deadlines.weights_s)
+        deadline_s = self._section.deadlines.weights_s
+        what = f"the controller's snapshot of step {step}"
+        self._on_loop(self._snapshot(step), what, deadline_s, "weights_s")
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         self._loop.call_soon_threadsafe(self._progress, phase, done, of, note)
+
+    @property
+    def training(self) -> bool:
+        """Whether a step has begun, so that there is something to finish and to save."""
+        return self._current is not None
 
     @property
     def stop_requested(self) -> bool:

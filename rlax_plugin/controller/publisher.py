@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
+import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from rlax_plugin.types import TensorSpec, WeightVersion
 
 
 class Publisher:
-    """Writes versions one after the other on a thread of its own.
+    """Writes versions, one after the other, beside the training thread.
 
     Args:
       loop: the controller's event loop.
@@ -42,15 +45,13 @@ class Publisher:
         self._loop, self._store, self._directory = loop, store, directory.rstrip("/")
         self._announce, self._on_published, self._on_error = announce, on_published, on_error
         self._deadline_s = deadline_s
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="publish")
         self._pending: Future[None] | None = None
         self.last_s = 0.0
-        self.count = 0
 
     def publish(self, step: int, arrays: Arrays) -> None:
         """Called on the training thread, which alone launches JAX work: the fingerprint is one.
 
-        At most one version is being written while another waits; a third waits here.
+        One version is written at a time: the next one waits here.
         """
         self.wait()
         prints: dict[str, Any]
@@ -62,30 +63,49 @@ class Publisher:
             from rlax_plugin.fingerprint import fingerprint
 
             prints = fingerprint(dict(arrays))
-        self._pending = self._executor.submit(self._write, step, arrays, prints)
+        pending = self._pending = Future()
+        # A daemon, unlike an executor's threads: a store that hangs cannot keep the process alive.
+        threading.Thread(
+            target=self._run, args=(pending, step, arrays, prints), name="publish", daemon=True
+        ).start()
 
-    def _write(self, step: int, arrays: Arrays, prints: dict[str, Any]) -> None:
+    def _run(
+        self, pending: Future[None], step: int, arrays: Arrays, prints: dict[str, Any]
+    ) -> None:
         started = time.perf_counter()
         try:
-            # A run that is continued writes the version it starts from once more.
-            path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
-            self._store.save(path, arrays)
-            tensors = {
-                name: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[name]))
-                for name, a in arrays.items()
-            }
-            version = WeightVersion(version=step, step=step, path=path, tensors=tensors)
-            done = asyncio.run_coroutine_threadsafe(self._make_visible(version), self._loop)
+            self._write(step, arrays, prints)
+        except BaseException as error:  # noqa: BLE001  raised by wait, and stops the run at once
+            pending.set_exception(error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the run has ended
+                self._loop.call_soon_threadsafe(self._on_error, error)
+        else:
+            self.last_s = time.perf_counter() - started
+            pending.set_result(None)
+
+    def _write(self, step: int, arrays: Arrays, prints: dict[str, Any]) -> None:
+        # A run that is continued writes the version it starts from once more.
+        path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
+        self._store.save(path, arrays)
+        tensors = {
+            name: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[name]))
+            for name, a in arrays.items()
+        }
+        version = WeightVersion(version=step, step=step, path=path, tensors=tensors)
+        done = asyncio.run_coroutine_threadsafe(self._make_visible(version), self._loop)
+        try:
             done.result(self._deadline_s)
-        except BaseException as error:
-            self._loop.call_soon_threadsafe(self._on_error, error)
-            raise
-        self.last_s = time.perf_counter() - started
-        self.count += 1
+        except TimeoutError:
+            done.cancel()
+            raise self._late() from None
 
     async def _make_visible(self, version: WeightVersion) -> None:
         await self._announce(version)
         self._on_published(version)
+
+    def _late(self) -> DeadlineError:
+        what = "publishing a weight version"
+        return DeadlineError(what, self._deadline_s, "rlax.deadlines.weights_s")
 
     def wait(self) -> None:
         """Returns once what was handed over is visible; raises what went wrong."""
@@ -93,10 +113,10 @@ class Publisher:
             try:
                 self._pending.result(self._deadline_s)
             except TimeoutError:
-                raise DeadlineError(
-                    "writing a weight version", self._deadline_s, "rlax.deadlines.weights_s"
-                ) from None
+                raise self._late() from None
             self._pending = None
 
     def close(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Waits for the version that is being written, if any, but not for ever."""
+        if self._pending is not None:
+            concurrent.futures.wait([self._pending], self._deadline_s)

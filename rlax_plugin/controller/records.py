@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlax_plugin.errors import RlaxError
 from rlax_plugin.types import Group
 
 SCHEMA = pa.schema(
@@ -41,10 +42,13 @@ SCHEMA = pa.schema(
 
 def write_json(path: Path, document: Any) -> None:
     """Writes a document so that a reader sees the old one or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(document, indent=2) + "\n")
-    os.replace(temporary, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(document, indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RlaxError(f"{path} cannot be written: {error}") from error
 
 
 def rows(step: int, scored: Sequence[tuple[Group, str | None]]) -> pa.Table:
@@ -74,38 +78,90 @@ def rows(step: int, scored: Sequence[tuple[Group, str | None]]) -> pa.Table:
 class RolloutWriter:
     """Collects scored groups and writes one Parquet file per ``every`` steps, in the background.
 
-    The file's name carries the first and last step in it. What is not yet written when a run is
-    interrupted is written by ``close``.
+    The file's name carries the first and last step in it. A checkpoint is preceded by ``flush``,
+    so no file reaches across one, and ``rewind`` to a checkpoint has whole files to remove.
+
+    Args:
+      on_error: called on the writing thread with what went wrong: a full disk is no silence.
     """
 
-    def __init__(self, directory: Path, every: int = 20):
-        self._directory, self._every = directory, every
+    def __init__(
+        self, directory: Path, on_error: Callable[[BaseException], object], every: int = 20
+    ) -> None:
+        self._directory, self._on_error, self._every = directory, on_error, every
         self._kept: list[tuple[int, Sequence[tuple[Group, str | None]]]] = []
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="records")
-        self._last: Future[None] | None = None
+
+    def rewind(self, step: int) -> None:
+        """Removes what was recorded of later steps, which will be done again."""
+        for path in self._directory.glob("*.parquet"):
+            if int(path.stem.partition("-")[0]) > step:
+                path.unlink()
+        for path in self._directory.glob("*.tmp"):
+            path.unlink()
 
     def add(self, step: int, scored: Sequence[tuple[Group, str | None]]) -> None:
         self._kept.append((step, scored))
         if len(self._kept) >= self._every:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
-        if self._last is not None and self._last.done():
-            self._last.result()  # a full disk is an error, not a silence
+    def flush(self) -> Future[None]:
+        """Ends once everything added so far is on disk; raises if it is not."""
         kept, self._kept = self._kept, []
-        if kept:
-            self._last = self._executor.submit(self._write, kept)
+        future = self._executor.submit(self._write, kept)
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, future: Future[None]) -> None:
+        if (error := future.exception()) is not None:
+            self._on_error(error)
 
     def _write(self, kept: list[tuple[int, Sequence[tuple[Group, str | None]]]]) -> None:
-        table = pa.concat_tables([rows(step, scored) for step, scored in kept])
-        self._directory.mkdir(parents=True, exist_ok=True)
+        if not kept:
+            return
         path = self._directory / f"{kept[0][0]:08d}-{kept[-1][0]:08d}.parquet"
         temporary = path.with_suffix(".tmp")
-        pq.write_table(table, temporary, compression="zstd")
-        os.replace(temporary, path)
+        try:
+            table = pa.concat_tables([rows(step, scored) for step, scored in kept])
+            self._directory.mkdir(parents=True, exist_ok=True)
+            pq.write_table(table, temporary, compression="zstd")
+            os.replace(temporary, path)
+        except OSError as error:
+            raise RlaxError(f"rollouts cannot be written to {path}: {error}") from error
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._executor.shutdown(wait=True)
-        if self._last is not None:
-            self._last.result()
+
+
+class MetricsWriter:
+    """One JSON line per step, each step once and in order, over any number of restarts."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def rewind(self, step: int) -> list[dict[str, float]]:
+        """Cuts the file after ``step`` and opens it; returns the lines that stay."""
+        kept: dict[int, dict[str, float]] = {}
+        for line in self._path.read_text().splitlines() if self._path.exists() else ():
+            # The last line of a killed run may be a part of one: nothing after it counts.
+            try:
+                metrics = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if metrics["step"] <= step:
+                kept[metrics["step"]] = metrics
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(metrics) + "\n" for metrics in kept.values()))
+        os.replace(temporary, self._path)
+        self._file = self._path.open("a", buffering=1)
+        return list(kept.values())
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        assert self._file is not None, "rewind opens the file"
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -8,8 +8,11 @@ instead of pickle so that nothing but data crosses the boundary.
 from __future__ import annotations
 
 import json
+import math
 import os
+import queue
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,19 @@ from rlax_plugin.types import Prompt
 
 def _score(rewards: list[Reward], prompt: Prompt, text: str) -> dict[str, Any]:
     try:
-        return {"reward": float(sum(reward(prompt, text) for reward in rewards))}
+        value = float(sum(reward(prompt, text) for reward in rewards))
+        if not math.isfinite(value):
+            raise ValueError(f"the reward is {value}")
+        return {"reward": value}
     except Exception as error:  # noqa: BLE001  a failure is data here: it travels to the record
         where = traceback.extract_tb(error.__traceback__)[-1]
         return {"error": f"{type(error).__name__}: {error} (line {where.lineno} of {where.name})"}
+
+
+def _read(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)  # the run is over, however it ended: not even a reward that hangs stays behind
 
 
 def main() -> None:
@@ -44,16 +56,18 @@ def main() -> None:
         for i, choice in enumerate(section.rewards)
     ]
     answers.write(json.dumps({"ready": True}) + "\n")
-    for line in sys.stdin:
-        job = json.loads(line)
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    while True:
+        job = json.loads(lines.get())
         prompt = Prompt(
             id=job["prompt_id"],
             tokens=np.array(job["prompt_tokens"], dtype=np.int32),
             text=job["prompt_text"],
             reference=job["reference"],
         )
-        results = [_score(rewards, prompt, text) for text in job["completions"]]
-        answers.write(json.dumps({"job": job["job"], "results": results}) + "\n")
+        for text in job["completions"]:
+            answers.write(json.dumps({"job": job["job"], **_score(rewards, prompt, text)}) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,25 +36,34 @@ class _Process:
             limit=_LINE_LIMIT,
             start_new_session=True,  # a Ctrl-C is the controller's to handle
         )
-        await asyncio.wait_for(self._exchange(self._hello), _START_S)
+        self._write(self._hello)
+        await asyncio.wait_for(self._read(), _START_S)
 
-    async def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
-        assert self._process and self._process.stdin and self._process.stdout
+    def _write(self, message: dict[str, Any]) -> None:
+        assert self._process and self._process.stdin
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
-        await self._process.stdin.drain()
+
+    async def _read(self) -> dict[str, Any]:
+        assert self._process and self._process.stdout
         line = await self._process.stdout.readline()
         if not line:
             raise RlaxError("the reward process ended")
         return json.loads(line)
 
-    async def ask(self, job: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        """The answer to a job; after any failure the process is replaced by a fresh one."""
-        try:
-            return await asyncio.wait_for(self._exchange(job), deadline_s)
-        except (TimeoutError, RlaxError, ConnectionError):
-            await self.stop()
+    async def ask(self, job: dict[str, Any], deadline_s: float) -> AsyncIterator[dict[str, Any]]:
+        """One answer per completion of a job, each under the deadline.
+
+        After a failure the process must be stopped; the next job starts a fresh one.
+        """
+        if self._process is None:
             await self.start()
-            raise
+        self._write(job)
+        left = len(job["completions"])
+        while left:
+            answer = await asyncio.wait_for(self._read(), deadline_s)
+            if answer["job"] == job["job"]:  # not left over from a job that was given up
+                left -= 1
+                yield answer
 
     async def stop(self) -> None:
         if self._process is None:
@@ -69,8 +78,8 @@ class RewardPool:
     """Scores completions in ``section.reward_processes`` processes.
 
     A reward that raises or outlives ``deadlines.reward_s`` marks its sample as errored; it never
-    counts as 0 and never stops the run. Only the sample that hung is lost: the others of its group
-    are scored again one by one.
+    counts as 0 and never stops the run. Only the sample that hung is lost: a fresh process scores
+    those that come after it.
     """
 
     def __init__(self, section: RlaxSection, run_dir: Path):
@@ -83,7 +92,6 @@ class RewardPool:
         self._idle: asyncio.Queue[_Process] = asyncio.Queue()
         self._all: list[_Process] = []
         self._jobs = 0
-        self.errors = 0
 
     async def start(self) -> None:
         self._all = [
@@ -100,40 +108,41 @@ class RewardPool:
         """The rollouts with ``reward`` or ``reward_error`` set."""
         process = await self._idle.get()
         try:
-            results = await self._ask(process, prompt, [r.text for r in rollouts])
+            answers = await self._ask(process, prompt, [r.text for r in rollouts])
         finally:
             self._idle.put_nowait(process)
-        scored = []
-        for rollout, result in zip(rollouts, results, strict=True):
-            self.errors += "error" in result
-            scored.append(
-                dataclasses.replace(
-                    rollout, reward=result.get("reward"), reward_error=result.get("error")
-                )
+        return [
+            dataclasses.replace(
+                rollout, reward=answer.get("reward"), reward_error=answer.get("error")
             )
-        return scored
+            for rollout, answer in zip(rollouts, answers, strict=True)
+        ]
 
     async def _ask(
         self, process: _Process, prompt: Prompt, texts: list[str]
     ) -> list[dict[str, Any]]:
-        self._jobs += 1
-        job = {
-            "job": self._jobs,
-            "prompt_id": prompt.id,
-            "prompt_tokens": prompt.tokens.tolist(),
-            "prompt_text": prompt.text,
-            "reference": prompt.reference,
-            "completions": texts,
-        }
-        try:
-            return (await process.ask(job, self._deadline_s))["results"]
-        except (TimeoutError, RlaxError, ConnectionError) as error:
-            if len(texts) > 1:
-                return [(await self._ask(process, prompt, [text]))[0] for text in texts]
-            if isinstance(error, TimeoutError):
-                error = DeadlineError("a reward call", self._deadline_s, "rlax.deadlines.reward_s")
-            return [{"error": str(error)}]
+        answers: list[dict[str, Any]] = []
+        while len(answers) < len(texts):
+            self._jobs += 1
+            job = {
+                "job": self._jobs,
+                "prompt_id": prompt.id,
+                "prompt_tokens": prompt.tokens.tolist(),
+                "prompt_text": prompt.text,
+                "reference": prompt.reference,
+                "completions": texts[len(answers) :],
+            }
+            try:
+                async for answer in process.ask(job, self._deadline_s):
+                    answers.append(answer)
+            except (TimeoutError, RlaxError, ConnectionError) as error:
+                await process.stop()
+                if isinstance(error, TimeoutError):
+                    key = "rlax.deadlines.reward_s"
+                    error = DeadlineError("a reward call", self._deadline_s, key)
+                answers.append({"error": str(error)})
+        return answers
 
     async def close(self) -> None:
-        await asyncio.gather(*(p.stop() for p in self._all))
+        await asyncio.gather(*(p.stop() for p in self._all), return_exceptions=True)
         self._log.close()

@@ -7,18 +7,13 @@ lives on an event loop on a second thread. ``Link`` is where they meet.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
-import logging
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -26,72 +21,31 @@ from rlax_plugin import batches
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.controller import Controller
-from rlax_plugin.controller.dashboard import Dashboard, before_after_table
+from rlax_plugin.controller.dashboard import Dashboard
+from rlax_plugin.controller.directory import (
+    check_same_run,
+    console,
+    finished,
+    locked,
+    print_results,
+    quiet,
+    run_directory,
+    train_command,
+)
 from rlax_plugin.controller.link import FinishedStep, Link
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.records import write_json
 from rlax_plugin.controller.summary import summary
-from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.errors import DeadlineError
 from rlax_plugin.loading import config_hash, load_section
 from rlax_plugin.protocols import BuildContext, Trainer
 from rlax_plugin.statistics import Estimate
 from rlax_plugin.types import Group, TrainBatch
 
-log = logging.getLogger("rlax.run")
+T = TypeVar("T")
 
 INTERRUPTED = 130
-_LOOP_S = 60.0  # for the event loop to start or stop something that has no deadline of its own
-
-
-def run_directory(maxtext: dict[str, Any]) -> Path:
-    """Where MaxText keeps the run, and so where everything of the run is kept.
-
-    Raises:
-      ConfigError: a key is missing.
-    """
-    for key in ("run_name", "base_output_directory", "steps"):
-        if not maxtext.get(key):
-            raise ConfigError(key, maxtext.get(key), "must be set in the config or as key=value")
-    return Path(str(maxtext["base_output_directory"])) / str(maxtext["run_name"])
-
-
-@contextmanager
-def _quiet(log_path: Path) -> Iterator[Console]:
-    """Sends what libraries print to a file; yields a console on the real standard output."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    out, err = os.dup(1), os.dup(2)
-    log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log_file, 1)
-    os.dup2(log_file, 2)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
-    real = os.fdopen(os.dup(out), "w", buffering=1)
-    try:
-        yield Console(file=real, force_terminal=real.isatty(), soft_wrap=not real.isatty())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        for descriptor in (out, err, log_file):
-            os.close(descriptor)
-        real.close()
-
-
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """One process per run directory; the lock ends with the process, however it ends."""
-    lock: IO[str] = (run_dir / ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError("run_name", run_dir.name, "another process is running it") from None
-    try:
-        yield
-    finally:
-        lock.close()
+_CLOSE_S = 60.0  # for ending what was started
 
 
 class _Loop:
@@ -99,32 +53,38 @@ class _Loop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="controller", daemon=True
+        )
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, Any], deadline_s: float | None) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(deadline_s)
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        deadline_s: float | None = None,
+        what: str = "",
+        key: str = "",
+    ) -> T:
+        """The result of ``work``, which is cancelled if the wait for it ends earlier.
+
+        Raises:
+          DeadlineError: it took too long.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(deadline_s)
+        except TimeoutError:
+            if future.done() or deadline_s is None:
+                raise
+            raise DeadlineError(what, deadline_s, key) from None
+        finally:
+            future.cancel()
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(_LOOP_S)
-        self.loop.close()
-
-
-def _check_same_run(run_dir: Path, digest: str) -> None:
-    record = run_dir / "config.json"
-    if record.exists() and (known := json.loads(record.read_text())["config_hash"]) != digest:
-        raise ConfigError(
-            "run_name",
-            run_dir.name,
-            f"holds a run of another config ({known}, this one is {digest}); choose another "
-            "run_name or remove that directory",
-        )
-
-
-def _evaluation_deadline_s(section: RlaxSection) -> float:
-    """Generous: groups have deadlines of their own, this one only bounds their number."""
-    return section.deadlines.startup_s + section.deadlines.group_s * 10
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self.loop.close()
 
 
 def train(config_path: str, overrides: Sequence[str] = ()) -> int:
@@ -143,8 +103,14 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
     run_dir = run_directory(maxtext)
     digest = config_hash(config_path, overrides)
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    _check_same_run(run_dir, digest)
-    with _locked(run_dir), _quiet(run_dir / "logs" / "trainer.log") as console:
+    check_same_run(run_dir, digest)
+    argv, last_step = (config_path, *overrides), int(maxtext["steps"])
+    if (document := finished(run_dir, last_step)) is not None:
+        out = console(sys.stdout)
+        out.print(f"the run is complete: {document['steps']} steps")
+        print_results(out, run_dir, argv, document["steps"])
+        return 0
+    with locked(run_dir), quiet(run_dir / "logs" / "trainer.log") as out:
         write_json(
             run_dir / "config.json",
             {"config": config_path, "overrides": list(overrides), "config_hash": digest},
@@ -153,10 +119,16 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
             run_dir=run_dir,
             seed=section.seed,
             section=section,
-            maxtext_argv=(config_path, *overrides),
+            maxtext_argv=argv,
         )
-        run = _Run(context, registry, digest, int(maxtext["steps"]), console, began_s)
-        return run.execute()
+        run = _Run(context, registry, digest, last_step, out, began_s)
+        with run.signals():
+            try:
+                return run.execute()
+            except KeyboardInterrupt:
+                out.print("interrupted")
+                out.print(f"continue with:  {train_command(argv)}")
+                return INTERRUPTED
 
 
 class _Run:
@@ -174,7 +146,9 @@ class _Run:
         self._context, self._registry, self._digest = context, registry, digest
         self._section: RlaxSection = context.section
         self._last_step, self._console, self._began_s = last_step, console, began_s
-        self._stopped = False
+        self._dashboard = Dashboard(console, last_step)
+        self._link: Link | None = None
+        self._closing = False
 
     def _objective(self) -> Any:
         from rlax_plugin import objective  # JAX: imported after the reward pool was spawned
@@ -200,86 +174,94 @@ class _Run:
 
     def execute(self) -> int:
         thread = _Loop()
-        dashboard = Dashboard(
-            self._console,
-            lambda: list(controller.fleet.workers.values()) if hasattr(controller, "fleet") else [],
-            self._last_step,
-        )
         controller = Controller(
             context=self._context,
             registry=self._registry,
             argv=self._context.maxtext_argv,
             config_hash=self._digest,
             last_step=self._last_step,
-            dashboard=dashboard,
+            dashboard=self._dashboard,
             advantage=lambda: self._objective().advantage,
             summarise=self._summarise,
         )
         publisher: Publisher | None = None
         try:
-            with dashboard:
-                dashboard.phase(f"starting {self._context.run_dir}")
-                thread.run(controller.start(), self._section.deadlines.startup_s)
-                thread.loop.set_exception_handler(
-                    lambda loop, what: controller.fail(
-                        what.get("exception") or RlaxError(what["message"])
-                    )
-                )
-                directory = self._section.weights.path or str(self._context.run_dir / "weights")
-                publisher = controller.make_publisher(thread.loop, os.path.abspath(directory))
-                self._train(thread, controller, publisher)
+            with self._dashboard:
+                self._dashboard.phase(f"starting {self._context.run_dir}")
+                deadline_s = self._section.deadlines.startup_s
+                key = "rlax.deadlines.startup_s"
+                thread.run(controller.start(), deadline_s, "starting the controller", key)
+                self._dashboard.workers = controller.fleet.workers
+                publisher = controller.make_publisher()
+                stopped = self._train(thread, controller, publisher)
                 publisher.wait()
-                after: dict[int, Estimate] = {}
-                if not self._stopped:
-                    after = thread.run(
-                        controller.evaluate("after", controller.latest_version),
-                        _evaluation_deadline_s(self._section),
-                    )
-            self._report(controller, after)
-        except BaseException as error:
+                # Only now is it true, and it stays so if the evaluation is interrupted.
+                thread.run(controller.unless_failed(controller.flush()))
+                self._write_summary(controller, {})
+                if not stopped:
+                    # No deadline of its own: each of its groups has one.
+                    evaluation = controller.evaluate("after", controller.latest_version)
+                    after = thread.run(controller.unless_failed(evaluation))
+                    self._write_summary(controller, after)
+            self._report(controller, stopped)
+        except Exception as error:
             if hasattr(controller, "flow"):
-                self._registry.manager.hook.rlax_on_run_error(error=str(error))
+                thread.run(controller.run_failed(error), _CLOSE_S, "rlax_on_run_error")
             raise
         finally:
-            thread.run(controller.close(), _LOOP_S)
-            if publisher is not None:
-                publisher.close()
-            thread.close()
-        return INTERRUPTED if self._stopped else 0
+            self._closing = True
+            try:
+                key = "rlax.launcher.stop_s"
+                thread.run(controller.close(), _CLOSE_S, "ending the run's processes", key)
+                if publisher is not None:
+                    publisher.close()
+            finally:
+                thread.close()
+        return INTERRUPTED if stopped else 0
 
-    def _train(self, thread: _Loop, controller: Controller, publisher: Publisher) -> None:
-        def finished(done: FinishedStep) -> None:
+    def _train(self, thread: _Loop, controller: Controller, publisher: Publisher) -> bool:
+        """Returns whether training was stopped before its end."""
+
+        def step_finished(done: FinishedStep) -> None:
             controller.step_finished(done, publisher.last_s)
 
         link = Link(
             loop=thread.loop,
             section=self._section,
-            flow=controller.flow,
+            next_groups=controller.next_groups,
             publisher=publisher,
             build_batch=self._build_batch,
             started=controller.weights_exist,
-            finished=finished,
+            finished=step_finished,
             snapshot=controller.snapshot,
-            progress=controller.dashboard.progress,
+            progress=self._dashboard.progress,
         )
         trainer: Trainer = self._registry.part(
             "trainer", self._section.trainer, "rlax.trainer", self._context
         )
-        with self._signals(link, controller):
+        self._link = link
+        try:
             trainer.run(link)
-        self._stopped = link.stop_requested
+        finally:
+            self._link = None
+        return link.stop_requested
 
     @contextmanager
-    def _signals(self, link: Link, controller: Controller) -> Iterator[None]:
-        """First signal: stop after this step, with a checkpoint. Second: stop now."""
+    def signals(self) -> Iterator[None]:
+        """First signal while a step is trained: stop after it, with a checkpoint. Else: stop now.
+
+        Once the run is being closed, which has a deadline, a signal changes nothing: it would
+        leave processes behind.
+        """
 
         def stop(number: int, frame: object) -> None:
-            if link.stop_requested:
+            if self._closing:
+                return
+            link = self._link
+            if link is None or not link.training or link.stop_requested:
                 raise KeyboardInterrupt
             link.request_stop()
-            controller.dashboard.message(
-                "stopping after this step, with a checkpoint (again: at once)"
-            )
+            self._dashboard.message("stopping after this step, with a checkpoint (again: at once)")
 
         previous = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -288,34 +270,21 @@ class _Run:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _report(self, controller: Controller, after: dict[int, Estimate]) -> None:
-        run_dir = self._context.run_dir
+    def _write_summary(self, controller: Controller, after: dict[int, Estimate]) -> None:
         document = summary(
             controller,
             after,
             began_s=self._began_s,
             config_hash=self._digest,
-            complete=not self._stopped,
+            last_step=self._last_step,
         )
-        write_json(run_dir / "summary.json", document)
-        again = "rlax train " + " ".join(self._context.maxtext_argv)
-        out = self._console
-        if self._stopped:
-            out.print(f"interrupted after step {controller.flow.next_step - 1}", highlight=False)
-            out.print(f"continue with:  {again}", highlight=False)
-            return
-        if after:
-            out.print(before_after_table(controller.before, after))
-        for what, path in (
-            ("summary", "summary.json"),
-            ("metrics per step", "metrics.jsonl"),
-            ("rollouts (Parquet)", "rollouts/"),
-            ("checkpoints", "checkpoints/"),
-            ("logs", "logs/"),
-            ("TensorBoard", "tensorboard/"),
-        ):
-            if (run_dir / path).exists():
-                out.print(f"{what:20} {run_dir / path}", highlight=False)
-        out.print(f"go on training:      {again} steps={2 * self._last_step}", highlight=False)
-        if (run_dir / "tensorboard").exists():
-            out.print(f"look at the curves:  tensorboard --logdir {run_dir}", highlight=False)
+        write_json(self._context.run_dir / "summary.json", document)
+
+    def _report(self, controller: Controller, stopped: bool) -> None:
+        argv, out = self._context.maxtext_argv, self._console
+        if stopped:
+            step = controller.flow.next_step - 1
+            out.print(f"interrupted after step {step}")
+            out.print(f"continue with:  {train_command(argv)}")
+        else:
+            print_results(out, self._context.run_dir, argv, self._last_step)

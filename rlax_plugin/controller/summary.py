@@ -34,20 +34,21 @@ def summary(
     *,
     began_s: float,
     config_hash: str,
-    complete: bool,
+    last_step: int,
 ) -> dict[str, Any]:
     """The run's figures; rates are per second of training steps, evaluation left out.
 
     Args:
-      after: pass@k after training; empty when the run was interrupted.
+      after: pass@k after training; empty when that was not evaluated.
       began_s: ``time.perf_counter`` at the start of the process.
-      complete: whether all steps were done.
+      last_step: the run is complete once it is done.
     """
     stats, totals = controller.stats, controller.flow.totals
+    steps = controller.flow.next_step - 1
     training_s = stats.training_started_s
     document: dict[str, Any] = {
-        "complete": complete,
-        "steps": len(stats.history),
+        "complete": steps >= last_step,
+        "steps": steps,
         "wall_s": time.perf_counter() - began_s,
         "startup_s": None if training_s is None else training_s - began_s,
         "reward_first10": stats.mean("reward/mean", slice(0, 10)),

@@ -27,14 +27,21 @@ from rlax_plugin.worker.service import RolloutService
 
 log = logging.getLogger("rlax.worker")
 
+PARENT = "RLAX_PARENT_PID"
+"""Environment variable in which a launcher may say who it is, for ``--with-parent``."""
+
+_LOAD_PAUSES_S = (0.5, 2.0)  # before weights that could not be loaded are tried again
+
 
 def end_with_parent() -> None:
     """Asks Linux to end this process with the one that started it, even after a SIGKILL there."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-        if os.getppid() == 1:
-            raise RlaxError("the process that started this worker is already gone")
+    # Not "is it 1": in a container the trainer may well be process 1.
+    parent = os.getppid()
+    if int(os.environ.get(PARENT, parent)) != parent:
+        raise RlaxError("the process that started this worker is already gone")
 
 
 class Member:
@@ -56,8 +63,9 @@ class Member:
         self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
         self._fleet = rpc.FleetStub(self._channel)
         self._beat = asyncio.Event()
+        self._newer = asyncio.Event()
+        self._newest = self._wanted = -1
         self.draining = False
-        self.stopped = asyncio.Event()
 
     async def register(self) -> str:
         """Joins the run; returns the parameter server's address.
@@ -99,9 +107,9 @@ class Member:
         return await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
 
     async def heartbeat(self) -> None:
-        """Reports until the run ends. A controller that forgot this worker gets it again."""
+        """Reports until the run is over. A controller that forgot this worker gets it again."""
         missed = 0
-        while not self.stopped.is_set():
+        while True:
             self._beat.clear()
             try:
                 reply = await self.report()
@@ -116,40 +124,89 @@ class Member:
             else:
                 missed = 0
                 if reply.stop:
-                    self.stopped.set()
                     return
                 if not reply.known:
                     await self.register()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._beat.wait(), self._deadlines.heartbeat_s)
 
-    def beat_now(self) -> None:
-        """Reports at once, because something changed."""
-        self._beat.set()
+    def want(self, version: int) -> None:
+        """A request needs at least this version, also if it is not yet time to reload."""
+        if version > self._wanted:
+            self._wanted = version
+            self._newer.set()
 
-    async def follow(self, parameter_server: str) -> None:
-        """Loads every ``reload_every``-th version as it is published, under a lease."""
+    async def live(self) -> None:
+        """Registers, then reports and follows the weights until the run is over.
+
+        Raises:
+          RlaxError: this worker can be of no use any more.
+        """
+        parameter_server = await self.register()
+        log.info("worker %s serves on %s", self._name, self._address)
         client = ParameterServerClient(parameter_server, rpc_s=self._deadlines.rpc_s)
-        every = self._section.staleness.reload_every
+        tasks = {
+            asyncio.ensure_future(self.heartbeat()),
+            asyncio.ensure_future(self._watch(client)),
+            asyncio.ensure_future(self._follow(client)),
+        }
         try:
-            async for newest in client.watch(after=self._engine.version):
-                held = self._engine.version
-                if held >= 0 and newest.version - held < every:
-                    continue
-                try:
-                    async with client.acquire(newest.version) as version:
-                        await asyncio.wait_for(
-                            self._engine.load_weights(version), self._deadlines.weights_s
-                        )
-                except (WeightsError, DeadlineError, TimeoutError) as error:
-                    # The old weights stay in use; strict staleness keeps them from doing harm.
-                    log.error("version %d was not loaded: %s", newest.version, error)
-                    continue
-                log.info("serving version %d", newest.version)
-                if held < 0:
-                    self.beat_now()  # the controller waits for the first weights
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await client.close()
+
+    async def _watch(self, client: ParameterServerClient) -> None:
+        async for version in client.watch(after=self._engine.version):
+            self._newest = version.version
+            self._newer.set()
+
+    def _due(self) -> bool:
+        held = self._engine.version
+        due = held < 0 or self._newest - held >= self._section.staleness.reload_every
+        return self._newest > held and (due or self._wanted > held)
+
+    async def _follow(self, client: ParameterServerClient) -> None:
+        """Loads every ``reload_every``-th version, and what requests wait for."""
+        while True:
+            await self._newer.wait()
+            self._newer.clear()
+            if not self._due():
+                continue
+            first = self._engine.version < 0
+            await self._load(client)
+            log.info("serving version %d", self._engine.version)
+            if first:
+                self._beat.set()  # the controller waits for the first weights
+
+    async def _load(self, client: ParameterServerClient) -> None:
+        """Loads the newest version under a lease.
+
+        Raises:
+          WeightsError: it cannot be had or is damaged, also not at the last attempt. A worker that
+            stayed would only keep its groups waiting for a version that never comes.
+        """
+        # The first time the engine may still be building and compiling its model.
+        first = self._engine.version < 0
+        key = "startup_s" if first else "weights_s"
+        deadline_s: float = getattr(self._deadlines, key)
+        for pause_s in (*_LOAD_PAUSES_S, None):
+            try:
+                async with client.acquire() as version:
+                    await asyncio.wait_for(self._engine.load_weights(version), deadline_s)
+                return
+            except TimeoutError:
+                what = "loading a weight version"
+                raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
+            except (WeightsError, DeadlineError) as error:
+                if pause_s is None:
+                    raise
+                log.error("weights were not loaded, trying again in %g s: %s", pause_s, error)
+                await asyncio.sleep(pause_s)
 
     async def leave(self) -> None:
         try:
@@ -170,13 +227,8 @@ async def _serve(
     config_hash: str,
     add_services: Callable[[grpc.aio.Server, RolloutEngine], None] | None,
 ) -> None:
-    service = RolloutService(engine)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    rpc.add_RolloutServicer_to_server(service, server)
-    if add_services is not None:
-        add_services(server, engine)
     port = server.add_insecure_port(f"{section.network.host}:0")
-    await server.start()
     member = Member(
         name=name,
         address=f"{section.network.host}:{port}",
@@ -185,20 +237,20 @@ async def _serve(
         section=section,
         config_hash=config_hash,
     )
+    service = RolloutService(engine, section, on_wanted=member.want)
+    rpc.add_RolloutServicer_to_server(service, server)
+    if add_services is not None:
+        add_services(server, engine)
     terminated = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, terminated.set)
-    parameter_server = await member.register()
-    log.info("worker %s serves on port %d", name, port)
-    tasks = {
-        asyncio.ensure_future(member.heartbeat()),
-        asyncio.ensure_future(member.follow(parameter_server)),
-        asyncio.ensure_future(terminated.wait()),
-        asyncio.ensure_future(member.stopped.wait()),
-    }
-    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    if terminated.is_set():
+    await server.start()
+    life = asyncio.ensure_future(member.live())
+    told = asyncio.ensure_future(terminated.wait())
+    await asyncio.wait({life, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
+    if not life.done():
         log.info("draining for at most %g s", section.deadlines.drain_s)
         member.draining = True
         # Once the controller has heard it, it sends nothing more: no group is turned away.
@@ -207,12 +259,12 @@ async def _serve(
         service.draining = True
         # gRPC's grace lets running calls end and refuses new ones.
         await server.stop(section.deadlines.drain_s)
+        life.cancel()
+    (ended,) = await asyncio.gather(life, return_exceptions=True)
     await member.leave()
-    for task in pending:
-        task.cancel()
     await server.stop(0)
-    for task in done:
-        task.result()  # raises what ended this worker, if it was a failure
+    if isinstance(ended, Exception):
+        raise ended
 
 
 def serve(
@@ -254,3 +306,6 @@ def serve(
     except RlaxError:
         log.exception("worker %s failed", name)
         raise
+    finally:
+        if (close := getattr(engine, "close", None)) is not None:
+            close()

@@ -20,7 +20,7 @@ import numpy as np
 
 from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
 from rlax_plugin.build import build_weight_store
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.errors import WeightsError, WorkerError
 from rlax_plugin.protocols import TrainerLink, WeightStore
 from rlax_plugin.types import GroupRequest, Prompt, Rollout, WeightVersion
 
@@ -65,13 +65,15 @@ class Even:
 class ScriptedConfig(Section):
     latency_s: float = 0.0
     load_s: float = 0.0
-    capacity: int = 1_000_000
+    broken: bool = False
 
 
 class Scripted:
     """Draws each sample's tokens from its seed alone; takes ``latency_s`` per call."""
 
     def __init__(self, config: ScriptedConfig, store: WeightStore):
+        if config.broken:
+            raise WorkerError("this engine is broken")
         self._config, self._store = config, store
         self._version = -1
         self._newer = asyncio.Condition()

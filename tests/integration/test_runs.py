@@ -104,6 +104,12 @@ def test_a_run_ends_well_and_says_so(tmp_path):
     by_id = [r["group_id"] for r in trained]
     assert len(set(by_id)) == 40
 
+    status, again = Run(tmp_path).end()
+    assert status == 0 and again.startswith("the run is complete: 10 steps\n")
+    assert "pass@1" in again and "resuming" not in again
+    status, other = Run(tmp_path, "rlax.seed=1").end()
+    assert status == 2 and "holds a run of another config" in other
+
 
 def test_a_killed_worker_costs_only_time(tmp_path):
     run = Run(tmp_path, "rlax.rollouts.engine.latency_s=0.1", "steps=12")
@@ -123,7 +129,7 @@ def test_a_killed_worker_costs_only_time(tmp_path):
     ("j", "k", "slow"),
     [
         (1, 2, "rlax.trainer.train_s=0.15"),
-        (2, 3, "rlax.rollouts.engine.load_s=0.3"),
+        (2, 3, "rlax.rollouts.engine.load_s=0.3 steps=9"),  # ends between two reloads
         (1, 4, "rlax.rollouts.engine.latency_s=0.05"),
     ],
 )
@@ -133,7 +139,7 @@ def test_staleness_never_exceeds_its_bound(tmp_path, j, k, slow):
         f"rlax.staleness.reload_every={j}",
         f"rlax.staleness.max_staleness={k}",
         "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
-        slow,
+        *slow.split(),
     )
     status, out = run.end()
     assert status == 0, out
@@ -175,6 +181,51 @@ def test_a_second_signal_and_a_dead_trainer_end_the_workers_too(tmp_path):
     run.process.wait(10)
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive
+
+
+@pytest.mark.parametrize("phase", ["start-up", "evaluation"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_training_ends_the_run_at_once(tmp_path, phase, number):
+    run = Run(tmp_path, "rlax.rollouts.engine.latency_s=5")
+    worker_log = run.dir / "logs/local-0.log"
+    if phase == "start-up":
+        run.until(worker_log.exists, "the start of a worker")
+    else:
+        run.until(
+            lambda: worker_log.exists() and "serving version 0" in worker_log.read_text(),
+            "the first weights",
+        )
+    family = psutil.Process(run.process.pid).children(recursive=True)
+    os.kill(run.process.pid, number)
+    status, out = run.end()
+    assert status == 130, out
+    assert "continue with:  rlax train" in out and "Traceback" not in out
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not list(run.dir.glob("evaluation/*"))
+
+
+def test_a_killed_run_continues_with_each_step_once(tmp_path):
+    slow = ("rlax.trainer.train_s=0.05", "steps=12")
+    run = Run(tmp_path, *slow)
+    run.until(lambda: len(run.steps()) >= 8, "eight steps")
+    run.process.kill()
+    run.process.wait(10)
+    again = Run(tmp_path, *slow)
+    status, out = again.end()
+    assert status == 0, out
+    assert "resuming after step 5" in out or "resuming after step 10" in out
+    assert [m["step"] for m in again.steps()] == list(range(1, 13))
+    trained = Counter(r["step"] for r in again.rollouts() if r["refused"] is None)
+    assert trained == {step: 16 for step in range(1, 13)}
+    assert len(list((again.dir / "weights").iterdir())) <= 3  # nothing of the killed process
+    assert again.summary()["steps"] == 12 and again.summary()["groups_admitted"] == 48
+
+
+def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path):
+    run = Run(tmp_path, "rlax.rollouts.engine.broken=true", "rlax.launcher.max_restarts=1")
+    status, out = run.end()
+    assert status == 1
+    assert "ended 2 times in a row" in out and "this engine is broken" in out and "local-" in out
 
 
 def test_failures_end_the_run_with_their_own_message(tmp_path):

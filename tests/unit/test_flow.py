@@ -252,3 +252,17 @@ def test_seeds_are_stable_and_distinct():
     seeds = {sample_seed(s, "train", g, i) for s in range(3) for g in range(10) for i in range(8)}
     assert len(seeds) == 240
     assert sample_seed(0, "train", 1, 0) != sample_seed(0, "eval/test", 1, 0)
+
+
+def test_a_deep_pipeline_that_waits_for_its_trainer_is_no_failure():
+    async def main():
+        flow, answers, _ = make(1, 16, groups=2, refill=8)  # may have 16 steps' worth outstanding
+        flow.start(1, 100)
+        await settle()
+        assert len(answers.open) == 16  # as many as one step may issue
+        for i in range(16):
+            await answers.answer(i, 0)
+        groups, _ = await flow.batch(1)
+        assert [g.id for g in groups] == [0, 1]
+
+    asyncio.run(main())

@@ -1,0 +1,115 @@
+"""The trainer's thread and the event loop: what one waits for and what the other is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.flow import StepStats
+from rlax_plugin.controller.link import Link
+from rlax_plugin.errors import DeadlineError, TrainingError
+from rlax_plugin.types import TrainBatch
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+class Published:
+    def __init__(self):
+        self.steps: list[int] = []
+
+    def publish(self, step, arrays):
+        self.steps.append(step)
+
+
+async def groups(step):
+    return (), StepStats(issued=step)
+
+
+def make(loop, next_groups=groups, snapshot=groups, **deadlines):
+    section = RlaxSection.model_validate(
+        {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}], "deadlines": deadlines}
+    )
+    told: list[tuple] = []
+    publisher = Published()
+    link = Link(
+        loop=loop,
+        section=section,
+        next_groups=next_groups,
+        publisher=publisher,
+        build_batch=lambda step, groups: TrainBatch(step, {"x": np.array([step])}, groups),
+        started=lambda step: told.append(("started", step)),
+        finished=lambda done: told.append(("finished", done.step, done.stats.issued)),
+        snapshot=snapshot,
+        progress=lambda *args: told.append(("progress", *args)),
+    )
+    return link, told, publisher
+
+
+def settle(loop):
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)
+
+
+def test_a_step_is_told_in_order(loop):
+    link, told, publisher = make(loop)
+    link.publish(3, {})
+    assert not link.training
+    for step in (4, 5):
+        assert link.next_batch(step)["x"].tolist() == [step]
+        assert link.training
+        link.publish(step, {})
+        link.step_done(step, {})
+    settle(loop)
+    assert told == [("started", 3), ("finished", 4, 4), ("finished", 5, 5)]
+    assert publisher.steps == [3, 4, 5]
+
+
+def test_a_failure_of_the_flow_is_the_trainers(loop):
+    async def broken(step):
+        raise TrainingError("the gates are too strict")
+
+    link, *_ = make(loop, broken)
+    with pytest.raises(TrainingError, match="gates are too strict"):
+        link.next_batch(1)
+    with pytest.raises(TrainingError, match="without a batch"):
+        link.step_done(1, {})
+
+
+def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):
+    ended = threading.Event()
+
+    async def hang(step):
+        if step == 1:
+            return await groups(step)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    link, *_ = make(loop, hang, hang, batch_s=0.05, weights_s=0.04)
+    link.next_batch(1)
+    with pytest.raises(DeadlineError, match=r"batch of step 2.*0.05 s.*rlax.deadlines.batch_s"):
+        link.next_batch(2)
+    assert ended.wait(10)
+    with pytest.raises(DeadlineError, match=r"snapshot of step 2.*rlax.deadlines.weights_s"):
+        link.before_checkpoint(2)
+
+
+def test_a_requested_stop_is_seen(loop):
+    link, *_ = make(loop)
+    assert not link.stop_requested
+    link.request_stop()
+    assert link.stop_requested

@@ -1,0 +1,107 @@
+"""What crosses the wire arrives as it was sent, and nonsense does not pass."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import WorkerError
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
+from rlax_plugin.wire import reply_from_proto, reply_to_proto, request_from_proto, request_to_proto
+from rlax_plugin.worker.service import refusal
+
+SEEDS = (2**64 - 1, 5)
+
+
+def request(**changes) -> GroupRequest:
+    sampling = SamplingParams(0.5, 3, 0.75, 4, (1, 9))
+    fields = {"group_id": -3, "attempt": 2, "prompt_tokens": np.array([7, 8], np.int32)}
+    fields |= {"seeds": SEEDS, "sampling": sampling, "min_version": 6}
+    return GroupRequest(**(fields | changes))
+
+
+def reply(**changes) -> pb.GroupReply:
+    logprob = np.array([-0.5, -2.0], np.float32)
+    rollouts = [
+        Rollout(
+            4,
+            i,
+            seed,
+            np.array([i, 1], np.int32),
+            logprob,
+            logprob * 2,
+            np.array([3, 4], np.int32),
+            "length",
+        )
+        for i, seed in enumerate(SEEDS)
+    ]
+    message = reply_to_proto(4, rollouts)
+    for name, value in changes.items():
+        setattr(message.samples[1], name, value)
+    return message
+
+
+def test_requests_survive_the_wire():
+    sent = request()
+    found = request_from_proto(pb.GroupSpec.FromString(request_to_proto(sent).SerializeToString()))
+    assert found.prompt_tokens.tolist() == [7, 8] and found.prompt_tokens.dtype == np.int32
+    for name in ("group_id", "attempt", "seeds", "sampling", "min_version"):
+        assert getattr(found, name) == getattr(sent, name)
+
+
+def test_replies_survive_the_wire():
+    first, second = reply_from_proto(reply(), "w", SEEDS)
+    assert (first.seed, second.seed, second.index, second.worker) == (2**64 - 1, 5, 1, "w")
+    assert second.tokens.tolist() == [1, 1] and second.versions.tolist() == [3, 4]
+    assert second.logprob_full.tolist() == [-0.5, -2.0]
+    assert second.logprob_sampled.tolist() == [-1.0, -4.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 6}, "other samples than asked"),
+        ({"tokens": b"12345"}, "garbled"),
+        ({"tokens": b"1234"}, "uneven"),
+        ({"logprob_full": np.array([np.nan, 0], "<f4").tobytes()}, "not finite"),
+        ({"finish_reason": "tired"}, "'tired'"),
+    ],
+)
+def test_answers_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(WorkerError, match=message):
+        reply_from_proto(reply(**changes), "w", SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"prompt_tokens": np.zeros(5, np.int32)}, "5 prompt tokens.*max_prompt_tokens is 4"),
+        ({"prompt_tokens": np.zeros(0, np.int32)}, "0 prompt tokens"),
+        ({"sampling": SamplingParams(max_new_tokens=9)}, "max_new_tokens 9.*is 8"),
+        ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature nan"),
+        ({"sampling": SamplingParams(top_p=0.0)}, "top_p 0"),
+        ({"seeds": tuple(range(17))}, "17 samples, must be 1 to 16"),
+        ({"seeds": ()}, "0 samples"),
+    ],
+)
+def test_workers_refuse_what_no_engine_should_see(changes, message):
+    rollouts = {"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16, "group_size": 2}
+    section = RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "x"}],
+            "rollouts": rollouts,
+            "evaluation": {"samples": 4},
+        }
+    )
+    found = refusal(request_to_proto(request(**changes)), section)
+    if message is None:
+        assert found is None
+    else:
+        assert found is not None and found.startswith("group -3: ")
+        assert re.search(message, found), found
