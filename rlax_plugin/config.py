@@ -58,8 +58,15 @@ class Rollouts(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="1.0 keeps all")
     ignore_stop: bool = Field(default=False, description="always draw max_new_tokens (benchmarks)")
     slots: PositiveInt = Field(default=64, description="sequences a worker decodes at once")
-    on_new_weights: Literal["finish"] = Field(
-        default="finish", description="what a worker does with running samples when weights arrive"
+    on_new_weights: Literal["finish", "continue", "discard"] = Field(
+        default="finish",
+        description="running samples when weights arrive: finish them on the old ones, continue "
+        "them on the new ones behind their tokens, or discard and restart them",
+    )
+    progress_s: Seconds = Field(
+        default=1.0,
+        description="between reports of unfinished samples, which another worker can resume; "
+        "only with on_new_weights: continue",
     )
 
 
@@ -211,6 +218,15 @@ class RlaxSection(Section):
         description="entry-point or module names of the plug-ins to load; nothing else is",
     )
     seed: int = Field(default=0, description="of prompts, samples and evaluation")
+    deterministic: bool = Field(
+        default=False,
+        description="bit-identical runs, killed or not: lockstep, and each group decoded alone",
+    )
+    state_dir: str = Field(
+        default="",
+        description="local directory of the ledger, logs and lock; empty: the run's own, or one "
+        "under XDG_STATE_HOME if the run is on an object store. Never on NFS",
+    )
     prompt_source: Choice
     rewards: tuple[Choice, ...] = Field(default=..., min_length=1, description="summed")
     reward_processes: PositiveInt = Field(default=1, description="processes of the reward pool")
@@ -229,3 +245,21 @@ class RlaxSection(Section):
     allow_untested_maxtext: bool = Field(
         default=False, description="run although MaxText's source differs from what was tested"
     )
+
+    @model_validator(mode="after")
+    def _can_be_deterministic(self) -> RlaxSection:
+        if not self.deterministic:
+            return self
+        wanted = {
+            "staleness.reload_every": (self.staleness.reload_every, 1),
+            "staleness.max_staleness": (self.staleness.max_staleness, 1),
+            "curation.oversample": (self.curation.oversample, 1.0),
+            "rollouts.on_new_weights": (self.rollouts.on_new_weights, "finish"),
+        }
+        for key, (given, right) in wanted.items():
+            if given != right:
+                raise ConfigError(f"rlax.{key}", given, f"must be {right} with rlax.deterministic")
+        if self.rollouts.slots < self.rollouts.group_size:
+            reason = f"must hold a group of {self.rollouts.group_size} with rlax.deterministic"
+            raise ConfigError("rlax.rollouts.slots", self.rollouts.slots, reason)
+        return self

@@ -37,6 +37,14 @@ class WeightsError(RlaxError):
     """A weight version is missing, damaged, or not the one announced."""
 
 
+class WeightsMismatchError(WeightsError):
+    """Weights were loaded, and are not those that the trainer published.
+
+    The fingerprint on the device or the canary's log-probs differ: trying again would trust a
+    machine that has just been seen to be wrong.
+    """
+
+
 class DeadlineError(RlaxError):
     """Something took longer than its deadline.
 

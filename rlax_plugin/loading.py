@@ -25,7 +25,7 @@ _BASE = "base_config"
 # What may differ between a run and its continuation, or between its processes: how long, how
 # patiently, where, and who watches. Everything else decides what is computed.
 _NOT_HASHED = ("steps", "run_name", "base_output_directory", _BASE)
-_NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "trackers")
+_NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers")
 # Read here as well as by MaxText, so that both must see one value.
 _SHARED = ("steps", "run_name", "base_output_directory")
 
@@ -97,7 +97,8 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
     """12 hex digits of what the files and arguments say, wherever and in whatever order they do.
 
     Left out is what may change when a run continues: ``steps``, ``run_name``,
-    ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network and trackers.
+    ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir
+    and trackers.
 
     Raises:
       ConfigError: the files cannot be read.

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from rlax_plugin.config import Choice
 from rlax_plugin.errors import PluginError
-from rlax_plugin.types import Group, GroupRequest, Prompt, Rollout, WeightVersion
+from rlax_plugin.types import Canary, Group, GroupRequest, Prompt, Rollout, WeightVersion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,9 @@ class BuildContext:
     """What every part may know of the run.
 
     Attributes:
-      run_dir: the run's directory; exists only in processes that own the run.
+      run_dir: a local directory for what the part keeps: the run's own, or the local stand-in of
+        one on an object store. Exists only in processes that own the run.
+      run_url: the run's directory as the config gives it, a path or an fsspec URL.
       seed: ``rlax.seed``.
       section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
       maxtext_argv: MaxText's own command line (config path and overrides), for parts that need it.
@@ -62,6 +64,7 @@ class BuildContext:
     seed: int
     section: Any
     maxtext_argv: tuple[str, ...] = ()
+    run_url: str = ""
     part: Callable[[str, Choice, str], Any] = _no_part
 
 
@@ -128,15 +131,22 @@ class RolloutEngine(Protocol):
     ) -> None:
         """Draws every group; calls ``on_group(group_id, rollouts)`` on the event loop as each ends.
 
-        Requests wait inside the engine until it holds their ``min_version``.
+        Requests wait inside the engine until it holds their ``min_version``. With
+        ``on_new_weights: continue`` the engine also reports unfinished groups every
+        ``progress_s``: then some of the rollouts are "cancelled", and the group goes on.
         """
         ...
 
     async def load_weights(self, version: WeightVersion) -> None:
         """Pulls and verifies a version; running samples are treated as ``on_new_weights`` says.
 
+        Names, shapes, checksums, the fingerprint on the device and the canary are checked before
+        anything is drawn with it.
+
         Raises:
-          WeightsError: the bytes are not what was announced; the old weights stay in use.
+          WeightsMismatchError: the loaded weights are not those that were published.
+          WeightsError: they cannot be read, are damaged, or belong to another model. In either
+            case the old weights stay in use.
         """
         ...
 
@@ -218,8 +228,17 @@ class TrainerLink(Protocol):
         """
         ...
 
-    def publish(self, step: int, arrays: Arrays) -> None:
-        """Hands over fresh buffers holding the weights after ``step`` steps; returns at once."""
+    @property
+    def canary_tokens(self) -> np.ndarray:
+        """int32 [n + 1]: the tokens of every version's canary, see ``types.Canary``."""
+        ...
+
+    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+        """Hands over fresh buffers holding the weights after ``step`` steps; returns at once.
+
+        Args:
+          canary: of ``canary_tokens`` under these weights; its log-probs may still be on a device.
+        """
         ...
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:

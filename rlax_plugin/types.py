@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -66,6 +66,8 @@ class GroupRequest:
       attempt: 1 for the first time the group is issued, then 2, ...
       seeds: one 64-bit seed per sample; with the weights it determines the sample's tokens.
       min_version: the worker must hold at least this weight version before it starts.
+      resume: one rollout per seed to go on from, drawn by another worker; "cancelled" ones are
+        continued behind their tokens (perhaps none), others are complete. Empty: start afresh.
     """
 
     group_id: int
@@ -74,6 +76,7 @@ class GroupRequest:
     seeds: tuple[int, ...]
     sampling: SamplingParams
     min_version: int = 0
+    resume: tuple[Rollout, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ class Rollout:
       logprob_full: float32 [length], temperature applied, nothing truncated. Training uses this.
       logprob_sampled: float32 [length], of the truncated distribution the token was drawn from.
       versions: int32 [length], the weight version that produced each token.
-      finish_reason: "stop" (a stop id), "length" (max_new_tokens) or "cancelled".
+      finish_reason: "stop" (a stop id), "length" (max_new_tokens) or "cancelled": unfinished, with
+        the tokens drawn so far, perhaps none. A cancelled rollout never trains.
       worker: name of the worker that drew it.
       text: the decoded completion without the stop token; "" until the controller decodes it.
       reward: None until scored, and None for good where ``reward_error`` is set.
@@ -167,6 +171,22 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """Log-probs that every worker must reproduce before it draws with a version.
+
+    Attributes:
+      tokens: int32 [n + 1], a fixed sequence.
+      logprobs: float32 [n], nats at temperature 1; ``logprobs[t]`` belongs to ``tokens[t + 1]``
+        given ``tokens[: t + 1]``. The trainer computes them from the published buffers.
+      tolerance: largest difference allowed, nats.
+    """
+
+    tokens: np.ndarray
+    logprobs: Any
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
 class WeightVersion:
     """A published set of weights, as the parameter server knows it.
 
@@ -175,9 +195,11 @@ class WeightVersion:
       step: completed training steps.
       path: where the bytes are; every worker can read it.
       tensors: variable name -> spec, for every variable that is neither cache nor RNG state.
+      canary: what a worker must reproduce; None where the trainer computes none.
     """
 
     version: int
     step: int
     path: str
     tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+    canary: Canary | None = None

@@ -21,20 +21,22 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GroupSpec(_message.Message):
-    __slots__ = ("group_id", "attempt", "prompt_tokens", "seeds", "sampling", "min_version")
+    __slots__ = ("group_id", "attempt", "prompt_tokens", "seeds", "sampling", "min_version", "resume")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     attempt: int
     prompt_tokens: bytes
     seeds: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     min_version: int
-    def __init__(self, group_id: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., min_version: _Optional[int] = ...) -> None: ...
+    resume: _containers.RepeatedCompositeFieldContainer[Sample]
+    def __init__(self, group_id: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., min_version: _Optional[int] = ..., resume: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("groups",)
@@ -104,16 +106,18 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("accepted", "reason", "parameter_server", "latest_version")
+    __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_SERVER_FIELD_NUMBER: _ClassVar[int]
     LATEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     parameter_server: str
     latest_version: int
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ...) -> None: ...
+    incarnation: str
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker", "version", "figures", "draining")
@@ -145,10 +149,12 @@ class HeartbeatReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ..., latest_version: _Optional[int] = ..., stop: _Optional[bool] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
-    __slots__ = ("worker",)
+    __slots__ = ("worker", "quarantine")
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     worker: str
-    def __init__(self, worker: _Optional[str] = ...) -> None: ...
+    quarantine: str
+    def __init__(self, worker: _Optional[str] = ..., quarantine: _Optional[str] = ...) -> None: ...
 
 class DeregisterReply(_message.Message):
     __slots__ = ()
@@ -165,7 +171,7 @@ class Tensor(_message.Message):
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., fingerprint: _Optional[int] = ...) -> None: ...
 
 class Version(_message.Message):
-    __slots__ = ("version", "step", "path", "tensors")
+    __slots__ = ("version", "step", "path", "tensors", "canary")
     class TensorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -177,17 +183,31 @@ class Version(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
     version: int
     step: int
     path: str
     tensors: _containers.MessageMap[str, Tensor]
-    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., path: _Optional[str] = ..., tensors: _Optional[_Mapping[str, Tensor]] = ...) -> None: ...
+    canary: Canary
+    def __init__(self, version: _Optional[int] = ..., step: _Optional[int] = ..., path: _Optional[str] = ..., tensors: _Optional[_Mapping[str, Tensor]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ...) -> None: ...
+
+class Canary(_message.Message):
+    __slots__ = ("tokens", "logprobs", "tolerance")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    logprobs: bytes
+    tolerance: float
+    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., tolerance: _Optional[float] = ...) -> None: ...
 
 class PublishRequest(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "restart")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
     version: Version
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
+    restart: bool
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., restart: _Optional[bool] = ...) -> None: ...
 
 class PublishReply(_message.Message):
     __slots__ = ()

@@ -1,0 +1,46 @@
+"""Where a run's state touches a disk: the places at which a test of recovery may end the process.
+
+Each member names a moment between two writes. ``RLAX_KILL_AT=<name>:<n>`` makes the process kill
+itself, as a preempted machine would, when it comes there for the n-th time.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+from collections import Counter
+
+VARIABLE = "RLAX_KILL_AT"
+
+
+class FaultPoint(enum.StrEnum):
+    """In the order in which one step comes to them."""
+
+    LEDGER_WRITTEN = "ledger-written"  # events are in the local ledger, not in the run directory
+    COMMIT_BEGUN = "commit-begun"  # the batch is chosen, nothing of it is written
+    BATCH_WRITTEN = "batch-written"  # its samples are, the journal does not say so yet
+    ROLLOUTS_WRITTEN = "rollouts-written"  # the other samples are as well
+    SEGMENT_WRITTEN = "segment-written"  # the journal says so, the ledger does not
+    COMMIT_ENDED = "commit-ended"  # the ledger does as well; the batch is not trained yet
+    STEP_TRAINED = "step-trained"  # the update is done and nowhere but in memory
+    SNAPSHOT_BEGUN = "snapshot-begun"  # the journal is complete, the snapshot not written
+    SNAPSHOT_WRITTEN = "snapshot-written"  # the checkpoint it belongs to does not exist yet
+    WEIGHTS_WRITTEN = "weights-written"  # a version's bytes are, nobody knows of them
+    WEIGHTS_PUBLISHED = "weights-published"  # workers may pull it
+    METRICS_WRITTEN = "metrics-written"  # the step's line is in metrics.jsonl
+    EVALUATION_WRITTEN = "evaluation-written"
+    SUMMARY_WRITTEN = "summary-written"
+
+
+_seen: Counter[str] = Counter()
+
+
+def reached(point: FaultPoint) -> None:
+    """Returns, unless the environment names this very moment: then the process is killed."""
+    if wanted := os.environ.get(VARIABLE):
+        name, _, number = wanted.partition(":")
+        if name == point:
+            _seen[name] += 1
+            if _seen[name] == int(number or 1):
+                os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,125 @@
+"""The run's directory, on a local disk or on an object store: whole files, put at once.
+
+An object store can neither rename nor append, and needs neither: an upload becomes visible whole
+when it ends. On a local disk the same is had by a temporary file and a rename. Nothing here needs
+more of a file system than that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from typing import Any
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from rlax_plugin.errors import ConfigError, RlaxError
+
+
+class RunFiles:
+    """Reads and puts whole files below one directory. Thread-safe; blocking.
+
+    Args:
+      url: a path, or an fsspec URL such as ``gs://bucket/runs/name``.
+
+    Raises:
+      ConfigError: no file system of that name is installed.
+    """
+
+    def __init__(self, url: str | os.PathLike[str]):
+        self.url = os.fspath(url)
+        try:
+            self._fs, root = url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError("base_output_directory", self.url, str(error)) from error
+        self._root: str = root.rstrip("/")
+        self._fs: fsspec.AbstractFileSystem
+        self.is_local = isinstance(self._fs, LocalFileSystem)
+
+    def location(self, name: str = "") -> str:
+        """Path or URL of a file, for messages and for other libraries; local paths absolute."""
+        path = posixpath.join(self._root, name) if name else self._root
+        return path if self.is_local else self._fs.unstrip_protocol(path)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a file, so that a reader sees the old one, the new one, and never a part.
+
+        Raises:
+          RlaxError: it cannot be written.
+        """
+        path = self._path(name)
+        try:
+            if not self.is_local:
+                self._fs.pipe_file(path, data)
+                return
+            temporary = f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{os.getpid()}"
+            os.makedirs(posixpath.dirname(path), exist_ok=True)
+            with open(temporary, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except OSError as error:
+            raise RlaxError(f"{self.location(name)} cannot be written: {error}") from error
+
+    def get(self, name: str) -> bytes:
+        """Reads a file.
+
+        Raises:
+          FileNotFoundError: there is none.
+          RlaxError: it cannot be read.
+        """
+        try:
+            with self._fs.open(self._path(name), "rb") as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise RlaxError(f"{self.location(name)} cannot be read: {error}") from error
+
+    def put_json(self, name: str, document: Any) -> None:
+        """Writes a document for people: indented."""
+        self.put(name, (json.dumps(document, indent=2) + "\n").encode())
+
+    def get_json(self, name: str) -> Any:
+        """Reads a document; None if there is none.
+
+        Raises:
+          RlaxError: it is no JSON, or cannot be read.
+        """
+        try:
+            return json.loads(self.get(name))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise RlaxError(f"{self.location(name)} is damaged: {error}") from error
+
+    def exists(self, name: str) -> bool:
+        return self._fs.exists(self._path(name))
+
+    def names(self, directory: str) -> list[str]:
+        """Names, sorted, of what lies directly in a directory; temporary files are left out."""
+        self._fs.invalidate_cache()  # another process may have written since
+        try:
+            paths = self._fs.ls(self._path(directory), detail=False)
+        except FileNotFoundError:
+            return []
+        found = (posixpath.basename(path.rstrip("/")) for path in paths)
+        return sorted(name for name in found if name and not name.startswith("."))
+
+    def delete(self, name: str) -> None:
+        """Removes a file or a directory with all that is in it; silent if it is gone.
+
+        Raises:
+          RlaxError: it cannot be removed.
+        """
+        try:
+            self._fs.rm(self._path(name), recursive=True)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RlaxError(f"{self.location(name)} cannot be removed: {error}") from error
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._root, name)
