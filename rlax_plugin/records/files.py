@@ -71,12 +71,13 @@ class RunFiles:
           RlaxError: it cannot be read.
         """
         try:
-            with self._fs.open(self._path(name), "rb") as file:
-                return bytes(file.read())
+            data = self._fs.cat_file(self._path(name))
         except FileNotFoundError:
             raise
         except OSError as error:
             raise RlaxError(f"{self.location(name)} cannot be read: {error}") from error
+        assert isinstance(data, bytes)
+        return data
 
     def put_json(self, name: str, document: Any) -> None:
         """Writes a document for people: indented."""

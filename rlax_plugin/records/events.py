@@ -1,0 +1,135 @@
+"""What can happen to a group of samples, in the order in which it happens.
+
+    Issued -> [Reissued ...] -> Generated -> Scored -> Trained
+                                               |  |--> Dropped   (too stale, worker not trusted)
+                                               '--> refused by a gate: its end
+
+A run's state is what its events add up to (``controller/book.py``); they are written down in this
+order, and a resume adds them up again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlax_plugin.errors import RlaxError
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """One choice of the sampler: groups ``first``, ``first + 1``, ... of these prompt ids."""
+
+    first: int
+    prompts: tuple[str, ...]
+    min_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reissued:
+    """A group is drawn again, by another worker or after a restart; ``attempt`` counts from 1."""
+
+    group: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A group was drawn: by whom, and with which weight versions."""
+
+    group: int
+    attempt: int
+    worker: str
+    oldest_version: int
+    newest_version: int
+    samples: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A group was scored and judged.
+
+    Attributes:
+      passed: samples at or above the pass threshold.
+      scored: samples with a reward; the others' rewards failed.
+      refused: why it will not train; None: admitted.
+    """
+
+    group: int
+    passed: int
+    scored: int
+    refused: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The groups of a batch, in row order. ``staleness`` is the largest among them."""
+
+    step: int
+    groups: tuple[int, ...]
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """An admitted group that will not train after all."""
+
+    group: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A weight version became visible; ``digest`` sums up its fingerprints (crc32c, hex)."""
+
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A process took the run over, from the trainer's checkpoint of ``step``."""
+
+    step: int
+
+
+Event = Issued | Reissued | Generated | Scored | Trained | Dropped | Published | Resumed
+
+_KINDS: dict[str, Any] = {
+    cls.__name__.lower(): cls
+    for cls in (Issued, Reissued, Generated, Scored, Trained, Dropped, Published, Resumed)
+}
+
+
+def kind(event: Event) -> str:
+    """The event's name in files: its class's, in small letters."""
+    return type(event).__name__.lower()
+
+
+def group_of(event: Event) -> int | None:
+    """The one group that an event is about; None for events about several or none."""
+    return getattr(event, "group", None)
+
+
+def encode(event: Event) -> str:
+    """One line of JSON."""
+    values = {name: getattr(event, name) for name in event.__slots__}
+    return json.dumps({"event": kind(event), **values}, separators=(",", ":"))
+
+
+def decode(document: Mapping[str, Any]) -> Event:
+    """The event that ``encode`` wrote, from its parsed JSON.
+
+    Raises:
+      RlaxError: it is no event, or one with other fields.
+    """
+    values = dict(document)
+    cls = _KINDS.get(values.pop("event", ""))
+    if cls is None or values.keys() != set(cls.__slots__):
+        raise RlaxError(f"not an event of this version: {dict(document)}")
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return cls(**values | lists)

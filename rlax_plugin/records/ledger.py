@@ -1,0 +1,166 @@
+"""The ledger: what happened, in a local SQLite database, from the moment it happened.
+
+The run's directory holds the journal, which is committed once a step and wins on a resume. The
+ledger holds the same events, and what happened since the last commit: a process that continues on
+the same machine loses not even that. It is also the place to ask, with any SQLite client, what has
+become of a prompt: ``SELECT * FROM groups``.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import samples
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.journal import Segment
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+  id INTEGER PRIMARY KEY,
+  segment INTEGER,          -- of the journal; NULL: not committed yet
+  at REAL NOT NULL,         -- Unix time
+  event TEXT NOT NULL,      -- issued, reissued, generated, scored, trained, dropped, ...
+  group_id INTEGER,         -- NULL for events about several groups
+  body TEXT NOT NULL        -- JSON, as in the journal
+);
+CREATE INDEX IF NOT EXISTS events_of_a_group ON events (group_id);
+CREATE INDEX IF NOT EXISTS events_not_committed ON events (id) WHERE segment IS NULL;
+-- Samples of groups scored since the last commit, in Arrow's stream format.
+CREATE TABLE IF NOT EXISTS samples (event_id INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS commits (
+  segment INTEGER PRIMARY KEY, crc32c TEXT NOT NULL, step INTEGER
+);
+CREATE VIEW IF NOT EXISTS groups AS
+  WITH issued AS (
+    SELECT json_extract(e.body, '$.first') + p.key AS group_id, p.value AS prompt_id, e.at AS at
+    FROM events e, json_each(e.body, '$.prompts') p WHERE e.event = 'issued'
+  ), trained AS (
+    SELECT t.value AS group_id, json_extract(e.body, '$.step') AS step
+    FROM events e, json_each(e.body, '$.groups') t WHERE e.event = 'trained'
+  ), latest AS (
+    SELECT group_id, max(id) AS id FROM events WHERE group_id IS NOT NULL GROUP BY group_id
+  )
+  SELECT i.group_id, i.prompt_id, i.at AS issued_at, t.step AS trained_at_step,
+    CASE WHEN t.step IS NOT NULL THEN 'trained'
+         WHEN e.event = 'scored' AND json_extract(e.body, '$.refused') IS NULL THEN 'admitted'
+         WHEN e.event = 'scored' THEN 'filtered'
+         ELSE coalesce(e.event, 'issued') END AS state,
+    coalesce(json_extract(e.body, '$.refused'), json_extract(e.body, '$.reason')) AS reason
+  FROM issued i LEFT JOIN latest l USING (group_id) LEFT JOIN events e ON e.id = l.id
+  LEFT JOIN trained t ON t.group_id = i.group_id;
+"""
+
+
+class Ledger:
+    """Belongs to one thread at a time; every method is one transaction.
+
+    Args:
+      path: on a local disk; SQLite's locks do not hold on NFS.
+
+    Raises:
+      RlaxError: it cannot be opened, or is no ledger.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            # The journal is what must be durable; here the death of the process is survived.
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = OFF")
+            self._db.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise RlaxError(f"the ledger {path} cannot be opened: {error}") from error
+
+    def add(self, news: Sequence[tuple[ev.Event, str]], rows: pa.Table | None) -> int:
+        """Appends events, and the samples of groups that were scored; returns the last event's id.
+
+        Args:
+          news: events, each with what ``events.encode`` made of it.
+          rows: samples, see ``samples.to_table``.
+        """
+        with self._transaction():
+            self._insert(None, news)
+            (last,) = self._db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+            if rows is not None:
+                blob = samples.to_arrow(rows)
+                self._db.execute("INSERT INTO samples VALUES (?, ?)", (last, blob))
+        reached(FaultPoint.LEDGER_WRITTEN)
+        return last
+
+    def committed(self, segment: int, crc32c: str, step: int | None, last_event: int) -> None:
+        """Notes that the events up to ``last_event`` are in the journal."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE events SET segment = ? WHERE segment IS NULL AND id <= ?",
+                (segment, last_event),
+            )
+            self._db.execute("DELETE FROM samples WHERE event_id <= ?", (last_event,))
+            self._db.execute("INSERT INTO commits VALUES (?, ?, ?)", (segment, crc32c, step))
+
+    def tail(self, segment: int, crc32c: str) -> tuple[list[ev.Event], list[pa.Table]] | None:
+        """Events since a segment, with the rows of the groups scored in them.
+
+        Returns:
+          None if the ledger's last commit is another one: then it tells of another past.
+        """
+        row = self._db.execute(
+            "SELECT segment, crc32c FROM commits ORDER BY segment DESC LIMIT 1"
+        ).fetchone()
+        if (row or (0, crc32c)) != (segment, crc32c):
+            return None
+        found = self._db.execute("SELECT body FROM events WHERE segment IS NULL ORDER BY id")
+        events = [ev.decode(json.loads(body)) for (body,) in found]
+        blobs = self._db.execute("SELECT body FROM samples ORDER BY event_id")
+        return events, [samples.from_arrow(body) for (body,) in blobs]
+
+    def rebuild(self, segments: Iterable[tuple[Segment, str]]) -> None:
+        """Makes the ledger say what the journal says, and nothing else."""
+        with self._transaction():
+            for table in ("events", "samples", "commits"):
+                self._db.execute(f"DELETE FROM {table}")
+            for segment, crc32c in segments:
+                self._insert(segment.number, [(e, ev.encode(e)) for e in segment.events])
+                self._db.execute(
+                    "INSERT INTO commits VALUES (?, ?, ?)", (segment.number, crc32c, segment.step)
+                )
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _insert(self, segment: int | None, news: Iterable[tuple[ev.Event, str]]) -> None:
+        now = time.time()
+        self._db.executemany(
+            "INSERT INTO events (segment, at, event, group_id, body) VALUES (?, ?, ?, ?, ?)",
+            [(segment, now, ev.kind(e), ev.group_of(e), line) for e, line in news],
+        )
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._db, self._path)
+
+
+class _Transaction:
+    """All or nothing; a full disk is reported with the ledger's path."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path):
+        self._db, self._path = db, path
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._db.execute("COMMIT")
+            return
+        self._db.execute("ROLLBACK")
+        if isinstance(error, sqlite3.Error):
+            raise RlaxError(f"the ledger {self._path} cannot be written: {error}") from error

@@ -1,0 +1,192 @@
+"""Groups of samples as Parquet: one row per sample, readable by people and exact for machines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.types import FinishReason, Group, Prompt, Rollout
+
+Judged = tuple[Group, str | None]
+"""A scored group, and why it was refused; None where it was admitted."""
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),  # the step it trains at, or that was next when it was scored
+        ("group_id", pa.int64()),
+        ("sample", pa.int32()),
+        ("attempt", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("prompt", pa.string()),
+        ("reference", pa.string()),
+        ("completion", pa.string()),
+        ("prompt_tokens", pa.list_(pa.int32())),
+        ("tokens", pa.list_(pa.int32())),
+        ("logprob_full", pa.list_(pa.float32())),
+        ("logprob_sampled", pa.list_(pa.float32())),
+        ("versions", pa.list_(pa.int32())),
+        ("seed", pa.uint64()),
+        ("finish_reason", pa.string()),
+        ("worker", pa.string()),
+        ("reward", pa.float64()),  # null where scoring failed
+        ("reward_error", pa.string()),
+        ("advantage", pa.float64()),  # null where the group was refused
+        ("measured_pass_rate", pa.float64()),  # null where the prompt was new
+        ("refused", pa.string()),  # null where the group was admitted
+    ]
+)
+
+_GROUP_SCHEMA = SCHEMA.remove(0)
+_ARRAYS = {"tokens": "<i4", "logprob_full": "<f4", "logprob_sampled": "<f4", "versions": "<i4"}
+
+
+def _lists(arrays: Sequence[np.ndarray], dtype: str) -> pa.ListArray:
+    """Rows of different lengths; one copy instead of a Python object per element."""
+    offsets = np.zeros(len(arrays) + 1, np.int32)
+    np.cumsum([len(a) for a in arrays], out=offsets[1:])
+    values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+    return pa.ListArray.from_arrays(offsets, values.astype(dtype, copy=False))
+
+
+def to_table(judged: Sequence[Judged]) -> pa.Table:
+    """One row per sample, groups in the given order, in ``SCHEMA``'s columns but ``step``."""
+    groups = [g for g, _ in judged]
+    rollouts = [r for g in groups for r in g.rollouts]
+    counts = [len(g.rollouts) for g in groups]
+    row_group = pa.array(np.repeat(np.arange(len(groups)), counts))
+    of_group: dict[str, Any] = {
+        "group_id": [g.id for g in groups],
+        "attempt": [g.attempt for g in groups],
+        "prompt_id": [g.prompt.id for g in groups],
+        "prompt": [g.prompt.text for g in groups],
+        "reference": [g.prompt.reference for g in groups],
+        "prompt_tokens": _lists([g.prompt.tokens for g in groups], "<i4"),
+        "measured_pass_rate": [g.measured_pass_rate for g in groups],
+        "refused": [refused for _, refused in judged],
+    }
+    columns: dict[str, Any] = {
+        name: pa.array(values, SCHEMA.field(name).type).take(row_group)
+        for name, values in of_group.items()
+    }
+    columns["sample"] = [r.index for r in rollouts]
+    columns["completion"] = [r.text for r in rollouts]
+    columns["advantage"] = [
+        value
+        for g, count in zip(groups, counts, strict=True)
+        for value in ([None] * count if g.advantages is None else g.advantages.tolist())
+    ]
+    for name in ("seed", "finish_reason", "worker", "reward", "reward_error"):
+        columns[name] = [getattr(r, name) for r in rollouts]
+    for name, dtype in _ARRAYS.items():
+        columns[name] = _lists([getattr(r, name) for r in rollouts], dtype)
+    return pa.table([columns[f.name] for f in _GROUP_SCHEMA], schema=_GROUP_SCHEMA)
+
+
+def select(rows: pa.Table, groups: Sequence[int]) -> pa.Table:
+    """The rows of some groups, in the order of ``groups``.
+
+    Raises:
+      KeyError: a group has no rows.
+    """
+    ids = rows.column("group_id").to_numpy()
+    starts = np.flatnonzero(np.diff(ids, prepend=-1 - ids[:1]))
+    ends = np.append(starts[1:], len(ids))
+    spans = {int(ids[a]): np.arange(a, b) for a, b in zip(starts, ends, strict=True)}
+    wanted = [spans[group] for group in groups]
+    return rows.take(np.concatenate(wanted) if wanted else np.zeros(0, np.int64))
+
+
+def from_table(table: pa.Table) -> list[Judged]:
+    """The groups of a table, each as it was given to ``to_table``, bit for bit."""
+    names = [name for name in table.column_names if name not in _ARRAYS]
+    columns = {name: table.column(name).to_pylist() for name in names}
+    arrays = {name: _arrays(table.column(name), dtype) for name, dtype in _ARRAYS.items()}
+    judged = []
+    for group_id, rows in itertools.groupby(
+        range(table.num_rows), key=columns["group_id"].__getitem__
+    ):
+        row = list(rows)
+        first = row[0]
+        advantages = [columns["advantage"][i] for i in row]
+        group = Group(
+            id=group_id,
+            attempt=columns["attempt"][first],
+            prompt=Prompt(
+                id=columns["prompt_id"][first],
+                tokens=np.array(columns["prompt_tokens"][first], np.int32),
+                text=columns["prompt"][first],
+                reference=columns["reference"][first],
+            ),
+            rollouts=tuple(
+                Rollout(
+                    group_id=group_id,
+                    index=columns["sample"][i],
+                    seed=columns["seed"][i],
+                    finish_reason=cast(FinishReason, columns["finish_reason"][i]),
+                    worker=columns["worker"][i],
+                    text=columns["completion"][i],
+                    reward=columns["reward"][i],
+                    reward_error=columns["reward_error"][i],
+                    **{name: arrays[name][i] for name in _ARRAYS},
+                )
+                for i in row
+            ),
+            advantages=None if None in advantages else np.array(advantages, np.float64),
+            measured_pass_rate=columns["measured_pass_rate"][first],
+        )
+        judged.append((group, columns["refused"][first]))
+    return judged
+
+
+def _arrays(column: pa.ChunkedArray, dtype: str) -> list[np.ndarray]:
+    whole = column.combine_chunks()
+    values = whole.flatten().to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    ends = np.cumsum(whole.value_lengths().to_numpy(zero_copy_only=False))
+    return np.split(values, ends[:-1]) if len(ends) else []
+
+
+def to_parquet(step: int, rows: pa.Table) -> bytes:
+    """``rows`` of ``to_table`` with their step, as a file's content."""
+    steps = pa.array(np.full(rows.num_rows, step, np.int64))
+    sink = pa.BufferOutputStream()
+    # Neither statistics nor dictionaries: they cost more than they save in files this small.
+    pq.write_table(
+        rows.combine_chunks().add_column(0, SCHEMA.field(0), steps),
+        sink,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def from_parquet(data: bytes, source: str) -> list[Judged]:
+    """What ``to_parquet`` made.
+
+    Raises:
+      RlaxError: damaged, or no such file; names ``source``.
+    """
+    try:
+        return from_table(pq.read_table(pa.BufferReader(data)))
+    except (pa.ArrowException, LookupError, ValueError) as error:
+        raise RlaxError(f"{source} is damaged: {error}") from error
+
+
+def to_arrow(rows: pa.Table) -> bytes:
+    """Arrow's own format: quicker to write than Parquet, for what is soon written again."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def from_arrow(data: bytes) -> pa.Table:
+    """What ``to_arrow`` made."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
