@@ -15,12 +15,13 @@ import numpy as np
 
 from maxtext_overrides.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
 from maxtext_overrides.sampling import sample, uniforms
-from maxtext_overrides.slots import MAX_STOP_IDS, Finished, Prefill
+from maxtext_overrides.slots import MAX_STOP_IDS, Drawn, Prefill
 from rlax_plugin.types import SamplingParams
 
-__all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Finished", "Prefill"]
+__all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Drawn", "Prefill"]
 
 _SHORTEST_PREFILL = 16  # tokens; prompts are padded to a power of two from here on
+_SCORED = 16  # tokens that the compiled ``logprobs`` scores at least, where prompts hold as many
 
 State = dict[str, Any]
 
@@ -28,9 +29,13 @@ State = dict[str, Any]
 class DecodeEngine:
     """Slots, caches and the jitted programs. Numpy in, numpy out; for one thread.
 
+    A sample may stop anywhere and go on in any slot of any engine: inserted behind the tokens it
+    has, it continues with the same random numbers, under whatever weights.
+
     Attributes:
       slots: sequences decoded at once.
-      max_prompt_tokens, max_new_tokens: what a prompt and a completion may hold.
+      max_prompt_tokens, max_new_tokens: what a prompt (with the tokens that a continued sample has)
+        and a completion may hold.
       steps_total, tokens_total: decode steps run and tokens drawn so far.
 
     Args:
@@ -57,6 +62,7 @@ class DecodeEngine:
         self._insert = jax.jit(self._insert_step, out_shardings=self._shardings, **static)
         self._decode = jax.jit(self._decode_loop, out_shardings=outputs, **static)
         self._collect = jax.jit(_collect, out_shardings=replicated)
+        self._score = jax.jit(self._score_prefixes, out_shardings=replicated)
         self.reset()
 
     def variables_like(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -71,6 +77,9 @@ class DecodeEngine:
         """Empties all slots and clears the caches."""
         self._occupied = np.zeros(self.slots, bool)
         self._truncating = np.zeros(self.slots, bool)
+        # Tokens of each slot's sample: when it was inserted, and now.
+        self._earlier = np.zeros(self.slots, np.int32)
+        self._drawn = np.zeros(self.slots, np.int32)
         self._state: State = jax.jit(self._empty, out_shardings=self._shardings)()
 
     def release(self, slots: Sequence[int]) -> None:
@@ -79,7 +88,7 @@ class DecodeEngine:
         self._truncating[list(slots)] = False
 
     def insert(self, weights: Weights, requests: Sequence[Prefill]) -> None:
-        """Prefills every prompt once and draws each slot's first token, in one jitted call.
+        """Prefills every prompt once and draws each slot's next token, in one jitted call.
 
         Raises:
           ValueError: a prompt, a limit or the stop ids do not fit, or a slot is taken.
@@ -99,6 +108,7 @@ class DecodeEngine:
             tokens[i, : len(r.tokens)] = r.tokens
             lengths[i] = len(r.tokens)
             source[slots] = i
+            self._earlier[slots] = r.drawn
             settings["seed"][slots] = [(seed >> 32, seed & 0xFFFFFFFF) for seed in r.seeds]
             settings["temperature"][slots] = r.sampling.temperature
             settings["top_k"][slots] = r.sampling.top_k
@@ -112,15 +122,17 @@ class DecodeEngine:
             tokens,
             lengths,
             source,
+            self._earlier.copy(),  # the call returns before it has read its arguments
             settings,
             # Nothing runs: starting the rings anew makes the result independent of the past.
             np.bool_(not self._occupied.any()),
             truncate=any(r.sampling.truncates for r in requests),
         )
         self._occupied |= source >= 0
+        self._drawn = np.where(source >= 0, self._earlier + 1, self._drawn)
         self.tokens_total += int(np.sum(source >= 0))
 
-    def decode(self, weights: Weights, max_steps: int, stop_when_free: bool) -> list[Finished]:
+    def decode(self, weights: Weights, max_steps: int, stop_when_free: bool) -> list[Drawn]:
         """Runs up to ``max_steps`` decode steps and returns the samples that have ended.
 
         Ends early when every occupied slot has finished, or, with ``stop_when_free``, as soon as
@@ -136,39 +148,73 @@ class DecodeEngine:
             np.bool_(stop_when_free),
             truncate=bool(self._truncating.any()),
         )
-        steps, drawn, *lengths = np.asarray(status).tolist()
-        self.steps_total += steps
-        self.tokens_total += drawn
-        ended = [slot for slot, length in enumerate(lengths) if length and self._occupied[slot]]
-        if not ended:
-            return []
-        padded = ended + [0] * (_power_of_two(len(ended)) - len(ended))
-        rows = np.asarray(self._collect(self._state, np.array(padded, np.int32)))
+        (steps, drawn), self._drawn, done = np.split(np.asarray(status), [2, 2 + self.slots])
+        self.steps_total += int(steps)
+        self.tokens_total += int(drawn)
+        ended = np.flatnonzero(self._occupied & (done != 0)).tolist()
+        finished = self.read(ended)
         self.release(ended)
-        finished = []
-        for slot, row in zip(ended, rows, strict=False):  # the padding's rows are left out
-            tokens, *bits = row[:, : lengths[slot]].copy()
-            finished.append(Finished(slot, tokens, *(b.view(np.float32) for b in bits)))
         return finished
 
-    def warm_up(self, samples_per_prompt: int = 1) -> None:
+    def read(self, slots: Sequence[int]) -> list[Drawn]:
+        """What occupied slots have drawn so far, in one transfer; they go on undisturbed."""
+        if not slots:
+            return []
+        padded = [*slots, *[0] * (_power_of_two(len(slots)) - len(slots))]
+        rows = np.asarray(self._collect(self._state, np.array(padded, np.int32)))
+        drawn = []
+        for slot, row in zip(slots, rows, strict=False):  # the padding's rows are left out
+            tokens, *bits = row[:, : self._drawn[slot] - self._earlier[slot]].copy()
+            drawn.append(Drawn(slot, tokens, *(b.view(np.float32) for b in bits)))
+        return drawn
+
+    def logprobs(self, weights: Weights, tokens: np.ndarray) -> np.ndarray:
+        """Log-probs at temperature 1 by the prefill that sampling uses, of tokens[1:].
+
+        Every prefix is a prompt of one batch. It neither reads nor donates what the slots hold, so
+        another thread may call it while this engine decodes.
+
+        Args:
+          tokens: int32 [n + 1], n at most ``max_prompt_tokens``.
+
+        Returns:
+          float32 [n]; element t belongs to ``tokens[t + 1]`` given ``tokens[: t + 1]``.
+
+        Raises:
+          ValueError: too many tokens, or fewer than two.
+        """
+        count = len(tokens) - 1
+        if not 1 <= count <= self.max_prompt_tokens:
+            raise ValueError(f"{count + 1} tokens; 2 to {self.max_prompt_tokens + 1} can be scored")
+        size = max(count, min(_SCORED, self.max_prompt_tokens))
+        padded = np.zeros(size + 1, np.int32)
+        padded[: count + 1] = tokens
+        return np.asarray(self._score(dict(weights), padded))[:count]
+
+    def warm_up(self, samples_per_prompt: int = 1, prompt_tokens: int | None = None) -> None:
         """Compiles the usual programs with zero weights; leaves all slots empty.
 
         Args:
           samples_per_prompt: what groups usually have. Every power of two of such groups that fits
-            into the slots is compiled, for prompts of full length.
+            into the slots is compiled.
+          prompt_tokens: the longest prompt, tokens; all that fits if None. Where more fits, all
+            slots are expected to be filled anew at once, each behind its sample's own tokens.
         """
         weights = {
             name: jnp.zeros(like.shape, like.dtype, device=like.sharding)
             for name, like in self.variables_like().items()
         }
-        prompt = np.zeros(self.max_prompt_tokens, np.int32)
+        prompt = np.zeros(prompt_tokens or self.max_prompt_tokens, np.int32)
         sampling = SamplingParams(max_new_tokens=1)
         samples = min(samples_per_prompt, self.slots)
         for count in _powers_of_two(self.slots // samples):
             slots = np.arange(count * samples).reshape(count, samples).tolist()
             self.insert(weights, [Prefill(prompt, tuple(s), tuple(s), sampling) for s in slots])
             self.decode(weights, 1, True)
+        if len(prompt) < self.max_prompt_tokens:
+            behind = np.zeros(self.max_prompt_tokens, np.int32)
+            self.insert(weights, [Prefill(behind, (s,), (s,), sampling) for s in self.free_slots])
+        self.logprobs(weights, np.zeros(2, np.int32))
         for count in _powers_of_two(self.slots):
             self._collect(self._state, np.zeros(count, np.int32))
         self.steps_total = self.tokens_total = 0
@@ -181,20 +227,21 @@ class DecodeEngine:
         tokens_nl: jax.Array,
         lengths_n: jax.Array,
         source_b: jax.Array,
+        earlier_b: jax.Array,
         settings: State,
         fresh: jax.Array,
         *,
         truncate: bool,
     ) -> State:
         logits_nv, prefix = self._model.prefill(weights, tokens_nl, lengths_n)
-        from_b, one_b = jnp.maximum(source_b, 0), jnp.ones_like(source_b)
-        drawn = _draw(logits_nv[from_b], settings, one_b - 1, truncate)
+        from_b, drawn_b = jnp.maximum(source_b, 0), earlier_b + 1
+        drawn = _draw(logits_nv[from_b], settings, earlier_b, truncate)
         row = jnp.where(fresh, 0, state["row"])
         news = settings | {
             "token": drawn[0],
             "position": lengths_n[from_b],
-            "drawn": one_b,
-            "done": _ends(drawn[0], one_b, settings),
+            "drawn": drawn_b,
+            "done": _ends(drawn[0], drawn_b, settings),
             "born": jnp.broadcast_to(row, source_b.shape),
             "first": _packed(*drawn),
         }
@@ -214,7 +261,7 @@ class DecodeEngine:
         *,
         truncate: bool,
     ) -> tuple[State, jax.Array]:
-        """Returns the state and int32 [2 + slots]: steps, tokens, length of each ended sample."""
+        """Returns the state and int32 [2 + 2 * slots]: steps, tokens; per slot drawn and done."""
         names = ("token", "position", "drawn", "done", "row", "record", "cache")
         fixed = {name: value for name, value in state.items() if name not in names}
 
@@ -246,8 +293,15 @@ class DecodeEngine:
         start = (jnp.int32(0), {name: state[name] for name in names})
         steps, moved = jax.lax.while_loop(goes_on, one_step, start)
         head = jnp.stack([steps, jnp.sum(moved["drawn"] - state["drawn"])])
-        lengths_b = jnp.where(moved["done"], moved["drawn"], 0)
-        return fixed | moved, jnp.concatenate([head, lengths_b])
+        return fixed | moved, jnp.concatenate([head, moved["drawn"], moved["done"]])
+
+    def _score_prefixes(self, weights: Weights, tokens_l: jax.Array) -> jax.Array:
+        """float32 [l - 1]: log-probs of all tokens but the first, each given those before it."""
+        count = tokens_l.shape[0] - 1
+        prefixes_nl = jnp.broadcast_to(tokens_l[:-1], (count, count))
+        logits_nv, _ = self._model.prefill(weights, prefixes_nl, jnp.arange(1, count + 1))
+        logprobs_nv = jax.nn.log_softmax(logits_nv.astype(jnp.float32))
+        return jnp.take_along_axis(logprobs_nv, tokens_l[1:, None], axis=1)[:, 0]
 
     def _empty(self) -> State:
         """The state of all slots.
@@ -284,6 +338,11 @@ class DecodeEngine:
             if not 1 <= r.sampling.max_new_tokens <= self.max_new_tokens:
                 raise ValueError(
                     f"max_new_tokens {r.sampling.max_new_tokens} is not in 1..{self.max_new_tokens}"
+                )
+            if not 0 <= r.drawn < min(len(r.tokens), r.sampling.max_new_tokens):
+                raise ValueError(
+                    f"{r.drawn} of {len(r.tokens)} tokens drawn earlier, and max_new_tokens "
+                    f"{r.sampling.max_new_tokens}: nothing is left to draw, or no prompt"
                 )
             if len(r.sampling.stop_ids) > MAX_STOP_IDS:
                 raise ValueError(f"{len(r.sampling.stop_ids)} stop ids; at most {MAX_STOP_IDS}")

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
-from maxtext_overrides import jetstream_compat
+from maxtext_overrides import jetstream_compat, tied_head
 from maxtext_overrides.signatures import Override, check
 from maxtext_overrides.variables import UNPUBLISHED, published
 
@@ -87,7 +87,9 @@ class MaxEngineModel:
 
     def __init__(self, config: Any):
         section = getattr(config, "rlax", None)
-        check(OVERRIDES, getattr(section, "allow_untested_maxtext", False))
+        allow_untested = getattr(section, "allow_untested_maxtext", False)
+        check(OVERRIDES, allow_untested)
+        tied_head.install(allow_untested)
         engine = maxengine.MaxEngine(config)
         self.slots = int(engine.max_concurrent_decodes)
         self.mesh = engine.mesh

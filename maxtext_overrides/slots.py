@@ -18,21 +18,23 @@ class Prefill:
     """One prompt and the slots its samples go to.
 
     Attributes:
-      tokens: int32 [prompt_length].
+      tokens: int32 [prompt_length], or [prompt_length + drawn] where a sample goes on.
       slots: free slots, one per sample.
       seeds: 64-bit seeds, one per sample.
-      sampling: the same for all samples.
+      sampling: the same for all samples; its ``max_new_tokens`` counts all of a sample's tokens.
+      drawn: how many of ``tokens``, the last ones, were drawn earlier for this sample.
     """
 
     tokens: np.ndarray
     slots: tuple[int, ...]
     seeds: tuple[int, ...]
     sampling: SamplingParams
+    drawn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A completed sample; arrays are [length], see ``rlax_plugin.types.Rollout``."""
+class Drawn:
+    """What a slot has drawn since it was filled; [length], see ``rlax_plugin.types.Rollout``."""
 
     slot: int
     tokens: np.ndarray
@@ -58,8 +60,12 @@ class Slots(Protocol):
 
     def decode(
         self, weights: Mapping[str, Any], max_steps: int, stop_when_free: bool
-    ) -> list[Finished]: ...
+    ) -> list[Drawn]: ...
+
+    def read(self, slots: Sequence[int]) -> list[Drawn]: ...
 
     def release(self, slots: Sequence[int]) -> None: ...
 
-    def warm_up(self, samples_per_prompt: int = 1) -> None: ...
+    def logprobs(self, weights: Mapping[str, Any], tokens: np.ndarray) -> np.ndarray: ...
+
+    def warm_up(self, samples_per_prompt: int = 1, prompt_tokens: int | None = None) -> None: ...

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from maxtext_overrides.config import Config, initialize
-from maxtext_overrides.loss import target_logprobs
+from maxtext_overrides.scoring import target_logprobs_of
 from maxtext_overrides.train_loop import MAXTEXT_ARRAYS, Events, Loop, run_train_loop
 from rlax_plugin.config import WarmStart
 from rlax_plugin.errors import ConfigError, TrainingError
@@ -85,15 +84,7 @@ class PassAt1:
     def _compiled(self, graph: Any) -> Callable[..., Any]:
         @jax.jit
         def answer_logprob_b(model_state: Any, data: Mapping[str, Any]) -> jax.Array:
-            logits_btv = nnx.merge(graph, model_state, copy=True)(
-                decoder_input_tokens=data["inputs"],
-                decoder_positions=data["inputs_position"],
-                decoder_segment_ids=data["inputs_segmentation"],
-                enable_dropout=False,
-                decoder_target_tokens=data["targets"],
-                decoder_target_mask=data["targets_segmentation"],
-            )
-            logprobs_bt = target_logprobs(logits_btv, data["targets"], self._temperature)
+            logprobs_bt = target_logprobs_of(graph, model_state, data, self._temperature)
             return jnp.sum(jnp.where(data["targets_segmentation"] != 0, logprobs_bt, 0.0), axis=1)
 
         return answer_logprob_b

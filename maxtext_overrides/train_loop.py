@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides import lean_imports
+from maxtext_overrides import lean_imports, tied_head
 from maxtext_overrides import loss as rl_loss
 from maxtext_overrides.signatures import Override, check, resolve
 from maxtext_overrides.variables import published
@@ -342,6 +342,7 @@ def run_train_loop(
       Exception: whatever ``events`` raised, unchanged.
     """
     train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
+    tied_head.install(config.rlax.allow_untested_maxtext)
     extension = _Extension(train, config, events, arrays, rl=objective is not None)
     loss_fn = None
     if objective is not None:

@@ -42,6 +42,7 @@ class MaxTextTrainer(Trainer):
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         from maxtext_overrides import supervised
+        from maxtext_overrides.canary import CanaryForward
         from maxtext_overrides.config import initialize
         from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
 
@@ -55,18 +56,23 @@ class MaxTextTrainer(Trainer):
             path = supervised.warm_start(argv, config, source, self._reporter(link))
             config = initialize(argv, load_parameters_path=path)
 
+        canary = CanaryForward(link.canary_tokens)
+
+        def publish(loop: Loop) -> None:
+            arrays = fresh_weights(loop)
+            link.publish(loop.completed, arrays, canary(loop, arrays))
+
         def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> bool:
             import jax
 
-            # Dispatched first: the copy runs while the metrics are waited for.
-            link.publish(loop.completed, fresh_weights(loop))
+            publish(loop)  # dispatched first: it runs while the metrics are waited for
             link.step_done(loop.completed, jax.device_get(dict(metrics)))
             return link.stop_requested
 
         events = Events(
             batches=link.next_batch,
             on_step_end=on_step_end,
-            on_start=lambda loop: link.publish(loop.completed, fresh_weights(loop)),
+            on_start=publish,
             before_checkpoint=link.before_checkpoint,
         )
         run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))

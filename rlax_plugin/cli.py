@@ -1,6 +1,7 @@
 """The command line. Each command imports what it needs when it runs, so that help is instant.
 
-Exit status: 0 done, 1 the run failed, 2 the config or a plug-in is wrong, 130 interrupted.
+Exit status: 0 done, 1 the run failed or does not hold what was to be proved, 2 the config or a
+plug-in is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -10,17 +11,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from rlax_plugin.build import Registry, Use
-    from rlax_plugin.config import RlaxSection
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +44,11 @@ Overrides = Annotated[
         show_default=False,
         help="keys to set, such as steps=10 or rlax.rollouts.group_size=4; values are YAML",
     ),
+]
+
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="directory of a run: a path, or a URL such as gs://..."),
 ]
 
 
@@ -206,6 +206,61 @@ def check(
             typer.echo(f"ok  checked by the parts themselves: {what}")
 
 
+@_command("rlax audit runs/demo")
+def audit(
+    run: Run,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
+) -> None:
+    """Proves from a run's records that no prompt was lost, none trained twice, none too stale.
+
+    Every group that was issued must have ended in exactly one way, every trained token must lie
+    within the staleness bound, and every batch must be on disk as it was trained. Otherwise the
+    first violation is named, and the exit status is 1. Nothing is changed; the run may go on.
+    """
+    with _exit_status():
+        from rlax_plugin.audit.show import audit_with_progress, print_report
+        from rlax_plugin.records.files import RunFiles
+
+        report = audit_with_progress(RunFiles(run))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        from rich.console import Console
+
+        print_report(Console(), report)
+    raise typer.Exit(0 if report.clean else RUN_FAILED)
+
+
+@_command("rlax replay runs/demo --to 5")
+def replay(
+    run: Run,
+    *,
+    to: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="last step; default: all recorded")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="local directory of the replay's own files, emptied first; default: RUN/replay, "
+            "or ./replay-NAME for a run on an object store",
+        ),
+    ] = None,
+) -> None:
+    """Runs the trainer alone on a run's recorded batches, and compares the weights.
+
+    No worker is started and nothing is generated. The fingerprints of every weight version are
+    compared with those of the run; on CPU they are bit-identical. The exit status is 0 if they are
+    equal, and 1 if not.
+    """
+    with _exit_status():
+        from rlax_plugin.replay import replay as run_again
+
+        status = run_again(run, to, out)
+    raise typer.Exit(status)
+
+
 @_command("rlax plugins configs/demo.yml")
 def plugins(
     config: Annotated[
@@ -222,22 +277,24 @@ def plugins(
     with their options, each with its value and meaning.
     """
     with _exit_status():
-        document: dict[str, Any] = {"installed": _installed_rows()}
+        from rlax_plugin import listing
+
+        document: dict[str, Any] = {"installed": listing.installed_rows()}
         if config is not None:
             from rlax_plugin.build import registry_for
             from rlax_plugin.loading import load_section
 
             section, _ = load_section(config, overrides or ())
-            document["used"] = _used_rows(registry_for(section), section)
+            document["used"] = listing.used_rows(registry_for(section), section)
         if as_json:
             typer.echo(json.dumps(document, indent=2, default=str))
             return
         from rich.console import Console
 
         console = Console()
-        _print_installed(console, document["installed"])
+        listing.print_installed(console, document["installed"])
         if config is not None:
-            _print_used(console, config, document["used"])
+            listing.print_used(console, config, document["used"])
 
 
 @_command("rlax version")
@@ -259,96 +316,6 @@ def _check_address(key: str, address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
         raise ConfigError(key, address, "must be host:port")
-
-
-def _installed_rows() -> list[dict[str, Any]]:
-    from rlax_plugin.build import Registry
-    from rlax_plugin.plugins import Manager, installed
-
-    rows = []
-    for plugin in installed():
-        row: dict[str, Any] = {
-            "name": plugin.name,
-            "distribution": plugin.distribution,
-            "version": plugin.version,
-        }
-        try:
-            offers = Registry(Manager([plugin.name])).offers
-            row["offers"] = {kind: sorted(names) for kind, names in offers.items() if names}
-        except PluginError as error:
-            row["error"] = str(error)
-        rows.append(row)
-    return rows
-
-
-def _used_rows(registry: Registry, section: RlaxSection) -> list[dict[str, Any]]:
-    return [_used_row(registry, use) for use in registry.uses(section)]
-
-
-def _used_row(registry: Registry, use: Use) -> dict[str, Any]:
-    offer = registry.offer(use.kind, use.choice.name, use.key)
-    options = registry.options(use.kind, use.choice, use.key)
-    origin = registry.manager.origin(offer.plugin)
-    return {
-        "key": use.key,
-        "kind": use.kind,
-        "name": use.choice.name,
-        "plugin": offer.plugin,
-        "distribution": origin.distribution,
-        "version": origin.version,
-        "options": {
-            name: {
-                "value": getattr(options, name),
-                "default": None if field.is_required() else field.get_default(),
-                "required": field.is_required(),
-                "description": field.description or "",
-            }
-            for name, field in type(options).model_fields.items()
-        },
-    }
-
-
-def _print_installed(console: Console, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        console.print("No plug-in is installed as an entry point of group rlax_plugin.")
-        return
-    table = Table(title="installed plug-ins", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("name", "offers", "distribution", "version"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "version"))
-    for row in rows:
-        if "error" in row:
-            offers = Text(row["error"], "red")
-        else:
-            lines = [f"{kind}: {', '.join(names)}" for kind, names in row["offers"].items()]
-            offers = Text("\n".join(lines) or "observes only")
-        table.add_row(row["name"], offers, row["distribution"], row["version"])
-    console.print(table)
-
-
-def _print_used(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from rlax_plugin.validation import yaml_text
-
-    table = Table(
-        title=f"what {config} would use", title_justify="left", box=None, padding=(0, 2, 0, 0)
-    )
-    table.add_column("key", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("from", overflow="fold")
-    for row in rows:
-        source = f"{row['distribution']} {row['version']}".strip()
-        origin = f"{row['kind']} of {row['plugin']}" + (f" ({source})" if source else "")
-        table.add_row(Text(row["key"], "bold"), Text(row["name"], "bold"), Text(origin))
-        for name, option in row["options"].items():
-            default = "" if option["required"] else f"default {yaml_text(option['default'])}"
-            meaning = "; ".join(filter(None, (option["description"], default)))
-            table.add_row(Text(f"  {name}"), Text(yaml_text(option["value"])), Text(meaning, "dim"))
-    console.print(table)
 
 
 def main() -> None:

@@ -1,32 +1,17 @@
-"""A uint32 per tensor that tells whether a device holds the weights that were published.
-
-For a tensor called ``name`` with elements ``x_i``, i the row-major flat index::
-
-    fingerprint = odd(hash(name)) * sum_i word(x_i) * odd(i)   (mod 2^32)
-
-``word`` maps an element's bits one-to-one to 32 bits and ``odd`` always yields an odd number, so
-any change of a single element changes the sum: an odd factor is invertible modulo 2^32. Swapped
-elements, swapped tensors and renamed tensors change it too, up to collisions of 2^-32 or so. A
-64-bit element counts as two neighbouring 32-bit elements, low half first.
-
-The sum is associative in integers, so the value does not depend on sharding, order or backend.
-"""
+"""The fingerprint that ``host_fingerprint`` defines, computed on the weights' own devices."""
 
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_GOLDEN = np.uint32(0x9E3779B1)  # 2^32 / golden ratio, odd: scatters neighbouring indices
-_VIEWS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}  # by bytes of an element
-_NARROW = ("int2", "int4", "uint2", "uint4")  # stored one to a byte on the host
+from rlax_plugin.host_fingerprint import NARROW, VIEWS, name_factor, weight, word
+
 _BLOCK = 1 << 16  # elements; the running sums of one block stay in a core's second-level cache
 
 
@@ -57,39 +42,15 @@ def fingerprint(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 @functools.partial(jax.jit, static_argnums=1)
 def _fingerprint(arrays: dict[str, jax.Array], blocked: bool) -> dict[str, jax.Array]:
     total = _blocked_sum if blocked else _whole_sum
-    return {name: total(a) * _name_factor(name) for name, a in arrays.items()}
-
-
-def fingerprint_numpy(arrays: Mapping[str, np.ndarray]) -> dict[str, np.uint32]:
-    """The same numbers on the host, by the definition; the reference for tests and tools."""
-    return {
-        name: np.uint32(_numpy_sum(np.asarray(a)) * int(_name_factor(name)) & 0xFFFFFFFF)
-        for name, a in arrays.items()
-    }
-
-
-def _name_factor(name: str) -> np.uint32:
-    return np.uint32(zlib.crc32(name.encode()) | 1)
-
-
-def _weight(index: Any) -> Any:
-    """Odd factors for uint32 indices; scattered, so that moved blocks do not cancel."""
-    mixed = index * _GOLDEN
-    return (mixed ^ (mixed >> np.uint32(15))) | np.uint32(1)
-
-
-def _word(bits: Any) -> Any:
-    """uint32 to uint32, one to one. Folds the high half in: float32 values that came from
-    bfloat16 have 16 zero bits below, and a multiplication would push most of the rest out."""
-    return bits ^ (bits >> np.uint32(16))
+    return {name: total(a) * name_factor(name) for name, a in arrays.items()}
 
 
 def _bits(array: jax.Array) -> jax.Array:
     """Unsigned view: uint8, uint16 or uint32 of the same shape; [..., 2] for 64-bit dtypes."""
     dtype = np.dtype(array.dtype)
-    if dtype == np.bool_ or dtype.name in _NARROW:
+    if dtype == np.bool_ or dtype.name in NARROW:
         return lax.bitcast_convert_type(array.astype(jnp.int8), jnp.uint8)
-    view = _VIEWS.get(dtype.itemsize)
+    view = VIEWS.get(dtype.itemsize)
     if view is None or dtype.kind == "c":
         raise TypeError(f"no fingerprint for {dtype}")
     return lax.bitcast_convert_type(array, view)
@@ -100,7 +61,7 @@ def _terms(values: jax.Array, index: jax.Array | np.ndarray) -> jax.Array:
     bits = _bits(values)
     if bits.ndim > values.ndim:
         index = jnp.stack([2 * index, 2 * index + 1], axis=-1)
-    return _word(bits.astype(jnp.uint32)) * _weight(index)
+    return word(bits.astype(jnp.uint32)) * weight(index)
 
 
 def _whole_sum(array: jax.Array) -> jax.Array:
@@ -136,18 +97,3 @@ def _blocked_sum(array: jax.Array) -> jax.Array:
 
     sums = lax.fori_loop(0, count, add, jnp.zeros(_BLOCK, jnp.uint32))
     return total + jnp.sum(sums, dtype=jnp.uint32)
-
-
-def _numpy_sum(array: np.ndarray) -> int:
-    if array.dtype == np.bool_ or array.dtype.name in _NARROW:
-        array = array.astype(np.int8)
-    view = _VIEWS.get(array.dtype.itemsize)
-    if view is None or array.dtype.kind == "c":
-        raise TypeError(f"no fingerprint for {array.dtype}")
-    bits = np.ascontiguousarray(array).reshape(-1).view(view)  # a 64-bit element becomes two
-    total = 0
-    for start in range(0, bits.size, 1 << 20):
-        block = _word(bits[start : start + (1 << 20)].astype(np.uint32))
-        index = np.arange(start, start + block.size, dtype=np.uint64).astype(np.uint32)
-        total += int(np.sum(block * _weight(index), dtype=np.uint32))
-    return total & 0xFFFFFFFF

@@ -70,8 +70,8 @@ def load_section(
       ConfigError: the file is missing or no YAML, the section is missing, or a key or value in it
         is wrong.
     """
-    merged = _merged(Path(config_path), overrides)
-    raw = merged.pop("rlax", None)
+    content = merged(config_path, overrides)
+    raw = content.pop("rlax", None)
     if raw is None:
         raise ConfigError(
             "rlax",
@@ -87,10 +87,10 @@ def load_section(
             reason = (
                 f"the environment variable {variable} would change it for MaxText only: unset it"
             )
-            raise ConfigError(key, merged.get(key), reason)
-        _refuse_interpolation(key, merged.get(key))
+            raise ConfigError(key, content.get(key), reason)
+        _refuse_interpolation(key, content.get(key))
     _refuse_interpolation("rlax", raw)
-    return validate(RlaxSection, raw, "rlax"), merged
+    return validate(RlaxSection, raw, "rlax"), content
 
 
 def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> str:
@@ -103,7 +103,7 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
     Raises:
       ConfigError: the files cannot be read.
     """
-    content = _merged(Path(config_path), overrides)
+    content = merged(config_path, overrides)
     for key in _NOT_HASHED:
         content.pop(key, None)
     if isinstance(content.get("rlax"), Mapping):
@@ -112,8 +112,13 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _merged(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    content = _read(path, ())
+def merged(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What the files and arguments say, MaxText's keys and ``rlax:``, unchecked.
+
+    Raises:
+      ConfigError: the files cannot be read.
+    """
+    content = _read(Path(config_path), ())
     for override in overrides:
         content = _merge(content, _parse_override(override), "")
     return content

@@ -37,6 +37,31 @@ def _bytes(array: np.ndarray, dtype: np.dtype) -> bytes:
     return np.ascontiguousarray(array, dtype=dtype).tobytes()
 
 
+def _sample_to_proto(rollout: Rollout) -> pb.Sample:
+    return pb.Sample(
+        seed=rollout.seed,
+        tokens=_bytes(rollout.tokens, _I32),
+        logprob_full=_bytes(rollout.logprob_full, _F32),
+        logprob_sampled=_bytes(rollout.logprob_sampled, _F32),
+        versions=_bytes(rollout.versions, _I32),
+        finish_reason=rollout.finish_reason,
+    )
+
+
+def _sample_from_proto(sample: pb.Sample, group_id: int, index: int, worker: str = "") -> Rollout:
+    return Rollout(
+        group_id=group_id,
+        index=index,
+        seed=sample.seed,
+        tokens=np.frombuffer(sample.tokens, _I32),
+        logprob_full=np.frombuffer(sample.logprob_full, _F32),
+        logprob_sampled=np.frombuffer(sample.logprob_sampled, _F32),
+        versions=np.frombuffer(sample.versions, _I32),
+        finish_reason=cast(FinishReason, sample.finish_reason),
+        worker=worker,
+    )
+
+
 def request_to_proto(request: GroupRequest) -> pb.GroupSpec:
     s = request.sampling
     return pb.GroupSpec(
@@ -52,6 +77,7 @@ def request_to_proto(request: GroupRequest) -> pb.GroupSpec:
             stop_ids=s.stop_ids,
         ),
         min_version=request.min_version,
+        resume=[_sample_to_proto(rollout) for rollout in request.resume],
     )
 
 
@@ -70,45 +96,26 @@ def request_from_proto(spec: pb.GroupSpec) -> GroupRequest:
             stop_ids=tuple(s.stop_ids),
         ),
         min_version=spec.min_version,
+        resume=tuple(
+            _sample_from_proto(sample, spec.group_id, index)
+            for index, sample in enumerate(spec.resume)
+        ),
     )
 
 
 def reply_to_proto(group_id: int, rollouts: Iterable[Rollout]) -> pb.GroupReply:
-    return pb.GroupReply(
-        group_id=group_id,
-        samples=[
-            pb.Sample(
-                seed=r.seed,
-                tokens=_bytes(r.tokens, _I32),
-                logprob_full=_bytes(r.logprob_full, _F32),
-                logprob_sampled=_bytes(r.logprob_sampled, _F32),
-                versions=_bytes(r.versions, _I32),
-                finish_reason=r.finish_reason,
-            )
-            for r in rollouts
-        ],
-    )
+    return pb.GroupReply(group_id=group_id, samples=[_sample_to_proto(r) for r in rollouts])
 
 
 def reply_from_proto(reply: pb.GroupReply, worker: str, seeds: tuple[int, ...]) -> list[Rollout]:
-    """Rollouts of one reply.
+    """Rollouts of one reply; unfinished ones are "cancelled" and may have no tokens yet.
 
     Raises:
       WorkerError: the answer does not fit the question, so nothing of it can be trained on.
     """
     try:
         rollouts = [
-            Rollout(
-                group_id=reply.group_id,
-                index=index,
-                seed=sample.seed,
-                tokens=np.frombuffer(sample.tokens, _I32),
-                logprob_full=np.frombuffer(sample.logprob_full, _F32),
-                logprob_sampled=np.frombuffer(sample.logprob_sampled, _F32),
-                versions=np.frombuffer(sample.versions, _I32),
-                finish_reason=cast(FinishReason, sample.finish_reason),
-                worker=worker,
-            )
+            _sample_from_proto(sample, reply.group_id, index, worker)
             for index, sample in enumerate(reply.samples)
         ]
     except ValueError as error:  # bytes that are no whole number of elements
@@ -116,18 +123,23 @@ def reply_from_proto(reply: pb.GroupReply, worker: str, seeds: tuple[int, ...]) 
     if tuple(r.seed for r in rollouts) != seeds:
         raise WorkerError(f"{worker} answered group {reply.group_id} with other samples than asked")
     for r in rollouts:
-        if r.finish_reason not in get_args(FinishReason):
-            raise WorkerError(
-                f"{worker}: group {r.group_id} sample {r.index} ended by {r.finish_reason!r}"
-            )
-        if not len(r.tokens) == len(r.logprob_full) == len(r.logprob_sampled) == len(r.versions):
-            raise WorkerError(f"{worker}: group {r.group_id} sample {r.index} has uneven arrays")
-        if len(r.tokens) == 0 or not np.isfinite(r.logprob_full).all():
-            raise WorkerError(
-                f"{worker}: group {r.group_id} sample {r.index} is empty or has log-probs that "
-                "are not finite"
-            )
+        if why := defect(r):
+            raise WorkerError(f"{worker}: group {r.group_id} sample {r.index} {why}")
     return rollouts
+
+
+def defect(rollout: Rollout) -> str | None:
+    """What makes a rollout useless to whoever gets it over the wire; None if nothing does."""
+    r = rollout
+    if r.finish_reason not in get_args(FinishReason):
+        return f"ended by {r.finish_reason!r}"
+    if not len(r.tokens) == len(r.logprob_full) == len(r.logprob_sampled) == len(r.versions):
+        return "has uneven arrays"
+    if len(r.tokens) == 0 and r.finish_reason != "cancelled":
+        return "is empty"
+    if not np.isfinite(r.logprob_full).all():
+        return "has log-probs that are not finite"
+    return None
 
 
 def describe(error: grpc.RpcError) -> str:

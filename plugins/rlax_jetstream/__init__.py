@@ -19,6 +19,11 @@ class JetstreamConfig(Section):
     linger_steps: Annotated[int, Field(ge=0, le=2)] = Field(
         2, description="decode steps a freed slot may wait for others, to be filled in one prefill"
     )
+    interrupt_steps: Annotated[int, Field(ge=1)] = Field(
+        32,
+        description="decode steps between looks for new weights and reports of progress, with "
+        "on_new_weights: continue or discard",
+    )
     warm_up: bool = Field(True, description="compile the usual programs before the first request")
     maxtext: dict[str, bool | int | float | str] = Field(
         {}, description="MaxText keys that workers set differently, e.g. their mesh"
@@ -45,6 +50,7 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
         make_prompt_source=lambda: context.part(
             "prompt_source", section.prompt_source, "rlax.prompt_source"
         ),
+        deterministic=section.deterministic,
     )
 
 

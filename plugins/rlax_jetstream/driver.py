@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
-from rlax_jetstream.scheduler import Job
+from rlax_jetstream.jobs import Job
 from rlax_plugin.errors import RlaxError, WorkerError
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
 

@@ -8,16 +8,19 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maxtext_overrides.slots import MAX_STOP_IDS, Slots
-from rlax_jetstream.scheduler import Job, Scheduler
+from maxtext_overrides.slots import Slots
+from rlax_jetstream.jobs import Job, check_request
+from rlax_jetstream.scheduler import Scheduler
 from rlax_plugin.config import Rollouts
-from rlax_plugin.errors import WeightsError, WorkerError
-from rlax_plugin.protocols import PromptSource, RolloutEngine, WeightStore
+from rlax_plugin.errors import WorkerError
+from rlax_plugin.proof import load_proved
+from rlax_plugin.protocols import Arrays, PromptSource, RolloutEngine, WeightStore
 from rlax_plugin.types import GroupRequest, Rollout, WeightVersion
 
 if TYPE_CHECKING:
@@ -27,8 +30,6 @@ log = logging.getLogger("rlax.jetstream")
 
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens
 _CLOSE_S = 10.0  # longest wait for the thread to leave a decode call
-
-Fingerprint = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,11 @@ class _Swap:
 class JetstreamEngine(RolloutEngine):
     """Rollout engine over ``Slots``; its thread starts at once and builds them.
 
-    New weights: running samples finish on the old ones, nothing is admitted meanwhile, then the
-    engine swaps. No request is dropped.
+    New weights, with ``rollouts.on_new_weights`` ``finish``: running samples finish on the old
+    ones, nothing is admitted meanwhile, then the engine swaps. With ``continue`` and ``discard`` it
+    swaps after the decode call in progress; running samples go on behind the tokens they have, the
+    caches computed anew by a prefill of prompt and tokens (AReaL, arXiv 2505.24298), or start
+    again. No request is dropped.
 
     Args:
       make_slots: called once, on the engine's thread.
@@ -52,6 +56,7 @@ class JetstreamEngine(RolloutEngine):
       rollouts: the ``rlax.rollouts`` section: limits, and settings of JetStream's own requests.
       config: this plug-in's options.
       make_prompt_source: tokenizer of JetStream's text requests; called when one arrives.
+      deterministic: ``rlax.deterministic``, see ``Scheduler``.
       fingerprint: name -> array to name -> uint32; default ``rlax_plugin.fingerprint``.
     """
 
@@ -63,12 +68,13 @@ class JetstreamEngine(RolloutEngine):
         rollouts: Rollouts,
         config: JetstreamConfig,
         make_prompt_source: Callable[[], PromptSource],
-        fingerprint: Fingerprint | None = None,
+        deterministic: bool = False,
+        fingerprint: Callable[[Arrays], Mapping[str, Any]] | None = None,
     ):
         self.rollouts = rollouts
         self.prompt_source = functools.cache(make_prompt_source)
         self._make_slots, self._store, self._config = make_slots, store, config
-        self._fingerprint = fingerprint
+        self._deterministic, self._fingerprint = deterministic, fingerprint
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._waiting: list[Job] = []
@@ -79,6 +85,7 @@ class JetstreamEngine(RolloutEngine):
         self._version = -1
         self._weights: Mapping[str, Any] = {}
         self._active = 0
+        self._report_at_s = time.monotonic() + rollouts.progress_s
         self._slots: Slots | None = None
         self._ready: Future[Slots] = Future()
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="rlax-load")
@@ -104,7 +111,7 @@ class JetstreamEngine(RolloutEngine):
         ended: asyncio.Future[None] = loop.create_future()
         left = len(requests)
 
-        def take(group_id: int, rollouts: list[Rollout]) -> None:
+        def tell(ends: bool, group_id: int, rollouts: list[Rollout]) -> None:
             nonlocal left
             if ended.done():
                 return
@@ -113,7 +120,7 @@ class JetstreamEngine(RolloutEngine):
             except Exception as error:  # noqa: BLE001 - raised by generate
                 ended.set_exception(error)
                 return
-            left -= 1
+            left -= ends
             if left == 0:
                 ended.set_result(None)
 
@@ -128,7 +135,8 @@ class JetstreamEngine(RolloutEngine):
         self.submit(
             Job(
                 request,
-                deliver=functools.partial(on_loop, take, request.group_id),
+                deliver=functools.partial(on_loop, tell, True, request.group_id),
+                report=functools.partial(on_loop, tell, False, request.group_id),
                 fail=functools.partial(on_loop, fail),
                 abandoned=ended.done,
             )
@@ -145,7 +153,7 @@ class JetstreamEngine(RolloutEngine):
         """Pulls and verifies on a background thread; returns when the engine has swapped.
 
         Raises:
-          WeightsError: the bytes are not what was announced; the old weights stay in use.
+          WeightsError: see ``RolloutEngine`` and ``load_proved``; the old weights stay in use.
           WorkerError: the engine has failed.
         """
         slots = await asyncio.shield(asyncio.wrap_future(self._ready))
@@ -172,8 +180,7 @@ class JetstreamEngine(RolloutEngine):
         """
         with self._changed:
             self._raise_if_failed()
-            waiting = sum(job.unadmitted for job in self._waiting)
-        slots = self._slots
+        slots, waiting = self._slots, self.backlog
         return {
             "slots": float(self.rollouts.slots),
             "active": float(self._active),
@@ -191,40 +198,27 @@ class JetstreamEngine(RolloutEngine):
     def backlog(self) -> int:
         """Samples that wait for a slot."""
         with self._changed:
-            return sum(job.unadmitted for job in self._waiting)
+            return sum(len(job.waiting) for job in self._waiting)
 
     def check(self, request: GroupRequest) -> None:
-        """Refuses what the slots cannot hold.
-
-        Raises:
-          WorkerError: names the group and the config key that limits it.
-        """
-        limits = self.rollouts
-        sampling, length = request.sampling, len(request.prompt_tokens)
-        problems = {
-            f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is "
-            f"{limits.max_prompt_tokens}": not 1 <= length <= limits.max_prompt_tokens,
-            f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
-            f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
-            f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
-                len(sampling.stop_ids) > MAX_STOP_IDS
-            ),
-            "no seeds": not request.seeds,
-        }
-        for problem, found in problems.items():
-            if found:
-                raise WorkerError(f"group {request.group_id}: {problem}")
+        """Refuses what the slots cannot hold; see ``check_request``."""
+        check_request(request, self.rollouts, self._deterministic)
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Queues groups. Any thread.
+        """Queues groups; one that needs nothing drawn is delivered at once. Any thread.
 
         Raises:
           WorkerError: the engine has failed or is closed.
         """
+        complete, incomplete = [], []
+        for job in jobs:
+            (complete if job.complete else incomplete).append(job)
         with self._changed:
             self._raise_if_failed()
-            self._waiting.extend(jobs)
+            self._waiting += incomplete
             self._changed.notify()
+        for job in complete:
+            job.deliver(job.rollouts)
 
     @staticmethod
     def add_services(server: Any, engine: JetstreamEngine) -> None:
@@ -246,37 +240,31 @@ class JetstreamEngine(RolloutEngine):
     # ---------------------------------------------------------------- other threads
 
     def _pull(self, version: WeightVersion, slots: Slots) -> Mapping[str, Any]:
-        like = slots.variables_like()
-        if unequal := sorted(like.keys() ^ version.tensors.keys()):
-            raise WeightsError(
-                f"version {version.version}: variable {unequal[0]!r} is "
-                f"{'not published' if unequal[0] in like else 'not in the model'} "
-                f"({len(unequal)} names differ)"
-            )
-        arrays = self._store.load(version.path, like)
         if self._fingerprint is None:
             from rlax_plugin.fingerprint import fingerprint
 
             self._fingerprint = fingerprint
-        found = self._fingerprint(arrays)
-        for name, spec in version.tensors.items():
-            if (number := int(found[name])) != spec.fingerprint:
-                raise WeightsError(
-                    f"version {version.version}: variable {name!r} has fingerprint {number:#010x} "
-                    f"on the device, {spec.fingerprint:#010x} was published"
-                )
-        return arrays
+        return load_proved(
+            version,
+            self._store,
+            slots.variables_like(),
+            fingerprint=self._fingerprint,
+            logprobs=slots.logprobs,
+        )
 
     def _run(self) -> None:
         scheduler: Scheduler | None = None
         try:
             self._slots = slots = self._make_slots()
             if self._config.warm_up:
-                slots.warm_up(self.rollouts.group_size)
+                slots.warm_up(self.rollouts.group_size, self.rollouts.max_prompt_tokens)
+            finishes = self.rollouts.on_new_weights == "finish"
             scheduler = Scheduler(
                 slots,
                 arrival_steps=self._config.arrival_steps,
                 linger_steps=self._config.linger_steps,
+                longest_call=None if finishes else self._config.interrupt_steps,
+                deterministic=self._deterministic,
             )
             self._ready.set_result(slots)
             while self._turn(slots, scheduler):
@@ -288,7 +276,7 @@ class JetstreamEngine(RolloutEngine):
             self._end(WorkerError("closed"), scheduler)
 
     def _turn(self, slots: Slots, scheduler: Scheduler) -> bool:
-        """One round: forget, swap, admit, decode, deliver. False once the engine is closed."""
+        """One round: forget, swap, admit, decode, deliver, report. False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_work(scheduler), _IDLE_S)
             if self._closing:
@@ -297,20 +285,40 @@ class JetstreamEngine(RolloutEngine):
             self._waiting = [job for job in self._waiting if not job.abandoned()]
             if self._swap is not None and self._swap.done.cancelled():
                 self._swap = None
-            if self._swap is not None and not scheduler.active:
-                self._install(self._swap)
-                self._swap = None
+            if self._swap is not None:
+                self._interrupt(scheduler)
+                if not scheduler.active:
+                    self._install(self._swap)
+                    self._swap = None
             # While weights wait, nothing is admitted: running samples finish on the old ones.
             prefills = [] if self._swap else scheduler.plan(self._waiting, self._version)
-            self._waiting = [job for job in self._waiting if job.unadmitted]
+            self._waiting = [job for job in self._waiting if job.waiting]
             more_waits = self._swap is not None or self._admissible()
         slots.insert(self._weights, prefills)
         self._active = scheduler.active
         if scheduler.active:
             for job in scheduler.advance(self._weights, more_waits):
-                job.deliver([r for r in job.rollouts if r is not None])
+                job.deliver(job.rollouts)
             self._active = scheduler.active
+            if self.rollouts.on_new_weights == "continue":
+                self._report(scheduler)
         return True
+
+    def _interrupt(self, scheduler: Scheduler) -> None:
+        """New weights are there: puts what runs back in front of the queue, unless it finishes."""
+        if self.rollouts.on_new_weights == "finish":
+            return
+        back = scheduler.interrupt(keep_tokens=self.rollouts.on_new_weights == "continue")
+        self._waiting = list(dict.fromkeys(back + self._waiting))
+
+    def _report(self, scheduler: Scheduler) -> None:
+        if time.monotonic() < self._report_at_s:
+            return
+        with self._changed:
+            waiting = list(self._waiting)
+        for job, rollouts in scheduler.progress(waiting):
+            job.report(rollouts)
+        self._report_at_s = time.monotonic() + self.rollouts.progress_s
 
     def _has_work(self, scheduler: Scheduler) -> bool:
         if self._closing or self._swap is not None or scheduler.active:
@@ -319,7 +327,7 @@ class JetstreamEngine(RolloutEngine):
 
     def _admissible(self) -> bool:
         """Whether a waiting group may be drawn with the weights in use."""
-        return any(job.request.min_version <= self._version for job in self._waiting)
+        return any(job.min_version <= self._version for job in self._waiting)
 
     def _install(self, swap: _Swap) -> None:
         if swap.done.set_running_or_notify_cancel():
@@ -331,7 +339,7 @@ class JetstreamEngine(RolloutEngine):
         failure.__cause__ = error
         with self._changed:
             self._error = failure
-            jobs = list(dict.fromkeys(self._waiting + list(scheduler.jobs() if scheduler else ())))
+            jobs = list(dict.fromkeys(self._waiting + (scheduler.jobs() if scheduler else [])))
             self._waiting = []
             swap, self._swap = self._swap, None
         for job in jobs:

@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from maxtext_overrides.slots import Finished, Prefill, Slots
-from rlax_plugin.types import GroupRequest, Rollout
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """A group on its way through the engine.
-
-    Attributes:
-      request: what is to be drawn.
-      deliver: takes the rollouts in index order; called on the engine's thread.
-      fail: takes what ended the engine before the group was complete.
-      abandoned: whether nobody waits for the group any more.
-      admitted: samples that have been given a slot so far.
-      rollouts: one per sample, None until it ends.
-    """
-
-    request: GroupRequest
-    deliver: Callable[[list[Rollout]], None]
-    fail: Callable[[Exception], None]
-    abandoned: Callable[[], bool] = lambda: False
-    admitted: int = 0
-    rollouts: list[Rollout | None] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.rollouts = [None] * len(self.request.seeds)
-
-    @property
-    def unadmitted(self) -> int:
-        return len(self.rollouts) - self.admitted
+from maxtext_overrides.slots import Drawn, Prefill, Slots
+from rlax_jetstream.jobs import Job
+from rlax_plugin.types import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +17,14 @@ class _Running:
     job: Job
     index: int
     version: int
+
+    def so_far(self, drawn: Drawn) -> Rollout:
+        return self.job.extended(self.index, drawn, self.version, "cancelled")
+
+    def end(self, drawn: Drawn) -> None:
+        stopped = int(drawn.tokens[-1]) in self.job.request.sampling.stop_ids
+        reason = "stop" if stopped else "length"
+        self.job.rollouts[self.index] = self.job.extended(self.index, drawn, self.version, reason)
 
 
 class Scheduler:
@@ -54,20 +34,33 @@ class Scheduler:
       slots: the decode engine.
       arrival_steps: decode steps between looks for arrivals while slots are free.
       linger_steps: steps a freed slot may wait for others, so that one prefill fills several.
+      longest_call: decode steps of one call at most; None: until a slot frees.
+      deterministic: a training group is drawn alone, from the fresh decode state, sample i in slot
+        i: its samples then depend on weights and seeds only, to the last bit.
     """
 
-    def __init__(self, slots: Slots, *, arrival_steps: int, linger_steps: int):
+    def __init__(
+        self,
+        slots: Slots,
+        *,
+        arrival_steps: int,
+        linger_steps: int,
+        longest_call: int | None = None,
+        deterministic: bool = False,
+    ):
         self._slots = slots
         self._arrival_steps, self._linger_steps = arrival_steps, linger_steps
-        self._running: dict[int, _Running] = {}
+        self._longest_call = longest_call or slots.max_new_tokens
+        self._deterministic = deterministic
+        self._running: dict[int, _Running] = {}  # by slot, in the order of admission
 
     @property
     def active(self) -> int:
         return len(self._running)
 
-    def jobs(self) -> set[Job]:
-        """Groups with at least one sample in a slot."""
-        return {running.job for running in self._running.values()}
+    def jobs(self) -> list[Job]:
+        """Groups with at least one sample in a slot, in the order of admission."""
+        return list(dict.fromkeys(running.job for running in self._running.values()))
 
     def plan(self, waiting: Iterable[Job], version: int) -> list[Prefill]:
         """Assigns free slots to waiting samples that may be drawn with ``version``.
@@ -75,18 +68,13 @@ class Scheduler:
         A group that does not fit is admitted in parts, its prompt prefilled once per part.
         """
         free, prefills = self._slots.free_slots, []
-        for job in waiting:
-            count = min(len(free), job.unadmitted)
-            if count == 0 or job.request.min_version > version:
-                continue
-            taken, free = tuple(free[:count]), free[count:]
-            indices = range(job.admitted, job.admitted + count)
+        for job in self._admissible(waiting, version):
+            count = min(len(free), len(job.waiting))
+            taken, free = free[:count], free[count:]
+            indices, more = job.admit(taken)
             for slot, index in zip(taken, indices, strict=True):
                 self._running[slot] = _Running(job, index, version)
-            job.admitted += count
-            request = job.request
-            seeds = tuple(request.seeds[i] for i in indices)
-            prefills.append(Prefill(request.prompt_tokens, taken, seeds, request.sampling))
+            prefills += more
         return prefills
 
     def advance(self, weights: Mapping[str, Any], more_waits: bool) -> list[Job]:
@@ -97,37 +85,66 @@ class Scheduler:
         """
         slots = self._slots
         if more_waits or not slots.free_slots:
-            done = self._finish(slots.decode(weights, slots.max_new_tokens, True))
-            if more_waits and self.active and self._linger_steps:
+            ended = slots.decode(weights, self._longest_call, True)
+            done = self._finish(ended)
+            if ended and more_waits and self.active and self._linger_steps:
                 done += self._finish(slots.decode(weights, self._linger_steps, False))
             return done
         return self._finish(slots.decode(weights, self._arrival_steps, True))
 
+    def interrupt(self, keep_tokens: bool) -> list[Job]:
+        """Frees all slots; their samples wait again, behind their tokens or at the prompt.
+
+        Returns:
+          The groups they belong to, in the order of admission.
+        """
+        jobs, interrupted = self.jobs(), list(self._running.items())
+        slots = [slot for slot, _ in interrupted]
+        drawn = self._slots.read(slots) if keep_tokens else [None] * len(slots)
+        for (_, running), tokens in zip(interrupted, drawn, strict=True):
+            running.job.interrupt(running.index, running.so_far(tokens) if tokens else None)
+        self._release(slots)
+        return jobs
+
+    def progress(self, waiting: Iterable[Job]) -> list[tuple[Job, list[Rollout]]]:
+        """All begun groups with what has been drawn so far; one read of the device.
+
+        Args:
+          waiting: groups with samples that wait for a slot.
+        """
+        jobs = dict.fromkeys([*self.jobs(), *(job for job in waiting if job.started)])
+        rollouts = {job: list(job.rollouts) for job in jobs}
+        for drawn in self._slots.read(list(self._running)):
+            running = self._running[drawn.slot]
+            rollouts[running.job][running.index] = running.so_far(drawn)
+        return list(rollouts.items())
+
     def drop(self, jobs: Iterable[Job]) -> None:
         """Frees the slots of groups nobody waits for."""
         gone = set(jobs)
-        slots = [slot for slot, running in self._running.items() if running.job in gone]
+        self._release([slot for slot, running in self._running.items() if running.job in gone])
+
+    def _admissible(self, waiting: Iterable[Job], version: int) -> list[Job]:
+        ready = [job for job in waiting if job.min_version <= version]
+        if not self._deterministic:
+            return ready
+        if any(job.trains for job in self.jobs()):
+            return []
+        # Others batch as usual, but none overtakes a training group: that would make it wait on.
+        others = list(itertools.takewhile(lambda job: not job.trains, ready))
+        return others if others or self.active else ready[:1]
+
+    def _release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             del self._running[slot]
         if slots:
             self._slots.release(slots)
 
-    def _finish(self, finished: list[Finished]) -> list[Job]:
-        done = []
-        for sample in finished:
-            running = self._running.pop(sample.slot)
-            job, request = running.job, running.job.request
-            stopped = int(sample.tokens[-1]) in request.sampling.stop_ids
-            job.rollouts[running.index] = Rollout(
-                group_id=request.group_id,
-                index=running.index,
-                seed=request.seeds[running.index],
-                tokens=sample.tokens,
-                logprob_full=sample.logprob_full,
-                logprob_sampled=sample.logprob_sampled,
-                versions=np.full(len(sample.tokens), running.version, np.int32),
-                finish_reason="stop" if stopped else "length",
-            )
-            if all(rollout is not None for rollout in job.rollouts):
-                done.append(job)
-        return done
+    def _finish(self, ended: list[Drawn]) -> list[Job]:
+        jobs = []
+        for drawn in ended:
+            running = self._running.pop(drawn.slot)
+            running.end(drawn)
+            if running.job.complete:
+                jobs.append(running.job)
+        return jobs

@@ -32,10 +32,17 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> Slots:
         raise ConfigError(
             "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
         )
+    prefill = rollouts.max_prompt_tokens
+    if rollouts.on_new_weights == "continue":
+        # A sample goes on behind all its tokens but the last by a prefill, and what follows is
+        # written to the ring as ever. That costs max_new_tokens - 1 more cache entries per slot,
+        # and every decode step's attention reads them: with completions much longer than prompts
+        # nearly twice the cache and its traffic.
+        prefill += rollouts.max_new_tokens - 1
     overrides = FASTEST_LAYOUT | {
         "per_device_batch_size": rollouts.slots // devices,
-        "max_prefill_predict_length": rollouts.max_prompt_tokens,
-        "max_target_length": rollouts.max_prompt_tokens + rollouts.max_new_tokens,
+        "max_prefill_predict_length": prefill,
+        "max_target_length": prefill + rollouts.max_new_tokens,
         "enable_checkpointing": False,
         "async_checkpointing": False,
         "enable_goodput_recording": False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import grpc
 
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.book import Book
 from rlax_plugin.controller.dashboard import Dashboard
 from rlax_plugin.controller.dispatch import Dispatcher, wait_for_worker
 from rlax_plugin.controller.evaluation import Evaluator, record, recorded
@@ -22,13 +22,19 @@ from rlax_plugin.controller.fleet import Fleet, Worker
 from rlax_plugin.controller.flow import Advantage, Flow, StepStats
 from rlax_plugin.controller.link import FinishedStep
 from rlax_plugin.controller.metrics import RunStats, Summarise, step_metrics
+from rlax_plugin.controller.metrics_file import MetricsFile
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.publisher import Publisher
-from rlax_plugin.controller.records import MetricsWriter, RolloutWriter, write_json
+from rlax_plugin.controller.recorder import Recorder
+from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
 from rlax_plugin.controller.rewards import RewardPool
-from rlax_plugin.errors import ConfigError, PluginError, RlaxError, TrainingError
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError
+from rlax_plugin.host_fingerprint import digest
 from rlax_plugin.parameter_server import ParameterServer, ParameterServerClient
 from rlax_plugin.protocols import BuildContext, Launcher, Tracker
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.statistics import Estimate
 from rlax_plugin.types import Group, WeightVersion
@@ -51,6 +57,7 @@ class Controller:
         self,
         *,
         context: BuildContext,
+        files: RunFiles,
         registry: Registry,
         argv: tuple[str, ...],
         config_hash: str,
@@ -64,7 +71,8 @@ class Controller:
         self._config_hash, self._last_step = config_hash, last_step
         self.dashboard = dashboard
         self._advantage, self._summarise = advantage, summarise
-        self.run_dir: Path = context.run_dir
+        self.files = files
+        self._state_dir: Path = context.run_dir
         self.stats = RunStats()
         self.latest_version = -1
         self.versions_published = 0
@@ -96,11 +104,10 @@ class Controller:
 
     async def _start(self) -> None:
         s, undo = self.section, self._started
-        self.rewards = RewardPool(s, self.run_dir)
+        self.rewards = RewardPool(s, self._state_dir)
         undo.push_async_callback(self.rewards.close)
-        self.rates = PassRateTable(s.curation.pass_rate_half_life)
         self.store = self._part("weight_store", s.weights.store, "rlax.weights.store")
-        self._source = self._part("prompt_source", s.prompt_source, "rlax.prompt_source")
+        self.source = self._part("prompt_source", s.prompt_source, "rlax.prompt_source")
         sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
         gates = [
             self._part("gate", choice, f"rlax.curation.gates.{i}")
@@ -113,11 +120,18 @@ class Controller:
         self.launcher: Launcher = self._part("launcher", s.launcher, "rlax.launcher")
         for tracker in self.trackers:
             undo.callback(tracker.close)
-        self.records = RolloutWriter(
-            self.run_dir / "rollouts", lambda e: self._loop.call_soon_threadsafe(self.fail, e)
+        self.book = Book(
+            s,
+            self.source.prompts("train"),
+            sampler,
+            PassRateTable(s.curation.pass_rate_half_life),
         )
-        undo.callback(self.records.close)
-        self._metrics = MetricsWriter(self.run_dir / "metrics.jsonl")
+        self._ledger = Ledger(self._state_dir / "ledger.sqlite", run=self._config_hash)
+        self._recorder = Recorder(
+            self.files, self._ledger, lambda e: self._loop.call_soon_threadsafe(self.fail, e)
+        )
+        undo.callback(self._recorder.close)
+        self._metrics = MetricsFile(self.files, self._state_dir)
         undo.callback(self._metrics.close)
 
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -144,20 +158,24 @@ class Controller:
             latest_version=lambda: self.latest_version,
             on_ready=self._on_ready,
             on_lost=self._on_lost,
+            on_quarantined=self._on_quarantined,
         )
         rpc.add_FleetServicer_to_server(self.fleet, server)
         self.dispatcher = Dispatcher(
-            self.fleet, s.deadlines, refresh=lambda request: self.flow.refresh(request)
+            self.fleet,
+            s.deadlines,
+            refresh=lambda request: self.flow.refresh(request),
+            on_reissued=lambda request, reason: self.flow.reissued(request, reason),
         )
         self.flow = Flow(
             section=s,
-            source=self._source,
-            sampler=sampler,
+            source=self.source,
             gates=gates,
             advantage=self._advantage(),
             dispatcher=self.dispatcher,
             rewards=self.rewards,
-            rates=self.rates,
+            book=self.book,
+            recorder=self._recorder,
             latest_version=lambda: self.latest_version,
             on_scored=self._on_scored,
         )
@@ -169,7 +187,7 @@ class Controller:
         undo.push_async_callback(self.dispatcher.close)
         undo.push_async_callback(self.flow.stop)
         await asyncio.gather(
-            self.rewards.start(), self.launcher.start(self._argv, self.address, self.run_dir)
+            self.rewards.start(), self.launcher.start(self._argv, self.address, self._state_dir)
         )
         self._spawn(self.fleet.watch())
 
@@ -221,16 +239,14 @@ class Controller:
 
     def make_publisher(self) -> Publisher:
         """The way from the trainer's thread to the weight store. Any thread."""
-        directory = self.section.weights.path
-        if not directory:
-            directory = str(self.run_dir.resolve() / "weights")
-            if self.section.weights.parameter_server == "embedded" and os.path.isdir(directory):
-                for entry in os.scandir(directory):  # of an earlier process: nobody knows them
-                    self.store.delete(entry.path)
+        weights = RunFiles(self.section.weights.path or self.files.location("weights"))
+        if not self.section.weights.path and self.section.weights.parameter_server == "embedded":
+            for name in weights.names(""):  # of an earlier process: nobody knows them
+                self.store.delete(weights.location(name))
         return Publisher(
             loop=self._loop,
             store=self.store,
-            directory=os.path.abspath(directory),
+            directory=weights.location(),
             announce=self._announce,
             on_published=self._on_published,
             on_error=self.fail,
@@ -256,6 +272,10 @@ class Controller:
             self.dashboard.message(f"worker {worker.name} lost: {reason}")
             self._hook("rlax_on_worker_lost", worker=worker.name, reason=reason)
 
+    def _on_quarantined(self, worker: str, reason: str) -> None:
+        self.dashboard.message(f"worker {worker} is quarantined: {reason}")
+        self.flow.distrust(worker)
+
     def _on_scored(self, group: Group, refused: str | None) -> None:
         self._hook("rlax_on_group_scored", group=group, refused=refused)
 
@@ -263,7 +283,8 @@ class Controller:
         self.latest_version = version.version
         self.versions_published += 1
         self._hook("rlax_on_weights_published", version=version)
-        self.flow.wake()
+        prints = {name: spec.fingerprint for name, spec in version.tensors.items()}
+        self.flow.published(version.version, digest(prints))
 
     async def run_failed(self, error: Exception) -> None:
         """Tells the plug-ins, before everything is shut down."""
@@ -274,22 +295,20 @@ class Controller:
         self._spawn(self._begin(step))
 
     async def _begin(self, step: int) -> None:
-        self._restore(step)
+        recovery = await self._recover(step)
         self.dashboard.phase("waiting for workers")
         await wait_for_worker(self.fleet, self._worker_ready, self.section.deadlines.startup_s)
-        self._hook("rlax_on_run_start", run_dir=str(self.run_dir), config_hash=self._config_hash)
-        self.before = recorded(self.run_dir, "before")
+        self._hook("rlax_on_run_start", run_dir=self.files.url, config_hash=self._config_hash)
+        self.before = recorded(self.files, "before")
         if not self.before:
             self.before = await self.evaluate("before", step)
         self.stats.training_begins()
         self.dashboard.phase("training", self._last_step)
-        self.flow.start(step + 1, self._last_step)
+        self.flow.start(recovery, self._last_step)
 
     async def next_groups(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
-        """Waits for the groups of a step, and records what was drawn on the way to them."""
-        groups, stats = await self.flow.batch(step)
-        self.records.add(step, stats.scored)
-        return groups, stats
+        """Waits for the groups of a step; they are on disk when it returns."""
+        return await self.flow.batch(step)
 
     def step_finished(self, done: FinishedStep, publish_s: float) -> None:
         """Takes a finished step: metrics, records, display."""
@@ -301,7 +320,7 @@ class Controller:
         for tracker in self.trackers:
             tracker.log(done.step, metrics)
         self._hook("rlax_on_step_end", step=done.step, metrics=metrics)
-        self.dashboard.step(done.step, metrics, self.latest_version, self.rates.histogram())
+        self.dashboard.step(done.step, metrics, self.latest_version, self.book.rates.histogram())
 
     # --- evaluation ----------------------------------------------------------------------------
 
@@ -312,44 +331,50 @@ class Controller:
             return {}
         self.dashboard.phase(f"evaluating {name} training", settings.problems)
         evaluator = Evaluator(
-            self.section, self._source, self.dispatcher, self.rewards, self.flow.decode
+            self.section, self.source, self.dispatcher, self.rewards, self.flow.decode
         )
         found = await evaluator.run(version, self.dashboard.advance)
         self.dashboard.estimates(f"{name} training", found)
-        record(self.run_dir, name, version, found)
+        record(self.files, name, version, found)
         return found
 
     # --- state ---------------------------------------------------------------------------------
 
-    def _snapshot_path(self, step: int) -> Path:
-        return self.run_dir / "controller" / f"{step:08d}.json"
-
     async def snapshot(self, step: int) -> None:
-        """Saves the controller's state beside the trainer's checkpoint of ``step``."""
-        state = self.flow.state()
-        await self.flush()
-        write_json(self._snapshot_path(step), state)
+        """Saves the controller's state, before the trainer's checkpoint of ``step``."""
+        commit, book = await self.flow.commit()
+        document = snapshot(step, commit.number, commit.checksum, book)
+        reached(FaultPoint.SNAPSHOT_BEGUN)
+        await asyncio.to_thread(self._save, step, json.dumps(document).encode())
 
-    async def flush(self) -> None:
-        """Returns once all rollouts are on disk; raises if they cannot be."""
-        await asyncio.wrap_future(self.records.flush())
+    def _save(self, step: int, document: bytes) -> None:
+        self.files.put(snapshot_name(step), document)
+        reached(FaultPoint.SNAPSHOT_WRITTEN)
+        self._metrics.upload()
 
-    def _restore(self, step: int) -> None:
-        """Goes back to the trainer's checkpoint of ``step``: later steps will be done again."""
-        self.records.rewind(step)
+    async def finish(self) -> None:
+        """Returns once everything that happened is in the run's directory."""
+        await self.flow.commit()
+        await asyncio.to_thread(self._metrics.upload)
+
+    async def _recover(self, step: int) -> Recovery:
+        """Goes back to the trainer's checkpoint of ``step``; recorded steps are done again."""
         for metrics in self._metrics.rewind(step):
             self.stats.add({k: v for k, v in metrics.items() if k != "step"})
-        if step == 0:
-            return
-        path = self._snapshot_path(step)
-        if not path.exists():
-            raise TrainingError(
-                f"the trainer resumed at step {step}, but {path} is missing: without the "
-                "controller's state prompts would repeat. Start a new run_name, or remove the "
-                "checkpoints that are newer than the newest snapshot"
-            )
-        self.flow.restore(json.loads(path.read_text()))
-        self.dashboard.message(f"resuming after step {step}")
+        recovery = await asyncio.to_thread(
+            Recovery,
+            step,
+            book=self.book,
+            files=self.files,
+            ledger=self._ledger,
+            recorder=self._recorder,
+        )
+        if recovery.anything:
+            self.dashboard.message(f"resuming after step {step}")
+        if recovery.last_step is not None:
+            what = f"steps {step + 1} to {recovery.last_step}"
+            self.dashboard.message(f"{what} are trained again, on their recorded batches")
+        return recovery
 
     # --- end -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import json
+import hashlib
 import logging
 import os
 import shlex
@@ -15,13 +15,15 @@ from typing import IO, Any
 
 from rich.console import Console
 
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dashboard import before_after_table
 from rlax_plugin.controller.evaluation import recorded
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.records.files import RunFiles
 
 
-def run_directory(maxtext: dict[str, Any]) -> Path:
-    """Where MaxText keeps the run, and so where everything of the run is kept.
+def run_directory(maxtext: dict[str, Any]) -> str:
+    """Where MaxText keeps the run, and so where everything of the run is kept: a path or URL.
 
     Raises:
       ConfigError: a key is missing.
@@ -29,7 +31,18 @@ def run_directory(maxtext: dict[str, Any]) -> Path:
     for key in ("run_name", "base_output_directory", "steps"):
         if not maxtext.get(key):
             raise ConfigError(key, maxtext.get(key), "must be set in the config or as key=value")
-    return Path(str(maxtext["base_output_directory"])) / str(maxtext["run_name"])
+    return f"{str(maxtext['base_output_directory']).rstrip('/')}/{maxtext['run_name']}"
+
+
+def state_directory(section: RlaxSection, files: RunFiles) -> Path:
+    """A local directory for ledger, lock and logs: the run's own, if that is local."""
+    if section.state_dir:
+        return Path(section.state_dir)
+    if files.is_local:
+        return Path(files.url)
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    digest = hashlib.sha256(files.location().encode()).hexdigest()[:12]
+    return Path(home) / "rlax" / f"{Path(files.url).name}-{digest}"
 
 
 def console(out: IO[str]) -> Console:
@@ -63,46 +76,44 @@ def quiet(log_path: Path) -> Iterator[Console]:
 
 
 @contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
+def locked(state_dir: Path) -> Iterator[None]:
     """One process per run directory; the lock ends with the process, however it ends."""
-    lock: IO[str] = (run_dir / ".lock").open("w")
+    lock: IO[str] = (state_dir / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError("run_name", run_dir.name, "another process is running it") from None
+        raise ConfigError("run_name", state_dir.name, "another process is running it") from None
     try:
         yield
     finally:
         lock.close()
 
 
-def _holds_results(run_dir: Path) -> bool:
-    paths = (run_dir / name for name in ("checkpoints", "evaluation", "warm_start"))
-    return any(path.is_dir() and any(path.iterdir()) for path in paths)
+def _holds_results(files: RunFiles) -> bool:
+    return any(files.names(name) for name in ("checkpoints", "evaluation", "journal", "warm_start"))
 
 
-def check_same_run(run_dir: Path, digest: str) -> None:
+def check_same_run(files: RunFiles, digest: str) -> None:
     """Refuses to continue another run.
 
     Raises:
       ConfigError: the directory holds results of another config.
     """
-    record = run_dir / "config.json"
-    if not record.exists() or not _holds_results(run_dir):
+    record = files.get_json("config.json")
+    if record is None or not _holds_results(files):
         return  # a run that failed at once may be started again with its config put right
-    if (known := json.loads(record.read_text())["config_hash"]) != digest:
+    if (known := record["config_hash"]) != digest:
         raise ConfigError(
             "run_name",
-            run_dir.name,
-            f"{run_dir} holds a run of another config ({known}, this one is {digest}); choose "
+            Path(files.url).name,
+            f"{files.url} holds a run of another config ({known}, this one is {digest}); choose "
             "another run_name or remove that directory",
         )
 
 
-def finished(run_dir: Path, last_step: int) -> dict[str, Any] | None:
+def finished(files: RunFiles, last_step: int) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do, None if there is something."""
-    path = run_dir / "summary.json"
-    document = json.loads(path.read_text()) if path.exists() else {}
+    document = files.get_json("summary.json") or {}
     return document if document.get("complete") and document["steps"] >= last_step else None
 
 
@@ -111,24 +122,30 @@ def train_command(argv: Sequence[str]) -> str:
     return shlex.join(("rlax", "train", *argv))
 
 
-def print_results(out: Console, run_dir: Path, argv: Sequence[str], steps: int) -> None:
+def print_results(out: Console, files: RunFiles, argv: Sequence[str], steps: int) -> None:
     """What a run of that many steps has left behind, and how to go on."""
-    before, after = recorded(run_dir, "before"), recorded(run_dir, "after", version=steps)
+    before, after = recorded(files, "before"), recorded(files, "after", version=steps)
     if before and after:
         out.print(before_after_table(before, after))
     elif before:
         out.print("the evaluation after training was interrupted")
-    for what, path in (
+    for what, name in (
         ("summary", "summary.json"),
         ("metrics per step", "metrics.jsonl"),
-        ("rollouts (Parquet)", "rollouts/"),
+        ("trained samples", "batches/"),
+        ("other samples", "rollouts/"),
         ("checkpoints", "checkpoints/"),
         ("logs", "logs/"),
         ("TensorBoard", "tensorboard/"),
     ):
-        if (run_dir / path).exists():
-            out.print(f"{what:20} {run_dir / path}")
+        if files.exists(name.rstrip("/")):
+            out.print(f"{what:20} {_shown(files)}/{name}")
     longer = [word for word in argv if not word.startswith("steps=")] + [f"steps={2 * steps}"]
     out.print(f"go on training:      {train_command(longer)}")
-    if (run_dir / "tensorboard").exists():
-        out.print(f"look at the curves:  tensorboard --logdir {run_dir}")
+    out.print(f"check the records:   {shlex.join(('rlax', 'audit', files.url))}")
+    if files.exists("tensorboard"):
+        out.print(f"look at the curves:  tensorboard --logdir {_shown(files)}")
+
+
+def _shown(files: RunFiles) -> str:
+    return files.url.rstrip("/")

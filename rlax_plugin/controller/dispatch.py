@@ -34,6 +34,7 @@ Answer = tuple[GroupRequest, list[Rollout]]
 class _Ticket:
     request: GroupRequest
     done: asyncio.Future[Answer]
+    partials: tuple[Rollout, ...] = ()  # what is drawn of it so far, as far as it is known
     failures: int = 0
 
 
@@ -41,18 +42,36 @@ class Dispatcher:
     """Assigns waiting groups to workers with room, as many per call as there are at that moment.
 
     Groups wait in issue order; a group that is issued again goes to the front. A worker is given
-    at most twice its slots, so that it always has a backlog and never hoards.
+    at most twice its slots, so that it always has a backlog and never hoards. A group that is
+    issued again takes along what its worker had reported of it.
+
+    Args:
+      refresh: given a request as it would be issued again (the next attempt, ``resume`` the newest
+        partial rollouts known, if any), returns the one to send.
+      on_reissued: called with each request that is issued again, as it will be sent, and why.
+
+    Attributes:
+      reissued: how often a group was issued again.
+      tokens_resumed: tokens that were kept in doing so.
     """
 
-    def __init__(self, fleet: Fleet, deadlines: Deadlines, refresh: Callable[[GroupRequest], int]):
+    def __init__(
+        self,
+        fleet: Fleet,
+        deadlines: Deadlines,
+        refresh: Callable[[GroupRequest], GroupRequest],
+        on_reissued: Callable[[GroupRequest, str], None] = lambda request, reason: None,
+    ):
         self._fleet = fleet
         self._deadlines = deadlines
-        self._refresh = refresh  # min_version of a request that is issued again
+        self._refresh = refresh
+        self._on_reissued = on_reissued
         self._waiting: deque[_Ticket] = deque()
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
         self.reissued = 0
+        self.tokens_resumed = 0
 
     def submit(self, request: GroupRequest) -> asyncio.Future[Answer]:
         """Queues a group; the future ends with its answer."""
@@ -121,36 +140,52 @@ class Dispatcher:
         )
         try:
             async for reply in stream:
-                ticket = open_tickets.get(reply.group_id)
-                if ticket is None:
-                    raise WorkerError(f"{worker.name} answered group {reply.group_id} unasked")
-                rollouts = reply_from_proto(reply, worker.name, ticket.request.seeds)
-                del open_tickets[reply.group_id]
-                worker.assigned -= len(ticket.request.seeds)
-                if not ticket.done.done():
-                    ticket.done.set_result((ticket.request, rollouts))
-                self.wake()
+                if not worker.trusted:  # its channel is being closed: what is still read is void
+                    error, its_fault = worker.lost, False
+                    break
+                self._take(reply, worker, open_tickets)
         except grpc.aio.AioRpcError as failure:
-            error = describe(failure)
+            error = worker.lost or describe(failure)
             if failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 # No other worker would take it either.
                 _fail(open_tickets.values(), WorkerError(f"{worker.name} refused: {error}"))
             its_fault = failure.code() not in _GONE
-            if failure.code() not in _ALIVE:
+            # One that drains ends its calls and then leaves; others of its calls are still read.
+            if failure.code() not in _ALIVE and not worker.draining:
                 self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew
         except asyncio.CancelledError:
             # Closing a lost worker's channel cancels its calls; only our own end is passed on.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            error, its_fault = "the worker was lost", False
+            error, its_fault = worker.lost or "the call was cancelled", False
         except WorkerError as failure:
-            error = str(failure)
+            error, worker.trusted = str(failure), False
             self._fleet.lose(worker, error)
         finally:
             for ticket in open_tickets.values():
                 worker.assigned -= len(ticket.request.seeds)
         if open_tickets:
             self._issue_again(worker, list(open_tickets.values()), error, its_fault)
+
+    def _take(self, reply: pb.GroupReply, worker: Worker, open_tickets: dict[int, _Ticket]) -> None:
+        """Ends the group's ticket, or notes how far the group has come.
+
+        Raises:
+          WorkerError: the reply is nonsense.
+        """
+        ticket = open_tickets.get(reply.group_id)
+        if ticket is None:
+            raise WorkerError(f"{worker.name} answered group {reply.group_id} unasked")
+        rollouts = reply_from_proto(reply, worker.name, ticket.request.seeds)
+        if any(r.finish_reason == "cancelled" for r in rollouts):
+            if _tokens(rollouts) > _tokens(ticket.partials):
+                ticket.partials = tuple(rollouts)
+            return
+        del open_tickets[reply.group_id]
+        worker.assigned -= len(ticket.request.seeds)
+        if not ticket.done.done():
+            ticket.done.set_result((ticket.request, rollouts))
+        self.wake()
 
     def _issue_again(
         self, worker: Worker, tickets: list[_Ticket], error: str, its_fault: bool
@@ -166,13 +201,18 @@ class Dispatcher:
                 )
                 _fail([ticket], failure)
                 continue
-            ticket.request = dataclasses.replace(
-                ticket.request,
-                attempt=ticket.request.attempt + 1,
-                min_version=self._refresh(ticket.request),
+            # Of a worker that is not trusted, what it reported is not either.
+            resume = ticket.partials if worker.trusted else ticket.request.resume
+            ticket.request = self._refresh(
+                dataclasses.replace(
+                    ticket.request, attempt=ticket.request.attempt + 1, resume=resume
+                )
             )
+            ticket.partials = ticket.request.resume
             self.reissued += 1
+            self.tokens_resumed += _tokens(ticket.partials)
             self._waiting.appendleft(ticket)
+            self._on_reissued(ticket.request, error)
         # A worker that refuses connections would be asked again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
         asyncio.get_running_loop().call_later(delay_s, self.wake)
@@ -186,6 +226,10 @@ class Dispatcher:
         for ticket in self._waiting:
             ticket.done.cancel()
         self._waiting.clear()
+
+
+def _tokens(rollouts: Iterable[Rollout]) -> int:
+    return sum(len(r.tokens) for r in rollouts)
 
 
 def _fail(tickets: Iterable[_Ticket], error: BaseException) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,10 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dispatch import Dispatcher
 from rlax_plugin.controller.flow import sample_seed, sampling_params
-from rlax_plugin.controller.records import write_json
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.protocols import PromptSource
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.statistics import Estimate, estimate_pass_at_k
 from rlax_plugin.types import GroupRequest, Prompt
 
@@ -76,16 +75,16 @@ class Evaluator:
         }
 
 
-def record(run_dir: Path, name: str, version: int, found: dict[int, Estimate]) -> None:
+def record(files: RunFiles, name: str, version: int, found: dict[int, Estimate]) -> None:
     """Writes ``evaluation/<name>.json``."""
     estimates = {f"pass_at_{k}": e.to_json() for k, e in found.items()}
-    write_json(run_dir / "evaluation" / f"{name}.json", {"version": version, **estimates})
+    files.put_json(f"evaluation/{name}.json", {"version": version, **estimates})
+    reached(FaultPoint.EVALUATION_WRITTEN)
 
 
-def recorded(run_dir: Path, name: str, version: int | None = None) -> dict[int, Estimate]:
+def recorded(files: RunFiles, name: str, version: int | None = None) -> dict[int, Estimate]:
     """What ``record`` wrote (for that version): pass@k for each k; empty if it wrote nothing."""
-    path = run_dir / "evaluation" / f"{name}.json"
-    document = json.loads(path.read_text()) if path.exists() else {}
+    document = files.get_json(f"evaluation/{name}.json") or {}
     if version not in (None, document.get("version")):
         return {}
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,7 +18,15 @@ from rlax_plugin.wire import CHANNEL_OPTIONS
 
 @dataclass(slots=True)
 class Worker:
-    """One live worker. ``assigned`` counts samples sent to it and not yet answered."""
+    """One worker.
+
+    Attributes:
+      version: the weights it has proved to hold; -1: none of this trainer process.
+      last_seen: of time.monotonic, its last heartbeat.
+      assigned: samples sent to it and not yet answered.
+      lost: why it is gone; empty while it is a member.
+      trusted: False once its weights were wrong, or it has answered nonsense.
+    """
 
     name: str
     address: str
@@ -29,6 +38,8 @@ class Worker:
     last_seen: float
     draining: bool = False
     assigned: int = 0
+    lost: str = ""
+    trusted: bool = True
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -47,6 +58,14 @@ class Fleet(rpc.FleetServicer):
       latest_version: the newest published version, told in each heartbeat's reply.
       on_ready: a worker can take groups.
       on_lost: a worker is gone; its groups must be issued again.
+      on_quarantined: called with name and reason when a worker must not be trusted, before it is
+        lost.
+
+    Attributes:
+      workers: name -> live worker.
+      seen: names of all that ever registered.
+      quarantined: name -> why one of that name was not to be trusted.
+      incarnation: of this trainer process; weights of another one count for nothing.
     """
 
     def __init__(
@@ -58,9 +77,14 @@ class Fleet(rpc.FleetServicer):
         latest_version: Callable[[], int],
         on_ready: Callable[[Worker], None],
         on_lost: Callable[[Worker, str], None],
+        on_quarantined: Callable[[str, str], None] = lambda name, reason: None,
     ):
         self.workers: dict[str, Worker] = {}
         self.seen: set[str] = set()
+        self.quarantined: dict[str, str] = {}
+        self.incarnation = uuid.uuid4().hex
+        self._pids: dict[str, int] = {}  # of the newest worker of each name
+        self._refused: dict[tuple[str, int], str] = {}  # name, pid -> why
         self.stopping = False
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines = deadlines
@@ -69,23 +93,24 @@ class Fleet(rpc.FleetServicer):
         self._latest_version = latest_version
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_quarantined = on_quarantined
 
-    async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
+    def _refusal(self, request: pb.RegisterRequest) -> str | None:
         if request.config_hash != self._config_hash:
-            return pb.RegisterReply(
-                accepted=False,
-                reason=f"worker {request.worker} was started from another config "
-                f"({request.config_hash}; this run has {self._config_hash})",
+            return (
+                f"worker {request.worker} was started from another config "
+                f"({request.config_hash}; this run has {self._config_hash})"
             )
         if request.slots < 1:
-            return pb.RegisterReply(accepted=False, reason=f"it offers {request.slots} slots")
-        if request.version >= 0 and request.worker not in self.seen:
-            # The same number may mean other weights now, or weights that are yet to be computed.
-            return pb.RegisterReply(
-                accepted=False,
-                reason=f"worker {request.worker} holds version {request.version} of an earlier "
-                "trainer process: start it again",
-            )
+            return f"it offers {request.slots} slots"
+        return self._refused.get((request.worker, request.pid))
+
+    async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
+        if why := self._refusal(request):
+            return pb.RegisterReply(accepted=False, reason=why)
+        # A process that this one does not know may hold weights of an earlier trainer process: the
+        # same number means others now, or some that are yet to be computed.
+        known = self._pids.get(request.worker) == request.pid
         if request.worker in self.workers:  # the same name again: it was restarted
             self.lose(self.workers[request.worker], "registered again")
         channel = grpc.aio.insecure_channel(request.address, options=CHANNEL_OPTIONS)
@@ -93,7 +118,7 @@ class Fleet(rpc.FleetServicer):
             name=request.worker,
             address=request.address,
             slots=request.slots,
-            version=request.version,
+            version=request.version if known else -1,
             pid=request.pid,
             channel=channel,
             stub=rpc.RolloutStub(channel),
@@ -101,12 +126,14 @@ class Fleet(rpc.FleetServicer):
         )
         self.workers[worker.name] = worker
         self.seen.add(worker.name)
+        self._pids[worker.name] = worker.pid
         if worker.ready:
             self._on_ready(worker)
         return pb.RegisterReply(
             accepted=True,
             parameter_server=self._parameter_server,
             latest_version=self._latest_version(),
+            incarnation=self.incarnation,
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: object) -> pb.HeartbeatReply:
@@ -127,16 +154,31 @@ class Fleet(rpc.FleetServicer):
     async def Deregister(
         self, request: pb.DeregisterRequest, context: object
     ) -> pb.DeregisterReply:
-        if worker := self.workers.get(request.worker):
-            self.lose(worker, "left")
+        if request.quarantine:
+            self._quarantine(request.worker, request.quarantine)
+        elif worker := self.workers.get(request.worker):
+            # It has ended its calls, which may not all be read yet.
+            self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
         return pb.DeregisterReply()
 
-    def lose(self, worker: Worker, reason: str) -> None:
-        """Forgets a worker; a call that is still open to it fails and is issued again."""
+    def _quarantine(self, name: str, reason: str) -> None:
+        """Believes nothing more of a worker; a new process of its name may prove itself."""
+        why = f"quarantined: {reason}"
+        if (pid := self._pids.get(name)) is not None:
+            self._refused[name, pid] = why
+        self.quarantined[name] = reason
+        self._on_quarantined(name, reason)
+        if worker := self.workers.get(name):
+            worker.trusted = False
+            self.lose(worker, why)
+
+    def lose(self, worker: Worker, reason: str, grace_s: float | None = None) -> None:
+        """Forgets a worker; after ``grace_s`` its open calls end, and are issued again."""
         if self.workers.get(worker.name) is worker:
             del self.workers[worker.name]
+            worker.lost = reason
             self._on_lost(worker, reason)
-            closing = asyncio.ensure_future(worker.channel.close(grace=None))
+            closing = asyncio.ensure_future(worker.channel.close(grace_s))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 

@@ -1,5 +1,8 @@
 """The flow from prompts to batches: issue, score, admit, and take the oldest first.
 
+What it decides goes through the book (what has become of every group) and to the recorder; here is
+what runs side by side, and when.
+
 Two integers bound staleness (RLAX): a worker reloads once per ``reload_every`` = j versions, and a
 sample trains at step s only if s minus its oldest token's version is at most ``max_staleness`` = k.
 At most ``(k - j + 1)`` steps' worth of groups are outstanding, so that in the ordinary case nothing
@@ -16,17 +19,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.book import Book, Open
 from rlax_plugin.controller.dispatch import Dispatcher
-from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.controller.recorder import Commit, Recorder
+from rlax_plugin.controller.recovery import Recovery, Stretch
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.errors import RlaxError, TrainingError
-from rlax_plugin.protocols import Gate, PromptSource, Sampler
-from rlax_plugin.types import Group, GroupRequest, Prompt, Rollout, SamplingParams
+from rlax_plugin.protocols import Gate, PromptSource
+from rlax_plugin.records import events as ev
+from rlax_plugin.records.journal import START
+from rlax_plugin.types import Group, GroupRequest, Rollout, SamplingParams
 
 Advantage = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -50,7 +56,7 @@ def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParam
 
 @dataclass(slots=True)
 class StepStats:
-    """What happened between two batches; becomes the step's metrics and its lines on disk."""
+    """What happened between two batches; becomes the step's metrics."""
 
     scored: list[tuple[Group, str | None]] = field(default_factory=list)
     dropped: int = 0
@@ -58,26 +64,12 @@ class StepStats:
     first_issued_s: float = math.inf  # of time.perf_counter
     last_drawn_s: float = -math.inf
     reward_s: float = 0.0  # summed over groups, which are scored side by side
+    commit_s: float = 0.0  # until the batch was on disk
 
     @property
     def generate_s(self) -> float:
         """From the first group issued to the last one drawn."""
         return max(0.0, self.last_drawn_s - self.first_issued_s)
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts over the whole run, kept in the snapshot."""
-
-    issued: int = 0
-    admitted: int = 0
-    filtered: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    trained: int = 0
-    samples: int = 0
-    tokens: int = 0
-    reward_errors: int = 0
-    max_staleness: int = 0
 
 
 class Flow:
@@ -98,155 +90,252 @@ class Flow:
         *,
         section: RlaxSection,
         source: PromptSource,
-        sampler: Sampler,
         gates: Sequence[Gate],
         advantage: Advantage,
         dispatcher: Dispatcher,
         rewards: RewardPool,
-        rates: PassRateTable,
+        book: Book,
+        recorder: Recorder,
         latest_version: Callable[[], int],
         on_scored: Callable[[Group, str | None], None] = lambda group, refused: None,
     ):
-        self._section, self._source, self._sampler, self._gates = section, source, sampler, gates
+        self._section, self._source, self._gates = section, source, gates
         self._advantage, self._dispatcher, self._rewards = advantage, dispatcher, rewards
-        self._rates, self._latest_version, self._on_scored = rates, latest_version, on_scored
-        self._prompts = source.prompts("train")
+        self._latest_version, self._on_scored = latest_version, on_scored
+        self.book, self._recorder = book, recorder
         self._sampling = sampling_params(section, source)
-        self._rng = np.random.default_rng([section.seed, 1])
         self._batch_groups = section.rollouts.groups_per_step
         stale = section.staleness
         self._max_staleness = stale.max_staleness
         lead = stale.max_staleness - stale.reload_every + 1
         self._capacity = math.ceil(lead * self._batch_groups * section.curation.oversample)
-        self._next_id = 0
         self._last_step: int | None = None
+        self._recovery: Recovery | None = None
         self._in_flight: dict[int, asyncio.Task[None]] = {}
-        self._ready: dict[int, Group] = {}
+        self._turns: dict[int, asyncio.Future[None]] = {}  # of groups that wait to be judged
+        self._distrusted: dict[str, float] = {}  # worker -> when, of time.perf_counter
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._running = False
-        self.next_step = 1
+        self._position = (0, START)  # in the journal, while recorded batches are handed out
+        self._published: list[ev.Published] = []
         self.stats = StepStats()
-        self.totals = Totals()
 
-    def start(self, next_step: int, last_step: int) -> None:
-        """Begins to issue groups for the batches ``next_step`` .. ``last_step``."""
-        self.next_step, self._last_step, self._running = next_step, last_step, True
+    def start(self, recovery: Recovery, last_step: int) -> None:
+        """Begins to hand out batches up to ``last_step``; recorded ones first, as they are.
+
+        No group is issued before the last recorded batch was handed out.
+        """
+        self._recovery, self._last_step = recovery, last_step
+        self._position = recovery.segment, recovery.checksum
+        if recovery.last_step is None:
+            self._go_live(recovery.load_rest())
         self._changed.set()
+
+    def _go_live(self, rest: Stretch) -> None:
+        """Adds up what happened after the last recorded batch, and goes on from there."""
+        assert self._recovery is not None
+        rest.apply(self.book)
+        self._running = True
+        if self._recovery.anything:
+            self._note(ev.Resumed(self._recovery.step))
+        for event in self._published:
+            self._note(event)
         self.wake()
+
+    def published(self, version: int, digest: str) -> None:
+        """A weight version is visible to workers."""
+        event = ev.Published(version, digest)
+        if self._running:
+            self._note(event)
+            self.wake()
+        else:
+            # Recorded once new things happen; those of recorded steps are in the journal already.
+            self._published = [event]
 
     def wake(self) -> None:
         if self._running and self._failure is None:
+            self._issue_open()
             self._fill()
+
+    def _note(self, event: ev.Event) -> None:
+        """Makes an event true, and has it written down."""
+        self.book.apply(event)
+        self._recorder.add(event)
 
     # --- issuing -------------------------------------------------------------------------------
 
     @property
     def outstanding(self) -> int:
-        return len(self._in_flight) + len(self._ready)
+        return len(self.book.open) + len(self.book.ready)
 
     def _wanted_version(self, ahead: int) -> int:
         """The oldest version a group may be drawn with if ``ahead`` groups train before it."""
-        trains_at = self.next_step + ahead // self._batch_groups
+        trains_at = self.book.next_step + ahead // self._batch_groups
         return max(0, trains_at - self._max_staleness)
 
-    def refresh(self, request: GroupRequest) -> int:
-        """``min_version`` of a group that is issued again: what the next step accepts."""
-        return max(request.min_version, self._wanted_version(0))
+    def refresh(self, request: GroupRequest) -> GroupRequest:
+        """A group that is issued again: it needs the version that the next step accepts.
+
+        What was drawn of it is kept as long as that is fresh enough.
+        """
+        wanted = max(request.min_version, self._wanted_version(0))
+        drawn = [int(r.versions.min()) for r in request.resume if len(r.versions)]
+        fresh = min(drawn, default=-1) >= wanted
+        resume = request.resume if fresh else ()
+        return dataclasses.replace(request, min_version=wanted, resume=resume)
+
+    def reissued(self, request: GroupRequest, reason: str) -> None:
+        """The dispatcher has issued a group again."""
+        if request.group_id in self.book.open:  # else it is one of an evaluation
+            self._note(ev.Reissued(request.group_id, request.attempt, reason))
+
+    def _issue_open(self) -> None:
+        """Issues what was in flight when an earlier process ended, once its version is there."""
+        for group_id, one in self.book.open.items():
+            if group_id not in self._in_flight and one.min_version <= self._latest_version():
+                self._note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
+                self._issue(group_id, one)
 
     def _fill(self) -> None:
         """Issues as many groups as the bounds on flight and staleness allow."""
         assert self._last_step is not None
-        steps_left = self._last_step - self.next_step + 1
+        steps_left = self._last_step - self.book.next_step + 1
         capacity = min(self._capacity, math.ceil(steps_left * self._batch_groups))
         while (room := capacity - self.outstanding) > 0:
             version = self._wanted_version(self.outstanding)
             if version > self._latest_version():
                 return  # its publication wakes us
-            if self.stats.issued >= self._section.curation.max_refill * self._batch_groups:
+            if self.book.issued_for_step >= self._section.curation.max_refill * self._batch_groups:
                 self._give_up()
                 return
             # Those that share a step share a wanted version: choose them together.
             in_step = self._batch_groups - self.outstanding % self._batch_groups
-            count = min(room, in_step)
-            for index in self._sampler.choose(self._prompts, self._rates, self._rng, count):
-                self._issue(self._prompts[index], version)
+            event = self.book.choose(min(room, in_step), version)
+            self._recorder.add(event)
+            for offset in range(len(event.prompts)):
+                self._issue(event.first + offset, self.book.open[event.first + offset])
+            self.stats.issued += len(event.prompts)
 
     def _give_up(self) -> None:
-        if self._in_flight or len(self._ready) >= self._batch_groups:
+        if self.book.open or len(self.book.ready) >= self._batch_groups:
             return  # what is still in flight may yet do
         reasons = Counter(refused for _, refused in self.stats.scored if refused)
         self.fail(
             TrainingError(
-                f"step {self.next_step}: {self.stats.issued} groups were issued and only "
-                f"{len(self._ready)} of {self._batch_groups} were admitted (refused: "
+                f"step {self.book.next_step}: {self.book.issued_for_step} groups were issued and "
+                f"only {len(self.book.ready)} of {self._batch_groups} were admitted (refused: "
                 f"{dict(reasons)}). The task is too easy, too hard, or the gates are too strict; "
                 "rlax.curation.max_refill sets how long to go on"
             )
         )
 
-    def _issue(self, prompt: Prompt, min_version: int) -> None:
-        group_id, self._next_id = self._next_id, self._next_id + 1
-        count = self._section.rollouts.group_size
-        seeds = tuple(sample_seed(self._section.seed, "train", group_id, i) for i in range(count))
-        request = GroupRequest(group_id, 1, prompt.tokens, seeds, self._sampling, min_version)
-        self.totals.issued += 1
-        self.stats.issued += 1
+    def _issue(self, group_id: int, one: Open) -> None:
+        seeds = tuple(
+            sample_seed(self._section.seed, "train", group_id, i)
+            for i in range(self._section.rollouts.group_size)
+        )
+        request = GroupRequest(
+            group_id, one.attempt, one.prompt.tokens, seeds, self._sampling, one.min_version
+        )
         self.stats.first_issued_s = min(self.stats.first_issued_s, time.perf_counter())
-        self._in_flight[group_id] = asyncio.ensure_future(self._one_group(request, prompt))
+        self._in_flight[group_id] = asyncio.ensure_future(self._one_group(request, one))
 
     # --- one group -----------------------------------------------------------------------------
 
-    async def _one_group(self, request: GroupRequest, prompt: Prompt) -> None:
+    async def _one_group(self, request: GroupRequest, one: Open) -> None:
         try:
-            request, rollouts = await self._dispatcher.submit(request)
-            drawn_s = time.perf_counter()
-            rollouts = await self._rewards.score(prompt, self.decode(rollouts))
-            self.stats.last_drawn_s = drawn_s
-            self.stats.reward_s += time.perf_counter() - drawn_s
-            self._judge(request, prompt, rollouts)
+            group = await self._drawn_and_scored(request, one)
+            self._judge(group)
         except Exception as error:  # noqa: BLE001  stops the run: the trainer's wait raises it
             self.fail(error)
         del self._in_flight[request.group_id]
         self._changed.set()
         self.wake()
+        self._give_turn()
+
+    async def _drawn_and_scored(self, request: GroupRequest, one: Open) -> Group:
+        while True:
+            request, rollouts = await self._dispatcher.submit(request)
+            drawn_s = time.perf_counter()
+            rollouts = await self._rewards.score(one.prompt, self.decode(rollouts))
+            self.stats.last_drawn_s = drawn_s
+            self.stats.reward_s += time.perf_counter() - drawn_s
+            if self._section.deterministic:
+                await self._my_turn(request.group_id)
+            if all(self._distrusted.get(r.worker, -math.inf) < drawn_s for r in rollouts):
+                break
+            request = self.refresh(dataclasses.replace(request, attempt=request.attempt + 1))
+            self.reissued(request, "its worker was quarantined")
+        known = self.book.rates.get(one.prompt.id)
+        return Group(
+            id=request.group_id,
+            attempt=request.attempt,
+            prompt=one.prompt,
+            rollouts=tuple(rollouts),
+            measured_pass_rate=None if known is None else known[0],
+        )
+
+    async def _my_turn(self, group_id: int) -> None:
+        """Deterministic mode: groups are judged in issue order, whoever is drawn first."""
+        if group_id != min(self.book.open):
+            turn = self._turns[group_id] = asyncio.get_running_loop().create_future()
+            await turn  # no longer than the older groups take, each of which has its deadlines
+
+    def _give_turn(self) -> None:
+        turn = self._turns.pop(min(self.book.open, default=-1), None)
+        if turn is not None and not turn.done():
+            turn.set_result(None)
 
     def decode(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         return [dataclasses.replace(r, text=self._source.decode(r.tokens)) for r in rollouts]
 
-    def _judge(self, request: GroupRequest, prompt: Prompt, rollouts: list[Rollout]) -> None:
-        known = self._rates.get(prompt.id)
-        group = Group(
-            id=request.group_id,
-            attempt=request.attempt,
-            prompt=prompt,
-            rollouts=tuple(rollouts),
-            measured_pass_rate=None if known is None else known[0],
-        )
-        rewards = group.rewards
+    def _judge(self, group: Group) -> None:
+        rollouts, rewards = group.rollouts, group.rewards
         valid = ~np.isnan(rewards)
-        passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
-        self._rates.observe(prompt.id, passed, int(valid.sum()))
         refused = None if valid.any() else "all rewards failed"
         for gate in self._gates:
             refused = refused or gate.refuse(group)
+        lengths = np.array([len(r.tokens) for r in rollouts])
         if refused is None:
-            lengths = np.array([len(r.tokens) for r in rollouts])
             group = dataclasses.replace(group, advantages=self._advantage(rewards, lengths))
-            self._ready[group.id] = group
-            self.totals.admitted += 1
-        else:
-            self.totals.filtered[refused] += 1
-        self.totals.samples += len(rollouts)
-        self.totals.tokens += sum(len(r.tokens) for r in rollouts)
-        self.totals.reward_errors += int((~valid).sum())
+        self._note(
+            ev.Generated(
+                group=group.id,
+                attempt=group.attempt,
+                worker=rollouts[0].worker,
+                oldest_version=group.oldest_version,
+                newest_version=max(int(r.versions.max()) for r in rollouts),
+                samples=len(rollouts),
+                tokens=int(lengths.sum()),
+            )
+        )
+        passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
+        scored = ev.Scored(group.id, passed, int(valid.sum()), refused)
+        self.book.apply(scored, group)
+        self._recorder.add(scored, (group, refused))
         self.stats.scored.append((group, refused))
         self._on_scored(group, refused)
+
+    def distrust(self, worker: str) -> None:
+        """Nothing that a worker has drawn so far will train."""
+        self._distrusted[worker] = time.perf_counter()
+        for group in list(self.book.ready.values()):
+            if any(r.worker == worker for r in group.rollouts):
+                self._drop(group, "its worker was quarantined")
+        self.wake()
+
+    def _drop(self, group: Group, reason: str) -> None:
+        self._note(ev.Dropped(group.id, reason))
+        self.stats.dropped += 1
 
     # --- batches -------------------------------------------------------------------------------
 
     async def batch(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
         """The groups that train at ``step``, oldest issued first, and what happened on the way.
+
+        A batch that an earlier process committed is the same again. A new one is committed before
+        it is returned.
 
         Raises:
           RlaxError: whatever made the flow fail.
@@ -254,38 +343,66 @@ class Flow:
         while True:
             if self._failure is not None:
                 raise self._failure
-            if self._running:
-                if step != self.next_step:
-                    raise TrainingError(f"asked for step {step}, next is {self.next_step}")
+            if self._recovery is not None:
+                if self._recovery.holds(step):
+                    return await self._recorded(self._recovery, step)
+                if step != self.book.next_step:
+                    raise TrainingError(f"asked for step {step}, next is {self.book.next_step}")
                 groups = self._oldest(step)
                 if groups is not None:
                     break
             self._changed.clear()
             await self._changed.wait()
-        for group in groups:
-            del self._ready[group.id]
-        self.totals.trained += len(groups)
         staleness = max(step - g.oldest_version for g in groups)
-        self.totals.max_staleness = max(self.totals.max_staleness, staleness)
+        self._note(ev.Trained(step, tuple(g.id for g in groups), staleness))
         stats, self.stats = self.stats, StepStats()
-        self.next_step = step + 1
         self.wake()
+        began_s = time.perf_counter()
+        self._remember_homes(await self._recorder.commit(step, groups))
+        stats.commit_s = time.perf_counter() - began_s
         return groups, stats
+
+    async def _recorded(self, recovery: Recovery, step: int) -> tuple[tuple[Group, ...], StepStats]:
+        found = await asyncio.to_thread(recovery.load, step)
+        found.apply(self.book)
+        self._position = found.segment, found.checksum
+        stats = StepStats(
+            found.scored,
+            dropped=sum(isinstance(e, ev.Dropped) for e in found.events),
+            issued=sum(len(e.prompts) for e in found.events if isinstance(e, ev.Issued)),
+        )
+        if step == recovery.last_step:
+            self._go_live(await asyncio.to_thread(recovery.load_rest))
+        return found.batch, stats
+
+    def _remember_homes(self, commit: Commit) -> None:
+        for group_id in commit.kept:
+            if group_id in self.book.ready:
+                self.book.homes[group_id] = commit.number
+
+    async def commit(self) -> tuple[Commit, dict[str, object]]:
+        """Commits everything so far, without a batch; returns the segment and the book's state."""
+        if not self._running:  # recorded batches are trained again: nothing is new
+            return Commit(*self._position, ()), self.book.state()
+        state = self.book.state()  # now: while the segment is written, more may happen
+        commit = await self._recorder.commit(self.book.next_step, None)
+        self._remember_homes(commit)
+        kept = dict.fromkeys(map(str, commit.kept), commit.number)
+        state["ready"] = {g: home or kept[g] for g, home in state["ready"].items()}
+        return commit, state
 
     def _oldest(self, step: int) -> tuple[Group, ...] | None:
         """The first full batch in issue order, or None while an older group is still out."""
-        for group in list(self._ready.values()):
+        for group in list(self.book.ready.values()):
             if step - group.oldest_version > self._max_staleness:
-                del self._ready[group.id]
-                self.totals.dropped["too stale"] += 1
-                self.stats.dropped += 1
+                self._drop(group, "too stale")
                 self.wake()
-        ids = sorted(self._ready)[: self._batch_groups]
+        ids = sorted(self.book.ready)[: self._batch_groups]
         if len(ids) < self._batch_groups:
             return None
-        if any(group_id < ids[-1] for group_id in self._in_flight):
+        if min(self.book.open, default=ids[-1]) < ids[-1]:
             return None
-        return tuple(self._ready[i] for i in ids)
+        return tuple(self.book.ready[i] for i in ids)
 
     def fail(self, error: BaseException) -> None:
         """Makes the trainer's wait raise ``error``."""
@@ -301,28 +418,3 @@ class Flow:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    # --- state ---------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """JSON-able state; what is in flight or ready is not kept and is drawn anew."""
-        # Not dataclasses.asdict: it makes a Counter of a Counter's items.
-        totals = {f.name: getattr(self.totals, f.name) for f in dataclasses.fields(self.totals)}
-        return {
-            "next_step": self.next_step,
-            "next_id": self._next_id,
-            "rng": self._rng.bit_generator.state,
-            "sampler": self._sampler.state(),
-            "pass_rates": self._rates.state(),
-            "totals": totals,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._next_id = state["next_id"]
-        self._rng.bit_generator.state = state["rng"]
-        self._sampler.restore(state["sampler"])
-        self._rates.restore(state["pass_rates"])
-        totals = dict(state["totals"])
-        for name in ("filtered", "dropped"):
-            totals[name] = Counter(totals[name])
-        self.totals = Totals(**totals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,9 +15,10 @@ from rlax_plugin.controller.flow import StepStats
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.protocols import Arrays, TrainerLink
-from rlax_plugin.types import Group, TrainBatch
+from rlax_plugin.types import Canary, Group, Prompt, TrainBatch
 
 T = TypeVar("T")
+_CANARY_TOKENS = 16
 Drawn = tuple[tuple[Group, ...], StepStats]
 BuildBatch = Callable[[int, tuple[Group, ...]], TrainBatch]
 
@@ -43,6 +44,17 @@ class FinishedStep:
     times: StepTimes = field(default_factory=StepTimes)
 
 
+def canary_tokens(prompts: Sequence[Prompt], max_prompt_tokens: int) -> np.ndarray:
+    """int32 [at most 16]: the first prompts, one behind the other, cut to what fits a prompt."""
+    limit = min(_CANARY_TOKENS, max_prompt_tokens)
+    found = np.zeros(0, np.int32)
+    for prompt in prompts:
+        if found.size >= limit:
+            break
+        found = np.concatenate((found, prompt.tokens))
+    return found[:limit].astype(np.int32)
+
+
 class Link(TrainerLink):
     """Implements ``TrainerLink`` on top of the controller and a ``Publisher``.
 
@@ -51,6 +63,7 @@ class Link(TrainerLink):
       next_groups: run on the event loop; waits for the groups of a step.
       started: called on the event loop with the first published step, when weights exist.
       finished: called on the event loop with each finished step.
+      canary_tokens: see ``TrainerLink``.
       progress: called on the event loop with (phase, done, of, note).
       snapshot: run on the event loop before each checkpoint; on disk when it returns.
     """
@@ -60,6 +73,7 @@ class Link(TrainerLink):
         *,
         loop: asyncio.AbstractEventLoop,
         section: RlaxSection,
+        canary_tokens: np.ndarray,
         next_groups: Callable[[int], Coroutine[Any, Any, Drawn]],
         publisher: Publisher,
         build_batch: BuildBatch,
@@ -71,7 +85,7 @@ class Link(TrainerLink):
         self._loop, self._section, self._next_groups = loop, section, next_groups
         self._publisher, self._build_batch = publisher, build_batch
         self._started, self._finished, self._snapshot = started, finished, snapshot
-        self._progress = progress
+        self._progress, self._canary_tokens = progress, canary_tokens
         self._first_publish = True
         self._stop = False
         self._current: Drawn | None = None
@@ -107,9 +121,13 @@ class Link(TrainerLink):
         self._times.wait_s = self._batch_at_s - started
         return batch.arrays
 
-    def publish(self, step: int, arrays: Arrays) -> None:
+    @property
+    def canary_tokens(self) -> np.ndarray:
+        return self._canary_tokens
+
+    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
         started = time.perf_counter()
-        self._publisher.publish(step, arrays)
+        self._publisher.publish(step, arrays, canary)
         self._times.publish_s = time.perf_counter() - started
         if self._first_publish:
             self._first_publish = False

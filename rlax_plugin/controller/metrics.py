@@ -42,6 +42,7 @@ def step_metrics(
         "time/wait_s": done.times.wait_s,
         "time/generate_s": done.stats.generate_s,
         "time/reward_s": done.stats.reward_s / max(1, len(scored)),
+        "time/commit_s": done.stats.commit_s,
         "time/train_s": done.times.train_s,
         "time/publish_on_loop_s": done.times.publish_s,
         "time/publish_s": publish_s,

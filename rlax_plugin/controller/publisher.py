@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -13,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import DeadlineError
+from rlax_plugin.errors import DeadlineError, WeightsError
+from rlax_plugin.host_fingerprint import fingerprint_numpy
 from rlax_plugin.protocols import Arrays, WeightStore
-from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.records import faults
+from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 
 
 class Publisher:
@@ -25,7 +29,8 @@ class Publisher:
       loop: the controller's event loop.
       store: where the bytes go.
       directory: parent of the versions' paths.
-      announce: makes a written version visible to workers (on the event loop).
+      announce: makes a written version visible to workers (on the event loop); its second
+        argument, ``restart``, is True for the first version of this process.
       on_published: called on the event loop once a version is visible.
       on_error: called on the event loop with what went wrong.
       deadline_s: for one version.
@@ -37,7 +42,7 @@ class Publisher:
         loop: asyncio.AbstractEventLoop,
         store: WeightStore,
         directory: str,
-        announce: Callable[[WeightVersion], Awaitable[None]],
+        announce: Callable[[WeightVersion, bool], Awaitable[None]],
         on_published: Callable[[WeightVersion], None],
         on_error: Callable[[BaseException], None],
         deadline_s: float,
@@ -46,19 +51,21 @@ class Publisher:
         self._announce, self._on_published, self._on_error = announce, on_published, on_error
         self._deadline_s = deadline_s
         self._pending: Future[None] | None = None
+        self._restart = True  # what the parameter server knows so far is another process's
         self.last_s = 0.0
 
-    def publish(self, step: int, arrays: Arrays) -> None:
+    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
         """Called on the training thread, which alone launches JAX work: the fingerprint is one.
 
         One version is written at a time: the next one waits here.
+
+        Args:
+          canary: see ``TrainerLink.publish``; fetched from the device on the publisher's thread.
         """
         self.wait()
         prints: dict[str, Any]
         if all(isinstance(a, np.ndarray) for a in arrays.values()):  # a trainer without JAX
-            from rlax_plugin.fingerprint import fingerprint_numpy
-
-            prints = fingerprint_numpy(dict(arrays))
+            prints = dict(fingerprint_numpy(arrays))
         else:
             from rlax_plugin.fingerprint import fingerprint
 
@@ -66,15 +73,23 @@ class Publisher:
         pending = self._pending = Future()
         # A daemon, unlike an executor's threads: a store that hangs cannot keep the process alive.
         threading.Thread(
-            target=self._run, args=(pending, step, arrays, prints), name="publish", daemon=True
+            target=self._run,
+            args=(pending, step, arrays, prints, canary),
+            name="publish",
+            daemon=True,
         ).start()
 
     def _run(
-        self, pending: Future[None], step: int, arrays: Arrays, prints: dict[str, Any]
+        self,
+        pending: Future[None],
+        step: int,
+        arrays: Arrays,
+        prints: dict[str, Any],
+        canary: Canary | None,
     ) -> None:
         started = time.perf_counter()
         try:
-            self._write(step, arrays, prints)
+            self._write(step, arrays, prints, canary)
         except BaseException as error:  # noqa: BLE001  raised by wait, and stops the run at once
             pending.set_exception(error)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the run has ended
@@ -83,24 +98,31 @@ class Publisher:
             self.last_s = time.perf_counter() - started
             pending.set_result(None)
 
-    def _write(self, step: int, arrays: Arrays, prints: dict[str, Any]) -> None:
+    def _write(
+        self, step: int, arrays: Arrays, prints: dict[str, Any], canary: Canary | None
+    ) -> None:
+        if canary is not None:
+            canary = _on_host(step, canary)
         # A run that is continued writes the version it starts from once more.
         path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
         self._store.save(path, arrays)
+        faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         tensors = {
             name: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[name]))
             for name, a in arrays.items()
         }
-        version = WeightVersion(version=step, step=step, path=path, tensors=tensors)
+        version = WeightVersion(step, step, path, tensors, canary)
         done = asyncio.run_coroutine_threadsafe(self._make_visible(version), self._loop)
         try:
             done.result(self._deadline_s)
         except TimeoutError:
             done.cancel()
             raise self._late() from None
+        faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
 
     async def _make_visible(self, version: WeightVersion) -> None:
-        await self._announce(version)
+        await self._announce(version, self._restart)
+        self._restart = False
         self._on_published(version)
 
     def _late(self) -> DeadlineError:
@@ -120,3 +142,18 @@ class Publisher:
         """Waits for the version that is being written, if any, but not for ever."""
         if self._pending is not None:
             concurrent.futures.wait([self._pending], self._deadline_s)
+
+
+def _on_host(step: int, canary: Canary) -> Canary:
+    """The canary with numpy log-probs.
+
+    Raises:
+      WeightsError: some are not finite: no worker could be told from a broken one.
+    """
+    logprobs = np.asarray(canary.logprobs, np.float32)
+    if not np.isfinite(logprobs).all():
+        broken = int((~np.isfinite(logprobs)).sum())
+        raise WeightsError(
+            f"version {step}: {broken} of {logprobs.size} log-probs of its canary are not finite"
+        )
+    return dataclasses.replace(canary, logprobs=logprobs)

@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import yaml
 from rich.console import Console
 
 from rlax_plugin import batches
@@ -30,15 +31,17 @@ from rlax_plugin.controller.directory import (
     print_results,
     quiet,
     run_directory,
+    state_directory,
     train_command,
 )
-from rlax_plugin.controller.link import FinishedStep, Link
+from rlax_plugin.controller.link import FinishedStep, Link, canary_tokens
 from rlax_plugin.controller.publisher import Publisher
-from rlax_plugin.controller.records import write_json
 from rlax_plugin.controller.summary import summary
 from rlax_plugin.errors import DeadlineError
-from rlax_plugin.loading import config_hash, load_section
+from rlax_plugin.loading import config_hash, load_section, merged
 from rlax_plugin.protocols import BuildContext, Trainer
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.statistics import Estimate
 from rlax_plugin.types import Group, TrainBatch
 
@@ -100,28 +103,31 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
     section, maxtext = load_section(config_path, overrides)
     registry = registry_for(section)
     registry.validate(section)
-    run_dir = run_directory(maxtext)
+    files = RunFiles(run_directory(maxtext))
+    state_dir = state_directory(section, files)
     digest = config_hash(config_path, overrides)
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    check_same_run(run_dir, digest)
+    (state_dir / "logs").mkdir(parents=True, exist_ok=True)
+    check_same_run(files, digest)
     argv, last_step = (config_path, *overrides), int(maxtext["steps"])
-    if (document := finished(run_dir, last_step)) is not None:
+    if (document := finished(files, last_step)) is not None:
         out = console(sys.stdout)
         out.print(f"the run is complete: {document['steps']} steps")
-        print_results(out, run_dir, argv, document["steps"])
+        print_results(out, files, argv, document["steps"])
         return 0
-    with locked(run_dir), quiet(run_dir / "logs" / "trainer.log") as out:
-        write_json(
-            run_dir / "config.json",
+    with locked(state_dir), quiet(state_dir / "logs" / "trainer.log") as out:
+        files.put_json(
+            "config.json",
             {"config": config_path, "overrides": list(overrides), "config_hash": digest},
         )
+        files.put("config.yml", yaml.safe_dump(merged(config_path, overrides)).encode())
         context = BuildContext(
-            run_dir=run_dir,
+            run_dir=state_dir,
             seed=section.seed,
             section=section,
             maxtext_argv=argv,
+            run_url=files.url,
         )
-        run = _Run(context, registry, digest, last_step, out, began_s)
+        run = _Run(context, files, registry, digest, last_step, out, began_s)
         with run.signals():
             try:
                 return run.execute()
@@ -137,13 +143,15 @@ class _Run:
     def __init__(
         self,
         context: BuildContext,
+        files: RunFiles,
         registry: Any,
         digest: str,
         last_step: int,
         console: Console,
         began_s: float,
     ):
-        self._context, self._registry, self._digest = context, registry, digest
+        self._context, self._files = context, files
+        self._registry, self._digest = registry, digest
         self._section: RlaxSection = context.section
         self._last_step, self._console, self._began_s = last_step, console, began_s
         self._dashboard = Dashboard(console, last_step)
@@ -176,6 +184,7 @@ class _Run:
         thread = _Loop()
         controller = Controller(
             context=self._context,
+            files=self._files,
             registry=self._registry,
             argv=self._context.maxtext_argv,
             config_hash=self._digest,
@@ -187,7 +196,7 @@ class _Run:
         publisher: Publisher | None = None
         try:
             with self._dashboard:
-                self._dashboard.phase(f"starting {self._context.run_dir}")
+                self._dashboard.phase(f"starting {self._files.url}")
                 deadline_s = self._section.deadlines.startup_s
                 key = "rlax.deadlines.startup_s"
                 thread.run(controller.start(), deadline_s, "starting the controller", key)
@@ -196,7 +205,9 @@ class _Run:
                 stopped = self._train(thread, controller, publisher)
                 publisher.wait()
                 # Only now is it true, and it stays so if the evaluation is interrupted.
-                thread.run(controller.unless_failed(controller.flush()))
+                deadline_s = self._section.deadlines.weights_s
+                what, key = "writing the last records", "rlax.deadlines.weights_s"
+                thread.run(controller.unless_failed(controller.finish()), deadline_s, what, key)
                 self._write_summary(controller, {})
                 if not stopped:
                     # No deadline of its own: each of its groups has one.
@@ -228,6 +239,9 @@ class _Run:
         link = Link(
             loop=thread.loop,
             section=self._section,
+            canary_tokens=canary_tokens(
+                controller.source.prompts("train"), self._section.rollouts.max_prompt_tokens
+            ),
             next_groups=controller.next_groups,
             publisher=publisher,
             build_batch=self._build_batch,
@@ -278,13 +292,14 @@ class _Run:
             config_hash=self._digest,
             last_step=self._last_step,
         )
-        write_json(self._context.run_dir / "summary.json", document)
+        self._files.put_json("summary.json", document)
+        reached(FaultPoint.SUMMARY_WRITTEN)
 
     def _report(self, controller: Controller, stopped: bool) -> None:
         argv, out = self._context.maxtext_argv, self._console
         if stopped:
-            step = controller.flow.next_step - 1
+            step = controller.book.next_step - 1
             out.print(f"interrupted after step {step}")
             out.print(f"continue with:  {train_command(argv)}")
         else:
-            print_results(out, self._context.run_dir, argv, self._last_step)
+            print_results(out, self._files, argv, self._last_step)

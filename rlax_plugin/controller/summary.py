@@ -43,8 +43,8 @@ def summary(
       began_s: ``time.perf_counter`` at the start of the process.
       last_step: the run is complete once it is done.
     """
-    stats, totals = controller.stats, controller.flow.totals
-    steps = controller.flow.next_step - 1
+    stats, totals = controller.stats, controller.book.totals
+    steps = controller.book.next_step - 1
     training_s = stats.training_started_s
     document: dict[str, Any] = {
         "complete": steps >= last_step,
@@ -65,7 +65,8 @@ def summary(
         "groups_filtered": sum(totals.filtered.values()),
         "groups_filtered_why": dict(totals.filtered),
         "groups_dropped": dict(totals.dropped),
-        "groups_reissued": controller.dispatcher.reissued,
+        "groups_reissued": totals.reissued,
+        "trainer_restarts": totals.restarts,
         "reward_errors": totals.reward_errors,
         "workers_seen": len(controller.fleet.seen),
         "worker_restarts": controller.launcher.restarts,

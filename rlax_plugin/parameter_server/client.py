@@ -54,14 +54,14 @@ class ParameterServerClient:
         reply = await self._call(self._stub.Latest(pb.LatestRequest(), timeout=self._rpc_s))
         return version_from_proto(reply.version) if reply.any else None
 
-    async def publish(self, version: WeightVersion) -> None:
-        """Announces a version whose bytes are already in place.
+    async def publish(self, version: WeightVersion, restart: bool = False) -> None:
+        """Announces a version whose bytes are already in place; see ``ParameterServer.publish``.
 
         Raises:
           WeightsError: refused (the same or a newer one is there), or the server is unreachable.
           DeadlineError: it does not answer.
         """
-        request = pb.PublishRequest(version=version_to_proto(version))
+        request = pb.PublishRequest(version=version_to_proto(version), restart=restart)
         await self._call(self._stub.Publish(request, timeout=self._rpc_s))
 
     @contextlib.asynccontextmanager
@@ -87,6 +87,7 @@ class ParameterServerClient:
     async def watch(self, after: int = -1) -> AsyncIterator[WeightVersion]:
         """Versions newer than ``after``, in order, until ``close``.
 
+        After a restart of the trainer the next one may have a lower number, or the same one again.
         Whoever takes them slowly gets the newest next and none between. A broken connection is
         opened again, with a growing pause.
         """

@@ -55,6 +55,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._files = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._deletions: set[asyncio.Future[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
+        self._restarts = 0  # of the trainer: versions begin anew, at whatever number
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
         self._closed = False
 
@@ -67,14 +68,19 @@ class ParameterServer(rpc.ParameterServerServicer):
         """The newest version; None before the first."""
         return self._table.latest
 
-    async def publish(self, version: WeightVersion) -> None:
+    async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Makes a version visible whose bytes are already in place.
 
+        Args:
+          restart: the first version of a trainer process; this version and those above it, which
+            an earlier process published, are void.
+
         Raises:
-          WeightsError: the same or a newer version is already published, or the index cannot be
-            written.
+          WeightsError: the same or a newer version is already published and this is no restart,
+            or the index cannot be written.
         """
-        retired = self._table.publish(version)
+        retired = self._table.publish(version, restart)
+        self._restarts += restart
         if self._index is not None:
             loop = asyncio.get_running_loop()
             text = versions_to_json(self._table.versions)
@@ -96,7 +102,7 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishReply:
         try:
-            await self.publish(version_from_proto(request.version))
+            await self.publish(version_from_proto(request.version), request.restart)
         except WeightsError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.PublishReply()
@@ -133,11 +139,12 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Version]:
         # Lives until the caller's deadline, which gRPC enforces by cancelling this.
-        seen = request.after
+        # Numbers grow except over a restart, so another number than the reader's is news to it.
+        seen = (self._restarts, request.after)
         while not self._closed:
             changed, latest = self._changed, self._table.latest
-            if latest is not None and latest.version > seen:
-                seen = latest.version
+            if latest is not None and (self._restarts, latest.version) != seen:
+                seen = (self._restarts, latest.version)
                 # Returns once the reader has room; what was published meanwhile is skipped.
                 yield version_to_proto(latest)
             else:

@@ -31,6 +31,9 @@ class Lease:
 class VersionTable:
     """The newest ``keep`` versions, and older ones as long as someone holds a lease on them.
 
+    A trainer that starts again may publish a lower number than before: then that version and all
+    above it are void. They cannot be acquired any more and stay only for leases that exist.
+
     Methods that may end a version's life return the paths to delete, each exactly once.
 
     Args:
@@ -52,6 +55,7 @@ class VersionTable:
             raise ValueError(f"keep = {keep}: the newest version must stay")
         self._keep, self.lease_s, self._clock = keep, lease_s, clock
         self._versions = {v.version: v for v in sorted(versions, key=lambda v: v.version)}
+        self._void: list[WeightVersion] = []
         self._leases: dict[str, Lease] = {}
 
     @property
@@ -64,14 +68,20 @@ class VersionTable:
         """The newest version; None before the first."""
         return next(reversed(self._versions.values()), None)
 
-    def publish(self, version: WeightVersion) -> list[str]:
+    def publish(self, version: WeightVersion, restart: bool = False) -> list[str]:
         """Adds the newest version; returns the paths to delete.
 
+        Args:
+          restart: the first version of a trainer process; what is not older is void.
+
         Raises:
-          WeightsError: the version is not newer than all others.
+          WeightsError: the version is not newer than all others, and this is no restart.
         """
         latest = self.latest
-        if latest is not None and version.version <= latest.version:
+        if restart:
+            void = [number for number in self._versions if number >= version.version]
+            self._void += [self._versions.pop(number) for number in void]
+        elif latest is not None and version.version <= latest.version:
             raise WeightsError(
                 f"version {version.version} cannot be published: "
                 f"version {latest.version} already is"
@@ -116,12 +126,13 @@ class VersionTable:
         """Ends overdue leases and forgets versions that nobody needs; returns their paths."""
         now = self._clock()
         self._leases = {k: lease for k, lease in self._leases.items() if lease.expires_s > now}
-        needed = {lease.version.version for lease in self._leases.values()}
-        needed.update(list(self._versions)[-self._keep :])
-        retired = [v for number, v in self._versions.items() if number not in needed]
-        for version in retired:
+        leased = {lease.version.path for lease in self._leases.values()}
+        void = [v for v in self._void if v.path not in leased]
+        old = [v for v in self.versions[: -self._keep] if v.path not in leased]
+        self._void = [v for v in self._void if v.path in leased]
+        for version in old:
             del self._versions[version.version]
-        return [version.path for version in retired]
+        return [version.path for version in (*void, *old)]
 
     @property
     def next_expiry_s(self) -> float | None:

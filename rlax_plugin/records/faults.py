@@ -26,6 +26,7 @@ class FaultPoint(enum.StrEnum):
     STEP_TRAINED = "step-trained"  # the update is done and nowhere but in memory
     SNAPSHOT_BEGUN = "snapshot-begun"  # the journal is complete, the snapshot not written
     SNAPSHOT_WRITTEN = "snapshot-written"  # the checkpoint it belongs to does not exist yet
+    CHECKPOINT_WRITTEN = "checkpoint-written"  # the step is committed; rlax_plugin.testing only
     WEIGHTS_WRITTEN = "weights-written"  # a version's bytes are, nobody knows of them
     WEIGHTS_PUBLISHED = "weights-published"  # workers may pull it
     METRICS_WRITTEN = "metrics-written"  # the step's line is in metrics.jsonl

@@ -111,8 +111,10 @@ def last_number(files: RunFiles) -> int:
     return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
 
-def read(files: RunFiles, after: int = 0, previous: str = START) -> Iterator[tuple[Segment, str]]:
-    """Segments and their checksums, from ``after`` + 1 to the last one there is.
+def read(
+    files: RunFiles, after: int = 0, previous: str = START, until: int | None = None
+) -> Iterator[tuple[Segment, str]]:
+    """Segments and their checksums, from ``after`` + 1 to ``until``; None: to the last there is.
 
     Args:
       previous: checksum of segment ``after``.
@@ -120,7 +122,8 @@ def read(files: RunFiles, after: int = 0, previous: str = START) -> Iterator[tup
     Raises:
       JournalError: one is missing, damaged, or does not follow the one before it.
     """
-    for number in range(after + 1, last_number(files) + 1):
+    last = last_number(files) if until is None else until
+    for number in range(after + 1, last + 1):
         try:
             data = files.get(segment_name(number))
         except FileNotFoundError:
@@ -152,7 +155,10 @@ def read_samples(files: RunFiles, segment: Segment, record: FileRecord | None) -
             f"{record.name} has checksum {found}, {record.crc32c} was committed: its content is "
             "not what it was",
         )
-    judged = samples.from_parquet(data, record.name)
+    try:
+        judged = samples.from_parquet(data, record.name)
+    except RlaxError as error:
+        raise JournalError(segment.number, str(error)) from error
     if (count := sum(len(g.rollouts) for g, _ in judged)) != record.samples:
         raise JournalError(
             segment.number, f"{record.name} holds {count} samples, not {record.samples}"

@@ -23,6 +23,7 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.journal import Segment
 
 _SCHEMA = """
+CREATE TABLE IF NOT EXISTS run (config_hash TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
   id INTEGER PRIMARY KEY,
   segment INTEGER,          -- of the journal; NULL: not committed yet
@@ -64,12 +65,13 @@ class Ledger:
 
     Args:
       path: on a local disk; SQLite's locks do not hold on NFS.
+      run: what the run computes (its config's hash); a ledger of another run is emptied.
 
     Raises:
       RlaxError: it cannot be opened, or is no ledger.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, run: str):
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,8 +80,21 @@ class Ledger:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = OFF")
             self._db.executescript(_SCHEMA)
+            self._empty_unless_of(run)
         except (OSError, sqlite3.Error) as error:
             raise RlaxError(f"the ledger {path} cannot be opened: {error}") from error
+
+    def _empty_unless_of(self, run: str) -> None:
+        with self._transaction():
+            known = self._db.execute("SELECT config_hash FROM run").fetchone()
+            if known is None or known[0] != run:
+                self._empty()
+                self._db.execute("DELETE FROM run")
+                self._db.execute("INSERT INTO run VALUES (?)", (run,))
+
+    def _empty(self) -> None:
+        for table in ("events", "samples", "commits"):
+            self._db.execute(f"DELETE FROM {table}")
 
     def add(self, news: Sequence[tuple[ev.Event, str]], rows: pa.Table | None) -> int:
         """Appends events, and the samples of groups that were scored; returns the last event's id.
@@ -110,6 +125,8 @@ class Ledger:
     def tail(self, segment: int, crc32c: str) -> tuple[list[ev.Event], list[pa.Table]] | None:
         """Events since a segment, with the rows of the groups scored in them.
 
+        A batch that no segment commits was never handed out: it and all that follows is forgotten.
+
         Returns:
           None if the ledger's last commit is another one: then it tells of another past.
         """
@@ -118,16 +135,22 @@ class Ledger:
         ).fetchone()
         if (row or (0, crc32c)) != (segment, crc32c):
             return None
+        with self._transaction():
+            self._db.execute(
+                "DELETE FROM events WHERE segment IS NULL AND id >= "
+                "(SELECT min(id) FROM events WHERE segment IS NULL AND event = 'trained')"
+            )
         found = self._db.execute("SELECT body FROM events WHERE segment IS NULL ORDER BY id")
         events = [ev.decode(json.loads(body)) for (body,) in found]
+        kept = {event.group for event in events if isinstance(event, ev.Scored)}
         blobs = self._db.execute("SELECT body FROM samples ORDER BY event_id")
-        return events, [samples.from_arrow(body) for (body,) in blobs]
+        rows = [samples.from_arrow(body) for (body,) in blobs]
+        return events, [samples.only(table, kept) for table in rows]
 
     def rebuild(self, segments: Iterable[tuple[Segment, str]]) -> None:
         """Makes the ledger say what the journal says, and nothing else."""
         with self._transaction():
-            for table in ("events", "samples", "commits"):
-                self._db.execute(f"DELETE FROM {table}")
+            self._empty()
             for segment, crc32c in segments:
                 self._insert(segment.number, [(e, ev.encode(e)) for e in segment.events])
                 self._db.execute(

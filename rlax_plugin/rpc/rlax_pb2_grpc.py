@@ -382,7 +382,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Sends the newest version at once if it is newer than `after`, then each newer one as it appears.
+        """Sends the newest version at once unless it is `after`, then each one as it appears.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -14,7 +17,7 @@ from rlax_plugin.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.types import Rollout
-from rlax_plugin.wire import reply_to_proto, request_from_proto
+from rlax_plugin.wire import defect, reply_to_proto, request_from_proto
 
 _TOKEN_BYTES = 4
 
@@ -36,7 +39,41 @@ def refusal(spec: pb.GroupSpec, section: RlaxSection) -> str | None:
         f"top_p {sampling.top_p}": not 0 < sampling.top_p <= 1,
     }
     problems = [problem for problem, is_so in found.items() if is_so]
+    if not problems and (why := _resume_problem(spec)):
+        problems = [f"resume {why}"]
     return f"group {spec.group_id}: {'; '.join(problems)}" if problems else None
+
+
+def _resume_problem(spec: pb.GroupSpec) -> str | None:
+    try:
+        resume = request_from_proto(spec).resume
+    except ValueError as error:  # bytes that are no whole number of elements
+        return f"is garbled: {error}"
+    if resume and [r.seed for r in resume] != list(spec.seeds):
+        return "has other samples than are asked for"
+    for r in resume:
+        if why := defect(r):
+            return f"sample {r.index} {why}"
+        if len(r.tokens) > spec.sampling.max_new_tokens:
+            return f"sample {r.index} has {len(r.tokens)} tokens, more than max_new_tokens"
+    return None
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """An open call.
+
+    Attributes:
+      delivered: what is to be sent, in order; None: nothing more comes.
+      unanswered: ids of groups that are not finished.
+      owed: ids of groups that are to report once more.
+    """
+
+    unanswered: set[int]
+    owed: set[int] = field(default_factory=set)
+    delivered: asyncio.Queue[tuple[int, list[Rollout]] | None] = field(
+        default_factory=asyncio.Queue
+    )
 
 
 class RolloutService(rpc.RolloutServicer):
@@ -58,6 +95,10 @@ class RolloutService(rpc.RolloutServicer):
     ):
         self._engine, self._section, self._on_wanted = engine, section, on_wanted
         self.draining = False
+        self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what draws it
+        self._settled = asyncio.Event()  # no group owes a report
+        self._leaving = ""  # why the calls end early
+        self._end = asyncio.Event()
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
@@ -69,20 +110,63 @@ class RolloutService(rpc.RolloutServicer):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         requests = [request_from_proto(spec) for spec in request.groups]
         self._on_wanted(max((r.min_version for r in requests), default=0))
-        finished: asyncio.Queue[tuple[int, list[Rollout]] | None] = asyncio.Queue()
+        call = _Call({r.group_id for r in requests})
         # When the caller's deadline ends, gRPC cancels this coroutine, and with it the generation.
-        generation = asyncio.ensure_future(
-            self._engine.generate(requests, lambda *group: finished.put_nowait(group))
+        generation = self._calls[call] = asyncio.ensure_future(
+            self._engine.generate(requests, functools.partial(self._deliver, call))
         )
-        generation.add_done_callback(lambda _: finished.put_nowait(None))
+        generation.add_done_callback(lambda _: call.delivered.put_nowait(None))
         try:
-            while (group := await finished.get()) is not None:
+            while (group := await call.delivered.get()) is not None:
                 yield reply_to_proto(*group)
+            if generation.cancelled():
+                await self._end.wait()
+                await context.abort(grpc.StatusCode.UNAVAILABLE, self._leaving)
             generation.result()  # raises what ended it early
         except WorkerError as error:
             await context.abort(grpc.StatusCode.INTERNAL, str(error))
         finally:
             generation.cancel()
+            del self._calls[call]
+            self._settle()
+
+    def _deliver(self, call: _Call, group_id: int, rollouts: list[Rollout]) -> None:
+        call.delivered.put_nowait((group_id, rollouts))
+        call.owed.discard(group_id)
+        if all(r.finish_reason != "cancelled" for r in rollouts):
+            call.unanswered.discard(group_id)
+        self._settle()
+
+    def _settle(self) -> None:
+        if not any(call.owed for call in self._calls):
+            self._settled.set()
+
+    async def hand_over(self, within_s: float) -> None:
+        """Waits until each open group has reported once more, then ends the calls.
+
+        Others go on from there. ``draining`` must be set, so that no calls are added.
+
+        Args:
+          within_s: longest wait; a group that is late is resumed from an earlier report.
+        """
+        self._settled.clear()
+        for call in self._calls:
+            call.owed = set(call.unanswered)
+        self._settle()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), within_s)
+        self.stop_drawing("this worker is leaving")
+        self.end_calls()
+
+    def stop_drawing(self, why: str) -> None:
+        """Draws nothing more and takes no calls; the open ones are silent until ``end_calls``."""
+        self.draining, self._leaving = True, why
+        for generation in self._calls.values():
+            generation.cancel()
+
+    def end_calls(self) -> None:
+        """Lets callers ask other workers."""
+        self._end.set()
 
     async def Health(
         self, request: pb.HealthRequest, context: grpc.aio.ServicerContext

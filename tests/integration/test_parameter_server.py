@@ -15,7 +15,7 @@ import pytest
 
 from rlax_plugin.errors import DeadlineError, WeightsError
 from rlax_plugin.parameter_server import ParameterServer, ParameterServerClient
-from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.wire import SERVER_OPTIONS
 
 LIMIT_S = 30.0
@@ -289,7 +289,7 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
     """The server in a process of its own; versions come as fast as they can, one is kept."""
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.fingerprint import fingerprint_numpy
+    from rlax_plugin.host_fingerprint import fingerprint_numpy
 
     last, store = 30, OrbaxStore()
     like = {f"w{i}": np.zeros((64, 64), np.float32) for i in range(8)}
@@ -357,3 +357,73 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [str(last), "index.json"]
     known = json.loads((tmp_path / "index.json").read_text())["versions"]
     assert known[-1]["version"] == last
+
+
+def restarted(number):
+    return WeightVersion(version=number, step=number, path=f"/again/{number}")
+
+
+def test_a_trainer_that_starts_again_may_publish_lower_numbers():
+    async def main():
+        store = Deleted()
+        async with serving(store, keep=3) as (_, address), client_of(address) as client:
+            for number in range(5, 9):
+                await client.publish(version(number))
+            assert await store.wait_for(1) == ["/w/5"]
+            with pytest.raises(WeightsError, match="version 8 already is"):
+                await client.publish(restarted(7))
+            async with client.acquire(8) as held:
+                await client.publish(restarted(7), restart=True)
+                assert await store.wait_for(2) == ["/w/5", "/w/7"]  # 8 is being read
+                assert held.path == "/w/8" and (await client.latest()).path == "/again/7"
+                with pytest.raises(WeightsError, match="asked for version 8; there is: 6, 7"):
+                    async with client.acquire(8):
+                        pass
+            assert await store.wait_for(3) == ["/w/5", "/w/7", "/w/8"]
+            await client.publish(restarted(8))
+            async with client.acquire() as newest:
+                assert newest.path == "/again/8"
+
+    run(main())
+
+
+@pytest.mark.parametrize("first", [3, 6, 7])  # lower, the very same, higher
+def test_watchers_hear_of_a_restart_whatever_they_have_seen(first):
+    async def main():
+        async with serving(Deleted()) as (_, address), client_of(address) as client:
+            await client.publish(version(6))
+            watch, late = client.watch(), client.watch(after=6)
+            assert (await anext(watch)).path == "/w/6"
+            following = asyncio.ensure_future(anext(late))
+            await client.publish(restarted(first), restart=True)
+            assert (await anext(watch)).path == f"/again/{first}"
+            await client.publish(restarted(first + 1))
+            assert (await anext(watch)).path == f"/again/{first + 1}"
+            assert (await following).path.startswith("/again/")
+            # One that was away during the restart, too.
+            async with client_of(address) as other:
+                returning = other.watch(after=9)
+                assert (await anext(returning)).path == f"/again/{first + 1}"
+                await returning.aclose()
+            await watch.aclose()
+            await late.aclose()
+
+    run(main())
+
+
+def test_a_canary_reaches_readers_and_survives_a_restarted_server(tmp_path):
+    index = tmp_path / "versions.json"
+    logprobs = np.array([-0.1, -7.7], np.float32)
+    canary = Canary(np.array([1, 2, 3], np.int32), logprobs, 0.5)
+
+    async def main():
+        async with serving(Deleted(), index=index) as (_, address), client_of(address) as client:
+            await client.publish(WeightVersion(1, 1, "/w/1", {}, canary))
+            async with client.acquire() as version:
+                assert version.canary.logprobs.tobytes() == logprobs.tobytes()
+        async with serving(Deleted(), index=index) as (service, _):
+            held = service.latest.canary
+            assert held.logprobs.tobytes() == logprobs.tobytes()
+            assert held.tokens.tolist() == [1, 2, 3] and held.tolerance == 0.5
+
+    run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,16 @@ def answer(spec: pb.GroupSpec) -> pb.GroupReply:
     return reply_to_proto(spec.group_id, rollouts)
 
 
+def partial(group_id: int, seeds: Any, *lengths: int, reason: str = "cancelled") -> pb.GroupReply:
+    """Samples of so many tokens: 0, 1, 2, ... drawn with version 5."""
+    rollouts = []
+    for i, (seed, n) in enumerate(zip(seeds, lengths, strict=True)):
+        ids, logprob = np.arange(n, dtype=np.int32), np.full(n, -1, np.float32)
+        versions = np.full(n, 5, np.int32)
+        rollouts.append(Rollout(group_id, i, seed, ids, logprob, logprob, versions, reason))
+    return reply_to_proto(group_id, rollouts)
+
+
 def failing(code: grpc.StatusCode) -> Script:
     def fail(spec: pb.GroupSpec) -> pb.GroupReply:
         empty = grpc.aio.Metadata()
@@ -39,16 +50,23 @@ def failing(code: grpc.StatusCode) -> Script:
 
 class Stub:
     def __init__(self, script: Script):
-        self.script, self.calls = script, []
+        self.script, self.calls, self.specs = script, [], []
 
     async def Generate(self, request: pb.GenerateRequest, timeout: float) -> Any:
         self.calls.append([spec.group_id for spec in request.groups])
         for spec in request.groups:
             await asyncio.sleep(0)
-            yield self.script(spec)
+            self.specs.append(spec)
+            found = self.script(spec)
+            for reply in [found] if isinstance(found, pb.GroupReply) else found:
+                yield reply
 
 
-def make(**deadlines: float) -> tuple[Fleet, Dispatcher, list[str]]:
+def refresh(request: GroupRequest) -> GroupRequest:
+    return dataclasses.replace(request, min_version=request.min_version + 1)
+
+
+def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher, list[str]]:
     lost: list[str] = []
     settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 5.0} | deadlines))
     fleet = Fleet(
@@ -59,13 +77,15 @@ def make(**deadlines: float) -> tuple[Fleet, Dispatcher, list[str]]:
         on_ready=lambda worker: dispatcher.wake(),
         on_lost=lambda worker, reason: lost.append(f"{worker.name}: {reason}"),
     )
-    dispatcher = Dispatcher(fleet, settings, refresh=lambda request: request.min_version + 1)
+    again: list[tuple[GroupRequest, str]] = []
+    dispatcher = Dispatcher(fleet, settings, refresh, lambda *told: again.append(told))
+    dispatcher.again = again  # for the tests
     return fleet, dispatcher, lost
 
 
 async def join(fleet: Fleet, name: str, script: Script, slots: int = 4) -> Stub:
     request = pb.RegisterRequest(
-        worker=name, address="127.0.0.1:1", slots=slots, config_hash="abc", version=-1
+        worker=name, address="127.0.0.1:1", slots=slots, config_hash="abc", version=-1, pid=11
     )
     assert (await fleet.Register(request, None)).accepted
     stub = fleet.workers[name].stub = Stub(script)
@@ -181,7 +201,6 @@ def test_a_silent_worker_is_lost():
     ("changes", "reason"),
     [
         ({"config_hash": "xyz"}, "another config"),
-        ({"version": 7}, "holds version 7 of an earlier trainer process"),
         ({"slots": 0}, "0 slots"),
     ],
 )
@@ -203,9 +222,164 @@ def test_a_worker_that_was_forgotten_may_come_back_with_its_weights():
         reply = await fleet.Heartbeat(pb.HeartbeatRequest(worker="a", version=3), None)
         assert not reply.known
         again = pb.RegisterRequest(
-            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=3
+            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=3, pid=11
         )
         assert (await fleet.Register(again, None)).accepted and fleet.workers["a"].ready
         await fleet.close()
+
+    run(main)
+
+
+def test_weights_that_this_trainer_process_did_not_publish_count_for_nothing():
+    async def main():
+        (one, *_), (two, *_) = make(), make()
+        again = pb.RegisterRequest(
+            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=7, pid=11
+        )
+        reply = await one.Register(again, None)
+        assert reply.accepted and reply.incarnation == one.incarnation != two.incarnation
+        assert one.workers["a"].version == -1 and not one.workers["a"].ready
+        # The same process again, and another of its name.
+        assert (await one.Register(again, None)).accepted and one.workers["a"].version == 7
+        again.pid = 12
+        assert (await one.Register(again, None)).accepted and one.workers["a"].version == -1
+        await one.close()
+
+    run(main)
+
+
+# --- groups that are resumed ---------------------------------------------------------------------
+
+
+GONE = failing(grpc.StatusCode.UNAVAILABLE)
+
+
+def reporting(*reports: tuple[int, ...], then: Script = GONE) -> Script:
+    """Reports so many tokens per sample, one report after the other."""
+
+    def script(spec: pb.GroupSpec) -> Any:
+        for lengths in reports:
+            yield partial(spec.group_id, spec.seeds, *lengths)
+        yield then(spec)
+
+    return script
+
+
+def test_what_was_drawn_travels_along_to_the_next_worker():
+    async def main():
+        asked: list[GroupRequest] = []
+
+        def keep(request: GroupRequest) -> GroupRequest:
+            asked.append(request)
+            return dataclasses.replace(request, min_version=4)
+
+        fleet, dispatcher, _ = make(keep)
+        await join(fleet, "bad", reporting((1, 0), (4, 3), (3, 3)))  # the last one is older
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        assert not ticket.done()
+        good = await join(fleet, "good", answer)
+        answered, rollouts = await ticket
+        assert [r.worker for r in rollouts] == ["good", "good"]
+        assert (answered.attempt, answered.min_version) == (2, 4)
+        (spec,) = good.specs
+        assert [np.frombuffer(s.tokens, np.int32).tolist() for s in spec.resume] == [
+            [0, 1, 2, 3],
+            [0, 1, 2],
+        ]
+        assert [s.finish_reason for s in spec.resume] == ["cancelled", "cancelled"]
+        assert (asked[0].attempt, asked[0].min_version) == (2, 0)
+        assert [len(r.tokens) for r in asked[0].resume] == [4, 3]
+        assert dispatcher.tokens_resumed == 7 and dispatcher.reissued == 1
+        ((told, reason),) = dispatcher.again
+        assert told is answered and reason == "UNAVAILABLE: told 0"
+        assert fleet.workers["good"].assigned == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_partials_that_are_refused_are_forgotten_and_none_are_sent():
+    async def main():
+        def drop(request: GroupRequest) -> GroupRequest:
+            return dataclasses.replace(request, resume=())
+
+        fleet, dispatcher, _ = make(drop)
+        await join(fleet, "one", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        two = await join(fleet, "two", reporting((1, 0)))
+        while not two.specs:
+            await asyncio.sleep(0.01)
+        three = await join(fleet, "three", answer)
+        await ticket
+        assert [len(stub.specs[0].resume) for stub in (two, three)] == [0, 0]
+        assert dispatcher.tokens_resumed == 0 and dispatcher.reissued == 2
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_report_without_tokens_is_nothing_to_resume():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "bad", reporting((0, 0)))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        good = await join(fleet, "good", answer)
+        await ticket
+        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_what_a_worker_reported_before_it_answered_nonsense_is_not_resumed():
+    async def main():
+        fleet, dispatcher, lost = make()
+        nonsense = partial(0, (0, 1), 0, 2, reason="stop")
+        await join(fleet, "bad", reporting((4, 3), then=lambda spec: nonsense))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        good = await join(fleet, "good", answer)
+        await ticket
+        assert lost == ["bad: bad: group 0 sample 0 is empty"]
+        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
+    async def main():
+        fleet, dispatcher, lost = make()
+        ends = [asyncio.Event(), asyncio.Event()]
+
+        async def generate(asked: pb.GenerateRequest, timeout: float) -> Any:
+            (spec,) = asked.groups
+            yield partial(spec.group_id, spec.seeds, 2, 2)
+            await ends[spec.group_id].wait()
+            if spec.group_id == 0:
+                failing(grpc.StatusCode.UNAVAILABLE)(spec)
+            yield answer(spec)
+
+        (await join(fleet, "a", answer)).Generate = generate
+        tickets = []
+        for i in range(2):
+            tickets.append(dispatcher.submit(request(i)))
+            await asyncio.sleep(0.01)
+        worker = fleet.workers["a"]
+        worker.draining = True
+        assert worker.assigned == 4
+        ends[0].set()
+        while worker.assigned != 2:
+            await asyncio.sleep(0.01)
+        assert lost == [] and not tickets[1].done()
+        ends[1].set()
+        assert (await tickets[1])[0].attempt == 1
+        await join(fleet, "b", answer)
+        asked, _ = await tickets[0]
+        assert asked.attempt == 2 and [len(r.tokens) for r in asked.resume] == [2, 2]
+        await dispatcher.close()
 
     run(main)

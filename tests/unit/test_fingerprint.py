@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rlax_plugin.fingerprint import fingerprint, fingerprint_numpy
+from rlax_plugin.fingerprint import fingerprint
+from rlax_plugin.host_fingerprint import fingerprint_numpy
 
 RNG = np.random.default_rng(0)
 
@@ -103,7 +104,8 @@ def test_does_not_depend_on_sharding():
     script = """
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-        from rlax_plugin.fingerprint import fingerprint, fingerprint_numpy
+        from rlax_plugin.fingerprint import fingerprint
+        from rlax_plugin.host_fingerprint import fingerprint_numpy
         assert jax.device_count() == 8
         mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tensor"))
         array = np.random.default_rng(0).standard_normal((16, 32, 256)).astype(np.float32)

@@ -24,6 +24,7 @@ PUBLIC = {
     "fingerprint",
     "hookspecs",
     "objective",
+    "proof",
     "protocols",
     "statistics",
     "types",

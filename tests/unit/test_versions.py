@@ -1,11 +1,13 @@
 """Retention and leases, on a clock that the test moves."""
 
+import numpy as np
 import pytest
 
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.parameter_server import VersionTable, version_from_proto, version_to_proto
 from rlax_plugin.parameter_server.messages import versions_from_json, versions_to_json
-from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 
 
 class Clock:
@@ -112,6 +114,36 @@ def test_a_table_continues_from_former_versions():
     assert t.publish(version(5)) == ["/w/3", "/w/4"]
 
 
+def test_a_restart_voids_what_is_not_older():
+    t = table(keep=3, published=4)  # 1, 2, 3
+    new = WeightVersion(2, 2, "/w/2-new")
+    assert t.publish(new, restart=True) == ["/w/2", "/w/3"]
+    assert numbers(t) == [1, 2] and t.latest is new
+    with pytest.raises(WeightsError, match="version 2 cannot be published: version 2 already is"):
+        t.publish(version(2))
+    assert t.publish(version(3)) == []
+    assert t.publish(version(4), restart=True) == ["/w/1"]  # nothing was void; keep = 3
+    assert numbers(t) == [2, 3, 4]
+
+
+def test_a_void_version_stays_for_its_readers_and_for_nobody_else():
+    clock = Clock()
+    t = table(keep=2, published=4, clock=clock)  # 2, 3
+    released, expired = t.acquire(3, "one"), t.acquire(2, "two")
+    assert t.publish(WeightVersion(1, 1, "/w/1-new"), restart=True) == []
+    assert numbers(t) == [1]
+    with pytest.raises(WeightsError, match="asked for version 3; there is: 1"):
+        t.acquire(3, "three")
+    t.publish(WeightVersion(2, 2, "/w/2-new"))
+    assert t.acquire(2, "four").version.path == "/w/2-new"
+    assert t.release(released.id) == ["/w/3"]
+    clock.now_s += 5
+    assert t.renew(expired.id).version.path == "/w/2"
+    clock.now_s += 10
+    assert t.expire() == ["/w/2"]
+    assert numbers(t) == [1, 2]
+
+
 def test_something_must_be_kept():
     with pytest.raises(ValueError, match="keep = 0"):
         table(keep=0)
@@ -131,6 +163,41 @@ FULL = WeightVersion(
 def test_messages_and_json_lose_nothing():
     assert version_from_proto(version_to_proto(FULL)) == FULL
     assert versions_from_json(versions_to_json([FULL, version(8)]), "x") == [FULL, version(8)]
+
+
+CANARY = Canary(
+    tokens=np.array([5, 0, 7], np.int32),
+    logprobs=np.array([-0.1, -33.3], np.float32),  # no exact decimals: every bit must survive
+    tolerance=0.25,
+)
+
+
+@pytest.mark.parametrize("way", ["message", "json"])
+def test_a_canary_loses_nothing(way):
+    sent = WeightVersion(7, 7, "/w/7", FULL.tensors, CANARY)
+    if way == "message":
+        found = version_from_proto(
+            pb.Version.FromString(version_to_proto(sent).SerializeToString())
+        )
+    else:
+        (found,) = versions_from_json(versions_to_json([sent]), "x")
+    assert found.tensors == sent.tensors and found.canary is not None
+    for name, dtype in (("tokens", np.int32), ("logprobs", np.float32)):
+        array = getattr(found.canary, name)
+        assert array.dtype == dtype and array.tobytes() == getattr(CANARY, name).tobytes()
+    assert found.canary.tolerance == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"tokens": b"12345"}, "garbled"), ({"logprobs": b""}, "3 tokens and 0 log-probs")],
+)
+def test_a_canary_that_fits_nothing_is_refused(changes, message):
+    garbled = version_to_proto(WeightVersion(7, 7, "/w/7", {}, CANARY))
+    for name, value in changes.items():
+        setattr(garbled.canary, name, value)
+    with pytest.raises(WeightsError, match=f"version 7: its canary .*{message}"):
+        version_from_proto(garbled)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"versions": [{"version": 1}]}', '{"versions": 3}'])

@@ -17,6 +17,14 @@ from rlax_plugin.worker.service import refusal
 SEEDS = (2**64 - 1, 5)
 
 
+def drawn(index: int, tokens: int, reason: str = "cancelled", **changes) -> Rollout:
+    ids, logprob = np.arange(tokens, dtype=np.int32), np.full(tokens, -0.5, np.float32)
+    versions = np.full(tokens, 6, np.int32)
+    fields = {"seed": SEEDS[index], "tokens": ids, "logprob_full": logprob}
+    fields |= {"logprob_sampled": logprob * 2, "versions": versions, "finish_reason": reason}
+    return Rollout(-3, index, **(fields | changes))
+
+
 def request(**changes) -> GroupRequest:
     sampling = SamplingParams(0.5, 3, 0.75, 4, (1, 9))
     fields = {"group_id": -3, "attempt": 2, "prompt_tokens": np.array([7, 8], np.int32)}
@@ -51,6 +59,28 @@ def test_requests_survive_the_wire():
     assert found.prompt_tokens.tolist() == [7, 8] and found.prompt_tokens.dtype == np.int32
     for name in ("group_id", "attempt", "seeds", "sampling", "min_version"):
         assert getattr(found, name) == getattr(sent, name)
+    assert found.resume == ()
+
+
+def test_what_is_to_be_resumed_survives_the_wire():
+    sent = request(resume=(drawn(0, 3), drawn(1, 4, "length")))
+    found = request_from_proto(pb.GroupSpec.FromString(request_to_proto(sent).SerializeToString()))
+    assert [r.finish_reason for r in found.resume] == ["cancelled", "length"]
+    assert [(r.group_id, r.index, r.seed) for r in found.resume] == [
+        (-3, 0, SEEDS[0]),
+        (-3, 1, SEEDS[1]),
+    ]
+    for got, was in zip(found.resume, sent.resume, strict=True):
+        for name in ("tokens", "logprob_full", "logprob_sampled", "versions"):
+            assert getattr(got, name).tobytes() == getattr(was, name).tobytes()
+
+
+def test_reports_on_the_way_may_be_empty_and_answers_may_not():
+    first, second = reply_from_proto(reply_to_proto(-3, [drawn(0, 0), drawn(1, 2)]), "w", SEEDS)
+    assert (len(first.tokens), len(second.tokens)) == (0, 2)
+    assert first.finish_reason == second.finish_reason == "cancelled" and first.worker == "w"
+    with pytest.raises(WorkerError, match="sample 0 is empty"):
+        reply_from_proto(reply_to_proto(-3, [drawn(0, 0, "stop"), drawn(1, 2)]), "w", SEEDS)
 
 
 def test_replies_survive_the_wire():
@@ -64,6 +94,7 @@ def test_replies_survive_the_wire():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"finish_reason": "cancelled", "versions": b""}, "uneven"),
         ({"seed": 6}, "other samples than asked"),
         ({"tokens": b"12345"}, "garbled"),
         ({"tokens": b"1234"}, "uneven"),
@@ -87,6 +118,13 @@ def test_answers_that_do_not_fit_are_refused(changes, message):
         ({"sampling": SamplingParams(top_p=0.0)}, "top_p 0"),
         ({"seeds": tuple(range(17))}, "17 samples, must be 1 to 16"),
         ({"seeds": ()}, "0 samples"),
+        ({"resume": (drawn(0, 4, "length"), drawn(1, 0))}, None),
+        ({"resume": (drawn(0, 1),)}, "resume has other samples"),
+        ({"resume": (drawn(0, 1), drawn(0, 1))}, "resume has other samples"),
+        ({"resume": (drawn(0, 1), drawn(1, 5))}, "resume sample 1 has 5 tokens, more than max_new"),
+        ({"resume": (drawn(0, 1), drawn(1, 0, "stop"))}, "resume sample 1 is empty"),
+        ({"resume": (drawn(0, 1, "tired"), drawn(1, 0))}, "resume sample 0 ended by 'tired'"),
+        ({"resume": (drawn(0, 1, versions=np.zeros(2)), drawn(1, 0))}, "sample 0 has uneven"),
     ],
 )
 def test_workers_refuse_what_no_engine_should_see(changes, message):

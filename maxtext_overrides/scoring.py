@@ -1,0 +1,36 @@
+"""Log-probs of given tokens: one forward pass of the trainer's model, nothing sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from maxtext_overrides.loss import target_logprobs
+
+
+def target_logprobs_of(
+    graph: Any, model_state: nnx.State, data: Mapping[str, Any], temperature: float
+) -> jax.Array:
+    """Log-probs of ``data["targets"]`` given the inputs up to each; to be traced by JAX.
+
+    Args:
+      graph, model_state: see ``train_loop.Loop``; call it under ``Loop.shardings()``.
+      data: MaxText's arrays, int32 [rows, length]; rows are independent.
+      temperature: above 0.
+
+    Returns:
+      float32 [rows, length], nats.
+    """
+    # copy=True: each trace needs variables of its own.
+    logits_btv = nnx.merge(graph, model_state, copy=True)(
+        decoder_input_tokens=data["inputs"],
+        decoder_positions=data["inputs_position"],
+        decoder_segment_ids=data["inputs_segmentation"],
+        enable_dropout=False,
+        decoder_target_tokens=data["targets"],
+        decoder_target_mask=data["targets_segmentation"],
+    )
+    return target_logprobs(logits_btv, data["targets"], temperature)

@@ -1,0 +1,140 @@
+"""What an audit finds: the rules, the first violation, and the figures of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Rule(enum.StrEnum):
+    """What every run obeys; each member names how that can be broken."""
+
+    JOURNAL_BROKEN = "journal-broken"  # a segment is missing, exchanged or damaged
+    ISSUE_ORDER = "issue-order"  # group ids count from 0 without gaps
+    UNKNOWN_GROUP = "unknown-group"  # an event is about a group that was never issued
+    UNKNOWN_ATTEMPT = "unknown-attempt"  # attempts count from 1; what was drawn was issued
+    WRONG_ORDER = "wrong-order"  # issued, generated, scored, then trained or dropped
+    ENDED_TWICE = "ended-twice"  # a group has one end
+    TRAINED_TWICE = "trained-twice"  # the worst way of having two
+    LOST_GROUP = "lost-group"  # a younger group trained first: this one never will
+    DROPPED_WITHOUT_REASON = "dropped-without-reason"
+    STEP_ORDER = "step-order"  # steps count from 1 without gaps, one to a segment with a batch
+    WRONG_BATCH = "wrong-batch"  # groups_per_step groups, in issue order
+    BATCH_DIFFERS = "batch-differs"  # the batch's file is not what trained
+    ROLLOUTS_DIFFER = "rollouts-differ"  # the other samples' file is not what was scored
+    SAMPLES_CHANGED = "samples-changed"  # between scoring and training
+    GENERATION_DIFFERS = "generation-differs"  # samples are not those of Issued and Generated
+    JUDGEMENT_DIFFERS = "judgement-differs"  # rewards and advantages are not those of Scored
+    REPEATED_SEED = "repeated-seed"  # two samples of a group with one seed are one sample
+    MIXED_VERSIONS = "mixed-versions"  # a sample has one version; "continue": never an older one
+    FUTURE_VERSION = "future-version"  # step s trains tokens of versions before s
+    TOO_STALE = "too-stale"  # s minus a token's version is at most max_staleness
+    STALENESS_DIFFERS = "staleness-differs"  # Trained says another staleness than its samples
+    PUBLISHED_EARLY = "published-early"  # version s is what step s produces
+    PUBLISHED_TWICE = "published-twice"  # without a restart in between
+    RESUMED_AHEAD = "resumed-ahead"  # from a checkpoint of a step that has no batch yet
+    SNAPSHOT_DIFFERS = "snapshot-differs"  # the controller's state is not what the events add up to
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule, and where: None where a place has no such number.
+
+    Attributes:
+      segment: of the journal.
+      message: what was expected and what was found.
+    """
+
+    rule: Rule
+    segment: int | None
+    step: int | None
+    group: int | None
+    message: str
+
+
+@dataclass(slots=True)
+class Figures:
+    """Counts over the whole run; issued = trained + filtered + dropped + open + ready.
+
+    Attributes:
+      issued, trained, filtered, dropped: groups; the latter two by reason.
+      open: groups issued and not scored when the records end.
+      ready: groups admitted and not trained then.
+      samples, tokens: trained ones.
+      max_staleness: the largest among trained tokens, versions.
+    """
+
+    segments: int = 0
+    steps: int = 0
+    issued: int = 0
+    trained: int = 0
+    filtered: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    open: int = 0
+    ready: int = 0
+    samples: int = 0
+    tokens: int = 0
+    max_staleness: int = 0
+    reissued: int = 0
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of an audit.
+
+    Attributes:
+      run: path or URL of the run's directory.
+      violation: the first in journal order; None: the run is clean.
+      violations: rule -> how often it is broken. What follows a broken rule may break others.
+      warnings: what is worth knowing and breaks no rule.
+    """
+
+    run: str
+    violation: Violation | None = None
+    violations: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+    figures: Figures = field(default_factory=Figures)
+
+    @property
+    def clean(self) -> bool:
+        return self.violation is None
+
+    def to_json(self) -> dict[str, Any]:
+        """A document of plain values."""
+        found = None if self.violation is None else dataclasses.asdict(self.violation)
+        # Not dataclasses.asdict of the whole: it makes a Counter of a Counter's items.
+        figures = {f.name: getattr(self.figures, f.name) for f in dataclasses.fields(Figures)}
+        return {
+            "run": self.run,
+            "clean": self.clean,
+            "violation": found,
+            "violations": dict(self.violations),
+            "warnings": self.warnings,
+            "figures": figures,
+        }
+
+
+class Findings:
+    """Takes violations as they are found: remembers the first, counts all.
+
+    Attributes:
+      segment: of the journal, where the audit is.
+    """
+
+    def __init__(self, report: Report):
+        self._report = report
+        self.segment: int | None = None
+
+    def violation(
+        self, rule: Rule, message: str, *, step: int | None = None, group: int | None = None
+    ) -> None:
+        self._report.violations[rule.value] += 1
+        if self._report.violation is None:
+            self._report.violation = Violation(rule, self.segment, step, group, message)
+
+    def warning(self, message: str) -> None:
+        self._report.warnings.append(message)

@@ -1,0 +1,65 @@
+"""``metrics.jsonl``: a line per step, each once and in order, whatever the number of restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.files import RunFiles
+
+NAME = "metrics.jsonl"
+
+
+class MetricsFile:
+    """Appends to a local file. Where the run is on an object store, ``upload`` copies it there.
+
+    Args:
+      files: the run's directory.
+      local: directory for the file if the run's own is not on a local disk.
+    """
+
+    def __init__(self, files: RunFiles, local: Path):
+        self._files = files
+        self._path = Path(files.location(NAME)) if files.is_local else local / NAME
+        self._file: IO[str] | None = None
+
+    def rewind(self, step: int) -> list[dict[str, float]]:
+        """Cuts the file after ``step`` and opens it; returns the lines that stay."""
+        kept: dict[int, dict[str, float]] = {}
+        for line in self._text().splitlines():
+            # The last line of a killed run may be a part of one: nothing after it counts.
+            try:
+                metrics = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if metrics["step"] <= step:
+                kept[metrics["step"]] = metrics
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(metrics) + "\n" for metrics in kept.values()))
+        os.replace(temporary, self._path)
+        self._file = self._path.open("a", buffering=1)
+        return list(kept.values())
+
+    def _text(self) -> str:
+        if self._path.exists():
+            return self._path.read_text()
+        return self._files.get(NAME).decode() if self._files.exists(NAME) else ""
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        assert self._file is not None, "rewind opens the file"
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        reached(FaultPoint.METRICS_WRITTEN)
+
+    def upload(self) -> None:
+        """Copies the file to the run's directory, if that is elsewhere; blocking."""
+        if not self._files.is_local and self._path.exists():
+            self._files.put(NAME, self._path.read_bytes())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,218 @@
+"""Goes back to where a run was: snapshot, journal, and what only the ledger knows.
+
+MaxText's checkpoint is the only commit point. The snapshot that was written before it gives the
+controller's state at that step. The segments after it are added up step by step, as the trainer
+asks again for the batches that they commit, so that at every step the state is what it was. What
+happened after the last segment comes from the ledger, if it tells of this past.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from rlax_plugin.controller.book import Book
+from rlax_plugin.controller.recorder import Recorder
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal, samples
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.journal import JournalError, Segment
+from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.samples import Judged
+from rlax_plugin.types import Group
+
+log = logging.getLogger("rlax.controller")
+
+
+def snapshot_name(step: int) -> str:
+    """Of the controller's state beside the trainer's checkpoint of a step."""
+    return f"controller/{step:08d}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Events between two batches, with the samples of the groups that were scored in them.
+
+    Attributes:
+      segment, checksum: of the journal, where it ends.
+      events: in order; the last one is ``Trained`` if it leads to a batch.
+      judged: group id -> group and why it was refused.
+      homes: group id -> the segment in whose rollouts file it is.
+      batch: of the step that it leads to, in row order.
+    """
+
+    segment: int
+    checksum: str
+    events: tuple[ev.Event, ...]
+    judged: Mapping[int, Judged]
+    homes: Mapping[int, int]
+    batch: tuple[Group, ...] = ()
+
+    @property
+    def scored(self) -> list[Judged]:
+        return [self.judged[e.group] for e in self.events if isinstance(e, ev.Scored)]
+
+    def apply(self, book: Book) -> None:
+        """Adds the events up."""
+        for event in self.events:
+            book.apply(event, self.judged[event.group][0] if isinstance(event, ev.Scored) else None)
+        book.homes |= {group: n for group, n in self.homes.items() if group in book.ready}
+
+
+class Recovery:
+    """What a resume found; blocking.
+
+    Attributes:
+      step: see below.
+      segment, checksum: where in the journal the checkpoint's state is true.
+      anything: whether the run had begun before.
+
+    Args:
+      step: of the checkpoint that the trainer restored; 0: it starts anew.
+      book: brought to that step.
+      recorder: told where the journal ends.
+
+    Raises:
+      TrainingError: no snapshot belongs to that checkpoint.
+      JournalError: the journal is broken before its end.
+    """
+
+    def __init__(
+        self, step: int, *, book: Book, files: RunFiles, ledger: Ledger, recorder: Recorder
+    ):
+        self._files, self.step = files, step
+        self.segment, self.checksum = 0, journal.START
+        if step:
+            self.segment, self.checksum = _restore_snapshot(step, book, files)
+        found = _segments(files, self.segment, self.checksum)
+        self._stretches: dict[int, list[tuple[Segment, str]]] = {}
+        self._rest: list[tuple[Segment, str]] = []
+        for segment, checksum in found:
+            self._rest.append((segment, checksum))
+            if segment.step is not None:
+                self._stretches[segment.step] = self._rest
+                self._rest = []
+        number, checksum = (
+            (found[-1][0].number, found[-1][1]) if found else (self.segment, self.checksum)
+        )
+        _remove_uncommitted(files, number, self.last_step or step)
+        self._tail = _tail(ledger, files, number, checksum)
+        recorder.go_on_from(number, checksum, *self._tail)
+        self.anything = step > 0 or bool(found) or bool(self._tail[0])
+
+    def holds(self, step: int) -> bool:
+        """Whether the batch of a step is recorded."""
+        return step in self._stretches
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step whose batch is recorded, of those that the checkpoint does not hold."""
+        return max(self._stretches, default=None)
+
+    def load(self, step: int) -> Stretch:
+        """What led to the batch of a step.
+
+        Raises:
+          JournalError: its files are not what was committed.
+        """
+        return self._load(self._stretches[step])
+
+    def load_rest(self) -> Stretch:
+        """What happened after the last recorded batch."""
+        stretch = self._load(self._rest)
+        events, rows = self._tail
+        judged = {g.id: (g, refused) for table in rows for g, refused in samples.from_table(table)}
+        return dataclasses.replace(
+            stretch,
+            events=stretch.events + tuple(events),
+            judged={**stretch.judged, **judged},
+        )
+
+    def _load(self, segments: Sequence[tuple[Segment, str]]) -> Stretch:
+        judged: dict[int, Judged] = {}
+        homes: dict[int, int] = {}
+        batch: list[Judged] = []
+        for segment, _ in segments:
+            batch = journal.read_samples(self._files, segment, segment.batch)
+            for group, refused in journal.read_samples(self._files, segment, segment.rollouts):
+                judged[group.id] = (group, refused)
+                homes[group.id] = segment.number
+        for group, refused in batch:
+            judged.setdefault(group.id, (group, refused))
+        last, checksum = segments[-1] if segments else (None, self.checksum)
+        return Stretch(
+            segment=self.segment if last is None else last.number,
+            checksum=checksum,
+            events=tuple(event for segment, _ in segments for event in segment.events),
+            judged=judged,
+            homes=homes,
+            batch=tuple(group for group, _ in batch),
+        )
+
+
+def _restore_snapshot(step: int, book: Book, files: RunFiles) -> tuple[int, str]:
+    name = snapshot_name(step)
+    snapshot = files.get_json(name)
+    if snapshot is None:
+        raise TrainingError(
+            f"the trainer resumed at step {step}, but {files.location(name)} is missing: without "
+            "the controller's state prompts would repeat. Start a new run_name, or remove the "
+            "checkpoints that are newer than the newest snapshot"
+        )
+
+    def load(homes: Mapping[int, int]) -> dict[int, Group]:
+        groups = {}
+        for number in sorted(set(homes.values())):
+            segment = journal.decode(number, files.get(journal.segment_name(number)))
+            for group, _ in journal.read_samples(files, segment, segment.rollouts):
+                if homes.get(group.id) == number:
+                    groups[group.id] = group
+        return {group_id: groups[group_id] for group_id in homes}
+
+    book.restore(snapshot["book"], load)
+    return snapshot["segment"], snapshot["checksum"]
+
+
+def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment, str]]:
+    """The segments after a snapshot. A broken last one was never committed, and is ignored."""
+    found: list[tuple[Segment, str]] = []
+    try:
+        found.extend(journal.read(files, after, checksum))
+        if found:
+            for record in (found[-1][0].batch, found[-1][0].rollouts):
+                journal.read_samples(files, found[-1][0], record)
+    except JournalError as error:
+        if error.number < journal.last_number(files):
+            raise
+        log.warning("the last segment does not count: %s", error)
+        found = [pair for pair in found if pair[0].number < error.number]
+    return found
+
+
+def _remove_uncommitted(files: RunFiles, number: int, step: int) -> None:
+    """Removes files that a killed process put, and whose segment it did not live to put."""
+    for directory, last in (("rollouts", number), ("batches", step)):
+        for name in files.names(directory):
+            if int(name.partition(".")[0]) > last:
+                files.delete(f"{directory}/{name}")
+
+
+def _tail(
+    ledger: Ledger, files: RunFiles, number: int, checksum: str
+) -> tuple[list[ev.Event], list[pa.Table]]:
+    tail = ledger.tail(number, checksum)
+    if tail is None:
+        ledger.rebuild(journal.read(files, until=number))
+        return [], []
+    return tail
+
+
+def snapshot(step: int, segment: int, checksum: str, book: Mapping[str, Any]) -> dict[str, Any]:
+    """The document that ``Recovery`` reads: a book's state, and where in the journal it is true."""
+    return {"step": step, "segment": segment, "checksum": checksum, "book": dict(book)}

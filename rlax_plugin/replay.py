@@ -1,0 +1,187 @@
+"""``rlax replay``: the trainer alone, on the batches that a run has recorded.
+
+On CPU every weight version comes out bit for bit as it did, whatever rewards, workers and accidents
+there were. What is compared is the digest of each version's fingerprints, which the journal holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress
+
+from rlax_plugin import batches
+from rlax_plugin.build import registry_for
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.directory import quiet
+from rlax_plugin.errors import ConfigError, TrainingError
+from rlax_plugin.host_fingerprint import digest, fingerprint_numpy
+from rlax_plugin.loading import load_section
+from rlax_plugin.protocols import Arrays, BuildContext, Trainer, TrainerLink
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.journal import Segment
+from rlax_plugin.types import Canary
+
+log = logging.getLogger("rlax.replay")
+
+
+class ReplayLink(TrainerLink):
+    """Gives a trainer recorded batches, and compares the versions that it makes of them.
+
+    Attributes:
+      digests: version -> digest of its fingerprints, as it came out now.
+      differing: versions that came out otherwise than they did in the run.
+    """
+
+    def __init__(
+        self,
+        section: RlaxSection,
+        files: RunFiles,
+        last_step: int,
+        recorded: Mapping[int, str],
+        on_step: Callable[[int], object],
+    ):
+        self._section, self._files, self._last_step = section, files, last_step
+        self._recorded, self._on_step = recorded, on_step
+        self._segments: dict[int, Segment] = {
+            segment.step: segment
+            for segment, _ in journal.read(files)
+            if segment.step is not None and segment.step <= last_step
+        }
+        self._done = 0
+        self.digests: dict[int, str] = {}
+        self.differing: list[int] = []
+
+    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
+        segment = self._segments[step]
+        judged = journal.read_samples(self._files, segment, segment.batch)
+        rollouts = self._section.rollouts
+        batch = batches.build_batch(
+            step,
+            [group for group, _ in judged],
+            rows=rollouts.groups_per_step * rollouts.group_size,
+            length=rollouts.max_prompt_tokens + rollouts.max_new_tokens,
+        )
+        return batch.arrays
+
+    @property
+    def canary_tokens(self) -> np.ndarray:
+        return np.zeros(0, np.int32)
+
+    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+        found = fingerprint_numpy({name: np.asarray(array) for name, array in arrays.items()})
+        self.digests[step] = digest({name: int(value) for name, value in found.items()})
+        wanted = self._recorded.get(step)
+        if wanted not in (None, self.digests[step]):
+            self.differing.append(step)
+            log.error("version %d is %s, the run had %s", step, self.digests[step], wanted)
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._done = step
+        self._on_step(step)
+
+    def before_checkpoint(self, step: int) -> None:
+        """Nothing: there is no controller whose state would belong to it."""
+
+    def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
+        log.info("%s: %d of %d %s", phase, done, of, note)
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._done >= self._last_step
+
+
+def _recorded_digests(files: RunFiles) -> tuple[int, dict[int, str]]:
+    """The last recorded step, and the digest of each version when it was first published."""
+    last_step, digests = 0, {}
+    for segment, _ in journal.read(files):
+        last_step = segment.step or last_step
+        for event in segment.events:
+            if isinstance(event, ev.Published):
+                digests.setdefault(event.version, event.digest)
+    return last_step, digests
+
+
+def _read_config(files: RunFiles) -> bytes:
+    try:
+        return files.get("config.yml")
+    except FileNotFoundError:
+        raise ConfigError("RUN", files.url, "is no run directory: it has no config.yml") from None
+
+
+def _directory(files: RunFiles, out: str | None) -> Path:
+    if out:
+        return Path(out)
+    name = files.url.rstrip("/").rpartition("/")[2]
+    return Path(files.url) / "replay" if files.is_local else Path(f"replay-{name}")
+
+
+def replay(run: str, to: int | None = None, out: str | None = None) -> int:
+    """Trains again what a run has trained, in a directory of its own.
+
+    Args:
+      run: the run's directory, a path or an fsspec URL.
+      to: last step; None: the last that is recorded.
+      out: local directory of the replay's own checkpoints and log; emptied first. None:
+        ``RUN/replay``, or ``./replay-<name>`` for a run on an object store.
+
+    Returns:
+      0 if every version came out as it did in the run, 1 if one did not.
+
+    Raises:
+      RlaxError: the run cannot be read, or the trainer failed.
+    """
+    files = RunFiles(run)
+    directory = _directory(files, out)
+    config = _read_config(files)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    config_path = directory / "config.yml"
+    config_path.write_bytes(config)
+    argv = (str(config_path), f"base_output_directory={directory.resolve()}", "run_name=replayed")
+    section, _ = load_section(argv[0], argv[1:])
+    registry = registry_for(section)
+    registry.validate(section)
+    recorded_steps, recorded = _recorded_digests(files)
+    last_step = min(to or recorded_steps, recorded_steps)
+    if last_step < 1:
+        raise TrainingError(f"{files.url} has no recorded batch")
+    context = BuildContext(
+        run_dir=directory,
+        seed=section.seed,
+        section=section,
+        maxtext_argv=argv,
+        run_url=str(directory.resolve() / "replayed"),
+    )
+    trainer: Trainer = registry.part("trainer", section.trainer, "rlax.trainer", context)
+    with quiet(directory / "trainer.log") as console:
+        with Progress(console=console, disable=not console.is_terminal) as progress:
+            bar = progress.add_task(f"replaying {files.url}", total=last_step)
+            link = ReplayLink(
+                section,
+                files,
+                last_step,
+                recorded,
+                lambda step: progress.update(bar, completed=step),
+            )
+            trainer.run(link)
+        compared = [version for version in link.digests if version in recorded]
+        if link.differing:
+            console.print(
+                f"different: version {min(link.differing)} is the first of {len(link.differing)} "
+                f"of {len(compared)} versions that came out otherwise than in the run"
+            )
+            return 1
+        last = max(compared)
+        console.print(
+            f"identical: {len(compared)} versions, the last is version {last} "
+            f"with digest {link.digests[last]}"
+        )
+    return 0

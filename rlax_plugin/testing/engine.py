@@ -1,0 +1,235 @@
+"""Rollout engine ``scripted``: draws from the bigram policy, as slowly and as wrongly as told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rlax_plugin.config import RlaxSection, Section
+from rlax_plugin.errors import WorkerError
+from rlax_plugin.host_fingerprint import fingerprint_numpy
+from rlax_plugin.proof import load_proved
+from rlax_plugin.protocols import RolloutEngine, WeightStore
+from rlax_plugin.testing import policy
+from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
+from rlax_plugin.types import FinishReason, GroupRequest, Rollout, SamplingParams, WeightVersion
+
+WORKER = "RLAX_WORKER"
+"""Environment variable in which a worker process says its name."""
+
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class ScriptedConfig(Section):
+    """Options of engine ``scripted``: how slow it is, and what goes wrong."""
+
+    latency_s: NonNegative = Field(default=0.0, description="seconds before a group's first token")
+    token_s: NonNegative = Field(default=0.0, description="seconds per decode step of a group")
+    load_s: NonNegative = Field(default=0.0, description="seconds before new weights are read")
+    broken: bool = Field(default=False, description="cannot be built")
+    weight_fault: WeightFault = Field(
+        default="",
+        description="what goes wrong when weights are loaded: flipped_bit or truncated_file (in a "
+        "copy of the file), renamed_parameter, swapped_tensors or stale_version (in memory), or "
+        "wrong_use (the weights are right, other ones are computed with); empty: nothing",
+    )
+    fault_at_version: Annotated[int, Field(ge=0)] = Field(
+        default=1, description="the version with which it goes wrong, at every attempt"
+    )
+    fault_worker: str = Field(default="", description="on this worker only; empty: on all")
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A version in use."""
+
+    version: int
+    weights: policy.Weights
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A completion on its way."""
+
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    logprob_full: list[float] = field(default_factory=list)
+    logprob_sampled: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = "cancelled"
+
+    @classmethod
+    def resumed(cls, rollout: Rollout) -> _Sample:
+        """Goes on behind what another worker has drawn."""
+        return cls(
+            rollout.seed,
+            rollout.tokens.tolist(),
+            rollout.logprob_full.tolist(),
+            rollout.logprob_sampled.tolist(),
+            rollout.versions.tolist(),
+            rollout.finish_reason,
+        )
+
+    def draw(self, logprobs_v: np.ndarray, version: int, sampling: SamplingParams) -> None:
+        """Adds a token, given the log-probs [vocabulary] of what may follow."""
+        uniform = policy.uniform(self.seed, len(self.tokens))
+        token, full, sampled = policy.choose(logprobs_v, uniform, sampling)
+        self.tokens.append(token)
+        self.logprob_full.append(full)
+        self.logprob_sampled.append(sampled)
+        self.versions.append(version)
+        if token in sampling.stop_ids:
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= sampling.max_new_tokens:
+            self.finish_reason = "length"
+
+    def rollout(self, group_id: int, index: int) -> Rollout:
+        return Rollout(
+            group_id=group_id,
+            index=index,
+            seed=self.seed,
+            tokens=np.array(self.tokens, np.int32),
+            logprob_full=np.array(self.logprob_full, np.float32),
+            logprob_sampled=np.array(self.logprob_sampled, np.float32),
+            versions=np.array(self.versions, np.int32),
+            finish_reason=self.finish_reason,
+        )
+
+
+class ScriptedEngine(RolloutEngine):
+    """Draws every group by itself, one token of each of its samples at a time.
+
+    A token depends on the weights, the tokens before it, its sample's seed and its place, and on
+    nothing else: neither on slots, workers nor interruptions.
+
+    Args:
+      config: the script.
+      store: where weight versions are read from.
+      section: the run's config: slots, and what to do on new weights.
+    """
+
+    def __init__(self, config: ScriptedConfig, store: WeightStore, section: RlaxSection):
+        if config.broken:
+            raise WorkerError("this engine is broken")
+        self._config, self._store = config, store
+        self._rollouts = section.rollouts
+        self._held = _Held(-1, {})
+        self._changed = asyncio.Condition()
+        self._active = self._waiting = self._tokens_total = 0
+
+    @property
+    def version(self) -> int:
+        return self._held.version
+
+    def health(self) -> dict[str, float]:
+        return {
+            "slots": float(self._rollouts.slots),
+            "active": float(self._active),
+            "waiting": float(self._waiting),
+            "tokens_total": float(self._tokens_total),
+        }
+
+    async def load_weights(self, version: WeightVersion) -> None:
+        """Reads and proves a version on another thread; see ``RolloutEngine``."""
+        await asyncio.sleep(self._config.load_s)
+        held = await asyncio.to_thread(self._load, version)
+        async with self._changed:
+            self._held = held
+            self._changed.notify_all()
+
+    def _load(self, version: WeightVersion) -> _Held:
+        fault = self._fault(version.version)
+        use = wrongly_used if fault == "wrong_use" else dict
+        arrays = load_proved(
+            version,
+            FaultyStore(self._store, fault, self._held.weights) if fault else self._store,
+            {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()},
+            fingerprint=fingerprint_numpy,
+            logprobs=lambda arrays, tokens: policy.sequence_log_probs(use(arrays), tokens),
+        )
+        return _Held(version.version, use(arrays))
+
+    def _fault(self, version: int) -> WeightFault:
+        config = self._config
+        here = config.fault_worker in ("", os.environ.get(WORKER))
+        return config.weight_fault if here and version == config.fault_at_version else ""
+
+    async def generate(
+        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+    ) -> None:
+        """See ``RolloutEngine``. Cancelling it, at the caller's deadline, ends all its groups."""
+        groups = [asyncio.ensure_future(self._group(r, on_group)) for r in requests]
+        try:
+            await asyncio.gather(*groups)
+        finally:
+            for group in groups:
+                group.cancel()
+
+    async def _group(
+        self, request: GroupRequest, on_group: Callable[[int, list[Rollout]], None]
+    ) -> None:
+        size = len(request.seeds)
+        await self._admit(size, request.min_version)
+        try:
+            await self._draw(request, on_group)
+        finally:
+            self._active -= size
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _admit(self, size: int, min_version: int) -> None:
+        """Returns once there are weights and slots; a group larger than all slots gets them all."""
+
+        def ready() -> bool:
+            fits = self._active == 0 or self._active + size <= self._rollouts.slots
+            return fits and self._held.version >= min_version
+
+        self._waiting += size
+        try:
+            async with self._changed:
+                await self._changed.wait_for(ready)
+                self._active += size
+        finally:
+            self._waiting -= size
+
+    async def _draw(
+        self, request: GroupRequest, on_group: Callable[[int, list[Rollout]], None]
+    ) -> None:
+        def rollouts() -> list[Rollout]:
+            return [s.rollout(request.group_id, index) for index, s in enumerate(samples)]
+
+        loop = asyncio.get_running_loop()
+        mode = self._rollouts.on_new_weights
+        held = self._held
+        samples = [_Sample.resumed(r) for r in request.resume]
+        samples = samples or [_Sample(seed) for seed in request.seeds]
+        await asyncio.sleep(self._config.latency_s)
+        reported_s = loop.time()
+        while open_samples := [s for s in samples if s.finish_reason == "cancelled"]:
+            if held is not self._held and mode != "finish":
+                held = self._held
+                if mode == "discard":
+                    samples = [_Sample(seed) for seed in request.seeds]
+                    continue
+            self._decode(request, held, open_samples)
+            await asyncio.sleep(self._config.token_s)
+            if mode == "continue" and loop.time() - reported_s >= self._rollouts.progress_s:
+                on_group(request.group_id, rollouts())
+                reported_s = loop.time()
+        on_group(request.group_id, rollouts())
+
+    def _decode(self, request: GroupRequest, held: _Held, samples: list[_Sample]) -> None:
+        """One token for each of ``samples``."""
+        prompt_end = int(request.prompt_tokens[-1])
+        previous_n = np.array([s.tokens[-1] if s.tokens else prompt_end for s in samples])
+        temperature = request.sampling.temperature or 1.0
+        logprobs_nv = policy.log_probs(held.weights, previous_n, temperature)
+        for sample, logprobs_v in zip(samples, logprobs_nv, strict=True):
+            sample.draw(logprobs_v, held.version, request.sampling)
+        self._tokens_total += len(samples)

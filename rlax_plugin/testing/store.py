@@ -1,0 +1,51 @@
+"""Weight store ``npz``: one checksummed numpy file per version, on a disk or an object store."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any
+
+from rlax_plugin.errors import RlaxError, WeightsError
+from rlax_plugin.protocols import Arrays, WeightStore
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing.packing import pack, unpack
+
+FILE = "weights.npz"
+
+
+class NpzStore(WeightStore):
+    """Writes ``<path>/weights.npz`` in one put, which is what makes a version visible."""
+
+    def save(self, path: str, arrays: Arrays) -> None:
+        files = RunFiles(path)
+        try:
+            if files.exists(FILE):
+                raise WeightsError(f"cannot write {path}: it exists")
+            files.put(FILE, pack(arrays))
+        except WeightsError:
+            raise
+        except RlaxError as error:
+            raise WeightsError(str(error)) from error
+
+    def load(self, path: str, like: Arrays) -> dict[str, Any]:
+        files = RunFiles(path)
+        try:
+            arrays = unpack(files.get(FILE))
+        except FileNotFoundError as error:
+            raise WeightsError(f"{files.location(FILE)} does not exist") from error
+        except ValueError as error:
+            raise WeightsError(f"{files.location(FILE)} is damaged: {error}") from error
+        except RlaxError as error:
+            raise WeightsError(str(error)) from error
+        found = {name: (a.shape, a.dtype) for name, a in arrays.items()}
+        expected = {name: (tuple(a.shape), a.dtype) for name, a in like.items()}
+        if found != expected:
+            raise WeightsError(f"{files.location(FILE)} holds {found}, expected {expected}")
+        return arrays
+
+    def delete(self, path: str) -> None:
+        parent, name = posixpath.split(path.rstrip("/"))
+        try:
+            RunFiles(parent).delete(name)
+        except RlaxError as error:
+            raise WeightsError(str(error)) from error

@@ -1,0 +1,93 @@
+"""Prompt source ``numbers`` and reward ``even``: a task that a bigram model learns in ten steps."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rlax_plugin.config import Section
+from rlax_plugin.protocols import PromptSource, Reward
+from rlax_plugin.types import Prompt
+
+PAD, STOP = 0, 1
+# Token t >= 2 is the (t - 2)-th of these characters, so a token is even if its digit is.
+CHARACTERS = string.digits + string.ascii_letters
+VOCABULARY = 2 + len(CHARACTERS)  # 64
+
+_FIRST = {"train": 0, "validation": 1000, "test": 2000}
+
+
+def encode(text: str) -> np.ndarray:
+    """int32 tokens, one per character.
+
+    Raises:
+      ValueError: a character is neither a digit nor an ASCII letter.
+    """
+    return np.array([2 + CHARACTERS.index(c) for c in text], dtype=np.int32)
+
+
+def decode(tokens: np.ndarray) -> str:
+    """The characters of tokens; padding and stop tokens have none."""
+    return "".join(CHARACTERS[t - 2] for t in tokens if t not in (PAD, STOP))
+
+
+class NumbersConfig(Section):
+    """Options of prompt source ``numbers``."""
+
+    count: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=64, description="prompts in each split"
+    )
+
+
+class Numbers(PromptSource):
+    """The numbers from 0 (train), 1000 (validation) and 2000 (test) on, one token per digit."""
+
+    def __init__(self, config: NumbersConfig):
+        self._count = config.count
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return (STOP,)
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        first = _FIRST[split]
+        texts = map(str, range(first, first + self._count))
+        return [
+            Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], encode(text), text, text)
+            for text in texts
+        ]
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return decode(tokens)
+
+
+class EvenConfig(Section):
+    """Options of reward ``even``: how it misbehaves."""
+
+    hang_on: str = Field(default="", description="text of the prompt on which it hangs")
+    raise_on: str = Field(default="", description="text of the prompt on which it raises")
+    slow_s: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="seconds it takes for prompts that are divisible by 5"
+    )
+
+
+class Even(Reward):
+    """1.0 if the completion's first character is an even token, else 0.0."""
+
+    def __init__(self, config: EvenConfig):
+        self._config = config
+
+    def __call__(self, prompt: Prompt, completion: str) -> float:
+        if prompt.text == self._config.hang_on:
+            time.sleep(3600)
+        if prompt.text == self._config.raise_on:
+            raise ValueError("cannot judge this")
+        if int(prompt.text) % 5 == 0:
+            time.sleep(self._config.slow_s)
+        return float(bool(completion) and int(encode(completion[0])[0]) % 2 == 0)

@@ -1,0 +1,156 @@
+"""Trainer ``bigram``: REINFORCE on the bigram policy, with checkpoints, on one CPU core."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from rlax_plugin.config import Section
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.loading import load_section
+from rlax_plugin.objective import GAP_BINS, GAP_EDGES
+from rlax_plugin.protocols import BuildContext, Trainer, TrainerLink
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing import policy
+from rlax_plugin.testing.packing import pack, unpack
+from rlax_plugin.types import Canary
+
+log = logging.getLogger("rlax.trainer")
+
+CANARY_TOLERANCE = 1e-4  # nats; the same code on another machine differs by 1e-6
+
+
+class BigramConfig(Section):
+    """Options of trainer ``bigram``."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=1.0,
+        description="step size of plain gradient descent; 10 learns the task in ten steps",
+    )
+    checkpoint_every: Annotated[int, Field(ge=1)] = Field(
+        default=5, description="steps between checkpoints; there is one at the end as well"
+    )
+    train_s: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="seconds that a training step takes longer"
+    )
+    fail_at: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="the step at which training fails; 0: none"
+    )
+
+
+class Checkpoints:
+    """``checkpoints/<step>.npz`` in the run's directory: putting the file is the commit."""
+
+    def __init__(self, files: RunFiles):
+        self._files = files
+
+    def save(self, step: int, weights: policy.Weights) -> None:
+        self._files.put(f"checkpoints/{step}.npz", pack(weights))
+
+    def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
+        """Step and weights of the newest readable one; None if there is none."""
+        names = [n for n in self._files.names("checkpoints") if n.endswith(".npz")]
+        for step in sorted((int(n.removesuffix(".npz")) for n in names), reverse=True):
+            try:
+                return step, unpack(self._files.get(f"checkpoints/{step}.npz"))
+            except (OSError, ValueError, RlaxError) as error:
+                log.warning("the checkpoint of step %d cannot be read: %s", step, error)
+        return None
+
+
+class BigramTrainer(Trainer):
+    """Calls the link in the order of MaxText's loop. The weights are all the state there is.
+
+    The objective is REINFORCE whatever ``rlax.objective`` says; its advantages are the config's,
+    because the controller computes them.
+
+    Args:
+      files: the run's directory.
+      steps: the last one to train.
+      seed: of the initial weights.
+      temperature: of the samples, above 0.
+    """
+
+    def __init__(
+        self, config: BigramConfig, files: RunFiles, *, steps: int, seed: int, temperature: float
+    ):
+        if temperature == 0:
+            raise ConfigError("rlax.rollouts.temperature", 0.0, "must be above 0 to train")
+        self._config, self._steps = config, steps
+        self._seed, self._temperature = seed, temperature
+        self._checkpoints = Checkpoints(files)
+
+    @classmethod
+    def build(cls, config: BigramConfig, context: BuildContext) -> BigramTrainer:
+        """The trainer of a run; ``steps`` is MaxText's own key."""
+        _, maxtext = load_section(context.maxtext_argv[0], context.maxtext_argv[1:])
+        return cls(
+            config,
+            RunFiles(context.run_url),
+            steps=int(maxtext["steps"]),
+            seed=context.seed,
+            temperature=context.section.rollouts.temperature,
+        )
+
+    def run(self, link: TrainerLink) -> None:
+        start, weights = self._checkpoints.newest() or (0, policy.initial_weights(self._seed))
+        _publish(link, start, weights)
+        for step in range(start + 1, self._steps + 1):
+            batch = link.next_batch(step)
+            if step == self._config.fail_at:
+                raise RuntimeError("the trainer broke")
+            weights, metrics = self._update(weights, batch)
+            reached(FaultPoint.STEP_TRAINED)
+            due = step % self._config.checkpoint_every == 0 or step == self._steps
+            if due:
+                self._checkpoint(link, step, weights)
+            _publish(link, step, weights)
+            link.step_done(step, metrics)
+            if link.stop_requested:
+                if not due:
+                    self._checkpoint(link, step, weights)
+                return
+
+    def _update(
+        self, weights: policy.Weights, batch: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """New weights in new buffers, and the step's metric sums for ``objective.summarise``."""
+        time.sleep(self._config.train_s)
+        gradient, logprobs_n = policy.reinforce(weights, batch, self._temperature)
+        rate = np.float32(self._config.learning_rate)
+        updated = {name: weight - rate * gradient[name] for name, weight in weights.items()}
+        return updated, _metric_sums(batch, logprobs_n)
+
+    def _checkpoint(self, link: TrainerLink, step: int, weights: policy.Weights) -> None:
+        link.before_checkpoint(step)
+        self._checkpoints.save(step, weights)
+        reached(FaultPoint.CHECKPOINT_WRITTEN)
+
+
+def _publish(link: TrainerLink, step: int, weights: policy.Weights) -> None:
+    tokens = link.canary_tokens
+    canary = None
+    if len(tokens) > 1:
+        canary = Canary(tokens, policy.sequence_log_probs(weights, tokens), CANARY_TOLERANCE)
+    link.publish(step, weights, canary)
+
+
+def _metric_sums(batch: Mapping[str, np.ndarray], logprobs_n: np.ndarray) -> dict[str, Any]:
+    trained_bt = batch["rl_mask"] > 0
+    fresh_n = batch["rl_staleness"][trained_bt] == 1
+    gap_n = np.abs(logprobs_n - batch["rl_behaviour_logprobs"][trained_bt])[fresh_n]
+    bins_n = np.searchsorted(GAP_EDGES[:-1], gap_n)
+    return {
+        "tokens": logprobs_n.size,
+        "rows": trained_bt.any(axis=1).sum(),
+        "objective/entropy": -logprobs_n.sum(),
+        "gap_count": gap_n.size,
+        "gap_sum": gap_n.sum(),
+        "gap_hist": np.bincount(bins_n, minlength=GAP_BINS),
+    }

@@ -1,0 +1,277 @@
+"""A worker's membership in a run: it registers, heartbeats, and follows the weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+
+from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.errors import DeadlineError, WeightsError, WeightsMismatchError, WorkerError
+from rlax_plugin.parameter_server import ParameterServerClient
+from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.wire import CHANNEL_OPTIONS, describe
+
+log = logging.getLogger("rlax.worker")
+
+_LOAD_PAUSES_S = (0.5, 2.0)  # before weights that could not be loaded are tried again
+_ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked again
+
+
+class Member:
+    """This worker's membership in a run.
+
+    It outlives the trainer process: if another one registers it, it counts as holding no weights
+    until it has loaded some that this one published, whatever their number.
+
+    Attributes:
+      draining: told to the controller, which then sends nothing more.
+      quarantine: why this worker must not be trusted any more; empty while it may be.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        address: str,
+        controller: str,
+        engine: RolloutEngine,
+        section: RlaxSection,
+        config_hash: str,
+    ):
+        self._name, self._address, self._engine = name, address, engine
+        self._section, self._config_hash = section, config_hash
+        self._deadlines: Deadlines = section.deadlines
+        self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
+        self._fleet = rpc.FleetStub(self._channel)
+        self._beat = asyncio.Event()
+        self._newer = asyncio.Event()
+        self._incarnation = ""
+        self._restarted = asyncio.Event()
+        self._parameter_server = ""
+        self._forget_weights()
+        self.draining = False
+        self.quarantine = ""
+
+    def _forget_weights(self) -> None:
+        self._held = -1  # loaded and proved, of this incarnation; what the controller is told
+        self._newest = self._wanted = -1  # on the parameter server; by a request
+        self._announced = -1  # the newest that the controller has spoken of
+
+    async def register(self) -> None:
+        """Joins the run.
+
+        Raises:
+          DeadlineError: no controller answered within ``startup_s``.
+          WorkerError: the controller refused this worker.
+        """
+        request = pb.RegisterRequest(
+            worker=self._name,
+            address=self._address,
+            slots=self._section.rollouts.slots,
+            config_hash=self._config_hash,
+            version=self._held,
+            pid=os.getpid(),
+        )
+        try:
+            reply = await self._fleet.Register(
+                request, timeout=self._deadlines.startup_s, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError as error:
+            raise DeadlineError(
+                f"reaching the controller ({describe(error)})",
+                self._deadlines.startup_s,
+                "rlax.deadlines.startup_s",
+            ) from error
+        if not reply.accepted:
+            raise WorkerError(reply.reason)
+        if reply.incarnation != self._incarnation:
+            self._incarnation = reply.incarnation
+            self._parameter_server = reply.parameter_server
+            self._forget_weights()
+            self._restarted.set()
+        self._heard_of(reply.latest_version)
+
+    def _heard_of(self, version: int) -> None:
+        if version > self._announced:
+            self._announced = version
+            self._newer.set()
+
+    async def report(self) -> pb.HeartbeatReply:
+        """Sends one heartbeat."""
+        request = pb.HeartbeatRequest(
+            worker=self._name,
+            version=self._held,
+            figures=self._engine.health(),
+            draining=self.draining,
+        )
+        return await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
+
+    async def heartbeat(self) -> None:
+        """Reports until the run is over. A controller that forgot this worker gets it again."""
+        missed = 0
+        while True:
+            self._beat.clear()
+            try:
+                reply = await self.report()
+            except grpc.aio.AioRpcError as error:
+                missed += 1
+                log.warning("heartbeat failed (%d in a row): %s", missed, describe(error))
+                if missed >= 2 * self._deadlines.heartbeats_lost:
+                    # The controller is gone or being restarted: wait for one, or give up.
+                    await self.register()
+                    missed = 0
+                    continue
+            else:
+                missed = 0
+                if reply.stop:
+                    return
+                if reply.known:
+                    self._heard_of(reply.latest_version)
+                else:
+                    await self.register()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._beat.wait(), self._deadlines.heartbeat_s)
+
+    def want(self, version: int) -> None:
+        """A request needs at least this version, also if it is not yet time to reload."""
+        if version > self._wanted:
+            self._wanted = version
+            self._newer.set()
+
+    async def live(self) -> None:
+        """Registers, then reports and follows the weights until the run is over.
+
+        Raises:
+          RlaxError: this worker can be of no use any more.
+        """
+        await self.register()
+        log.info("worker %s serves on %s", self._name, self._address)
+        heartbeat = asyncio.ensure_future(self.heartbeat())
+        try:
+            while not heartbeat.done():
+                await self._follow_trainer(heartbeat)
+            heartbeat.result()
+        finally:
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+
+    async def _follow_trainer(self, heartbeat: asyncio.Task[None]) -> None:
+        """Follows the weights of one trainer process; returns when there is another, or none."""
+        self._restarted.clear()
+        client = ParameterServerClient(self._parameter_server, rpc_s=self._deadlines.rpc_s)
+        watch = asyncio.ensure_future(self._watch(client))
+        follow = asyncio.ensure_future(self._follow(client))
+        restarted = asyncio.ensure_future(self._restarted.wait())
+        tasks = (watch, follow, restarted)
+        try:
+            await asyncio.wait({heartbeat, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if restarted.done():
+                log.info("another trainer process: its weights are loaded anew")
+                return
+            for task in (follow, watch):
+                if task.done():
+                    task.result()  # raises what ended it
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await client.close()
+
+    async def _watch(self, client: ParameterServerClient) -> None:
+        async for version in client.watch():
+            self._newest = version.version
+            self._newer.set()
+            if self._announced < 0:
+                self._beat.set()  # whether it is this trainer's, only the controller knows
+
+    def _due(self) -> bool:
+        if self._announced < 0:
+            return False  # a parameter server may still hold versions of an earlier trainer process
+        if self._held < 0:
+            return True
+        behind = self._newest - self._held
+        due = behind >= self._section.staleness.reload_every or self._wanted > self._held
+        return behind > 0 and due
+
+    async def _follow(self, client: ParameterServerClient) -> None:
+        """Loads every ``reload_every``-th version, and what requests wait for."""
+        while True:
+            await self._newer.wait()
+            self._newer.clear()
+            if not self._due():
+                continue
+            first, incarnation = self._held < 0, self._incarnation
+            version = await self._load(client)
+            if incarnation != self._incarnation:
+                return  # just now: what was loaded is the earlier trainer's
+            self._held = version
+            log.info("serving version %d", self._held)
+            if first:
+                self._beat.set()  # the controller waits for the first weights
+
+    async def _load(self, client: ParameterServerClient) -> int:
+        """Loads the newest version under a lease.
+
+        Returns:
+          Its number.
+
+        Raises:
+          WeightsError: it is damaged or wrong, also at the last attempt, or it cannot be had. A
+            worker that stayed would only keep its groups waiting for a version that never comes.
+        """
+        for pause_s in (*_LOAD_PAUSES_S, None):
+            async with self._acquire(client) as version:
+                try:
+                    await self._load_once(version)
+                    return version.version
+                except WeightsError as error:
+                    if pause_s is None or isinstance(error, WeightsMismatchError):
+                        self.quarantine = str(error)
+                        raise
+                    log.error("weights were not loaded, trying again in %g s: %s", pause_s, error)
+            await asyncio.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _load_once(self, version: WeightVersion) -> None:
+        # The first time the engine may still be building and compiling its model.
+        key = "startup_s" if self._engine.version < 0 else "weights_s"
+        deadline_s: float = getattr(self._deadlines, key)
+        try:
+            await asyncio.wait_for(self._engine.load_weights(version), deadline_s)
+        except TimeoutError:
+            what = "loading a weight version"
+            raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
+
+    @contextlib.asynccontextmanager
+    async def _acquire(self, client: ParameterServerClient) -> AsyncIterator[WeightVersion]:
+        """The newest version under a lease. A server that is away may be back with its trainer."""
+        end_s = time.monotonic() + self._deadlines.startup_s
+        async with contextlib.AsyncExitStack() as lease:
+            while True:
+                try:
+                    version = await lease.enter_async_context(client.acquire())
+                    break
+                except (WeightsError, DeadlineError) as error:
+                    if time.monotonic() > end_s:
+                        raise
+                    log.warning("no weights yet, asking again in %g s: %s", _ACQUIRE_PAUSE_S, error)
+                await asyncio.sleep(_ACQUIRE_PAUSE_S)
+            yield version
+
+    async def leave(self) -> None:
+        """Leaves the run, in quarantine if it must."""
+        request = pb.DeregisterRequest(worker=self._name, quarantine=self.quarantine)
+        try:
+            await self._fleet.Deregister(request, timeout=self._deadlines.rpc_s)
+        except grpc.aio.AioRpcError as error:
+            log.info("the controller was already gone: %s", describe(error))
+        await self._channel.close()

@@ -1,0 +1,177 @@
+"""A trainer that is killed at any moment, and started again, ends as if nothing had happened.
+
+Real processes, controller, ledger, gRPC and parameter server; the model is the toy of
+``rlax_plugin.testing``. In deterministic mode an undisturbed run is the measure: same prompts in
+the same order, same batches, same weights to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rlax_plugin.audit import audit
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
+from rlax_plugin.records.faults import VARIABLE, FaultPoint
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing.packing import unpack
+
+ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "tests/configs/testing.yml")
+STEPS = 8
+SETTINGS = (
+    "rlax.deterministic=true",
+    "rlax.trainer.checkpoint_every=3",
+    "rlax.evaluation.problems=2",
+    f"steps={STEPS}",
+)
+
+# Which time a point is reached is the one that kills. Those not named here: the fourth.
+OCCASION = {
+    FaultPoint.LEDGER_WRITTEN: 9,
+    FaultPoint.ROLLOUTS_WRITTEN: 1,
+    FaultPoint.SNAPSHOT_BEGUN: 2,
+    FaultPoint.SNAPSHOT_WRITTEN: 2,
+    FaultPoint.CHECKPOINT_WRITTEN: 2,
+    FaultPoint.EVALUATION_WRITTEN: 1,
+    FaultPoint.SUMMARY_WRITTEN: 1,
+}
+
+
+def train(directory: Path, *overrides: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", "train", CONFIG, *SETTINGS, *overrides],
+        cwd=directory,
+        env={**os.environ, VARIABLE: kill_at} if kill_at else os.environ.copy(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def final_weights(files: RunFiles) -> dict[str, np.ndarray]:
+    names = sorted(files.names("checkpoints"), key=lambda name: int(name.partition(".")[0]))
+    return unpack(files.get(f"checkpoints/{names[-1]}"))
+
+
+def prompt_order(files: RunFiles) -> list[str]:
+    issued = (e for s, _ in journal.read(files) for e in s.events if isinstance(e, ev.Issued))
+    return [prompt for event in issued for prompt in event.prompts]
+
+
+def trained(files: RunFiles) -> list[dict]:
+    """What every batch holds, but for who drew it and at which attempt."""
+    rows = []
+    for name in files.names("batches"):
+        for row in pq.read_table(files.location(f"batches/{name}")).to_pylist():
+            rows.append({k: v for k, v in row.items() if k not in ("worker", "attempt")})
+    return rows
+
+
+def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
+    weights, expected = final_weights(files), final_weights(undisturbed)
+    assert weights.keys() == expected.keys()
+    for name, array in expected.items():
+        assert weights[name].tobytes() == array.tobytes(), name
+    assert prompt_order(files) == prompt_order(undisturbed)
+    assert trained(files) == trained(undisturbed)
+    report = audit(files)
+    assert report.violation is None, report.violation
+    lines = files.get("metrics.jsonl").decode().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> RunFiles:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    done = train(directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = RunFiles(directory / "runs/testing")
+    assert audit(files).violation is None
+    return files
+
+
+@pytest.mark.parametrize("point", FaultPoint)
+def test_a_trainer_killed_at_any_point_ends_as_if_it_had_not_been(point, tmp_path, undisturbed):
+    killed = train(tmp_path, kill_at=f"{point}:{OCCASION.get(point, 4)}")
+    assert killed.returncode == -signal.SIGKILL, f"{point} was not reached: {killed.stdout}"
+    again = train(tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert_same_run(RunFiles(tmp_path / "runs/testing"), undisturbed)
+
+
+def test_a_run_killed_while_it_recovers_ends_the_same(tmp_path, undisturbed):
+    for point in ("commit-ended:5", "step-trained:1", "weights-published:2", "commit-ended:2"):
+        assert train(tmp_path, kill_at=point).returncode == -signal.SIGKILL, point
+    again = train(tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert_same_run(RunFiles(tmp_path / "runs/testing"), undisturbed)
+    replayed = subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", "replay", "runs/testing"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert f"identical: {STEPS + 1} versions" in replayed.stdout
+
+
+def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undisturbed):
+    bucket = f"objects:/{tmp_path}/bucket"
+    where = (f"base_output_directory={bucket}", f"rlax.state_dir={tmp_path}/state")
+    killed = train(tmp_path, *where, kill_at="segment-written:5")
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    shutil.rmtree(tmp_path / "state")
+    again = train(tmp_path, *where)
+    assert again.returncode == 0, again.stdout + again.stderr
+    files = RunFiles(f"{bucket}/testing")
+    weights, expected = final_weights(files), final_weights(undisturbed)
+    assert {n: a.tobytes() for n, a in weights.items()} == {
+        n: a.tobytes() for n, a in expected.items()
+    }
+    assert prompt_order(files) == prompt_order(undisturbed)
+    assert audit(files).violation is None
+
+
+def test_finished_groups_are_kept_and_only_open_ones_are_drawn_again(tmp_path):
+    slow = (
+        "rlax.deterministic=false",
+        "rlax.staleness.max_staleness=3",
+        "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+        "rlax.trainer.train_s=0.3",
+        "rlax.rollouts.engine.latency_s=0.05",
+    )
+    killed = train(tmp_path, *slow, kill_at="step-trained:4")
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    files = RunFiles(tmp_path / "runs/testing")
+    finished = {
+        g for s, _ in journal.read(files) for e in s.events if isinstance(e, ev.Scored)
+        for g in [e.group]
+    }  # fmt: skip
+    assert finished
+    again = train(tmp_path, *slow)
+    assert again.returncode == 0, again.stdout + again.stderr
+    events = [e for s, _ in journal.read(files) for e in s.events]
+    resumed = next(i for i, e in enumerate(events) if isinstance(e, ev.Resumed))
+    drawn_again = {e.group for e in events[resumed:] if isinstance(e, ev.Reissued)}
+    assert drawn_again and not drawn_again & finished
+    waiting = [e.group for e in events[:resumed] if isinstance(e, ev.Scored) and e.refused is None]
+    waiting = set(waiting) - {
+        g for e in events[:resumed] if isinstance(e, ev.Trained) for g in e.groups
+    }
+    assert waiting  # drawn before, trained after
+    trained_after = {g for e in events[resumed:] if isinstance(e, ev.Trained) for g in e.groups}
+    stale = {e.group for e in events[resumed:] if isinstance(e, ev.Dropped)}
+    assert waiting <= trained_after | stale
+    assert audit(files).violation is None

@@ -1,0 +1,109 @@
+"""The canary against other ways to the same log-probs. Mesh and loop: test_mesh, test_train_loop."""
+
+import jax
+import numpy as np
+import pytest
+import test_decode
+import test_train_loop as tests
+from flax import nnx
+
+from maxtext_overrides.canary import CanaryForward, tolerance
+from maxtext_overrides.decode import DecodeEngine
+from maxtext_overrides.train_loop import Events, fresh_weights, run_train_loop
+
+TOKENS = np.random.default_rng(0).integers(0, tests.VOCAB, 9).astype(np.int32)
+DENSE = {"scan_layers": False}
+SCANNED = {"scan_layers": True}
+EXPERTS = test_decode.MOE | {"scan_layers": False}
+BFLOAT16 = {"scan_layers": False, "dtype": "bfloat16", "weight_dtype": "bfloat16"}
+
+
+def at_start(tmp_path, look, **overrides):
+    """What ``look`` returns of the loop before its first step."""
+    found = []
+
+    class Enough(Exception):
+        pass
+
+    def on_start(loop):
+        found.append(look(loop))
+        raise Enough
+
+    config = tests.configure(tmp_path, **overrides)
+    events = Events(batches=tests.batch, on_step_end=lambda *_: True, on_start=on_start)
+    with pytest.raises(Enough):
+        run_train_loop(config, events, arrays=tests.ARRAYS, objective=tests.policy_gradient)
+    return found[0]
+
+
+def live_logprobs(loop, tokens):
+    """The live model on the sequence alone, log-softmax in float64."""
+    model = nnx.merge(loop.graph, loop.model_state, copy=True)
+    inputs = tokens[None, :-1]
+    with loop.shardings():
+        logits = model(
+            decoder_input_tokens=inputs,
+            decoder_positions=np.arange(inputs.shape[1], dtype=np.int32)[None],
+            decoder_segment_ids=np.ones_like(inputs),
+            enable_dropout=False,
+        )
+    logprobs = test_decode.log_softmax(np.asarray(logits[0], np.float64))
+    return logprobs[np.arange(inputs.shape[1]), tokens[1:]]
+
+
+@pytest.mark.parametrize("model", [DENSE, SCANNED, EXPERTS], ids=["dense", "scanned", "experts"])
+def test_it_is_what_the_live_model_and_the_worker_compute(tmp_path, model):
+    def look(loop):
+        arrays = fresh_weights(loop)
+        canary = CanaryForward(TOKENS)(loop, arrays)
+        return arrays, canary, live_logprobs(loop, TOKENS), tolerance(loop)
+
+    arrays, canary, expected, allowed = at_start(tmp_path, look, **model)
+    assert allowed == canary.tolerance == 1e-4
+    np.testing.assert_array_equal(canary.tokens, TOKENS)
+    assert canary.logprobs.dtype == np.float32
+    np.testing.assert_allclose(canary.logprobs, expected, atol=1e-6)
+    engine = DecodeEngine(test_decode.configure(**model))
+    worker = engine.logprobs(arrays, TOKENS)  # the buffers are intact: nothing was donated
+    np.testing.assert_allclose(worker, canary.logprobs, atol=1e-5)
+
+
+def test_it_is_of_the_published_buffers_and_notices_one_weight(tmp_path):
+    def look(loop):
+        forward, arrays = CanaryForward(TOKENS), dict(fresh_weights(loop))
+        before = np.asarray(forward(loop, arrays).logprobs)
+        name = next(n for n in sorted(arrays) if n.endswith("wi_0.kernel"))
+        shape = arrays[name].shape
+        arrays[name] = arrays[name].at[(0,) * len(shape)].add(0.1)
+        after = np.asarray(forward(loop, arrays).logprobs)
+        return before, after, live_logprobs(loop, TOKENS)
+
+    before, after, live = at_start(tmp_path, look, **DENSE)
+    np.testing.assert_allclose(before, live, atol=1e-6)
+    assert np.abs(after - before).max() > 1e-4
+
+
+def test_bfloat16_is_held_to_gross_errors(tmp_path):
+    def look(loop):
+        arrays = fresh_weights(loop)
+        return arrays, CanaryForward(TOKENS)(loop, arrays)
+
+    arrays, canary = at_start(tmp_path, look, **BFLOAT16)
+    worker = DecodeEngine(test_decode.configure(**BFLOAT16)).logprobs(arrays, TOKENS)
+    assert canary.tolerance == 0.5
+    assert np.abs(worker - canary.logprobs).max() < 0.1
+    shuffled = {
+        name: jax.random.permutation(jax.random.key(0), value) if "embedding" in name else value
+        for name, value in arrays.items()
+    }
+    wrong = DecodeEngine(test_decode.configure(**BFLOAT16)).logprobs(shuffled, TOKENS)
+    assert np.abs(wrong - canary.logprobs).max() > 0.5
+
+
+def test_none_without_tokens_or_where_experts_drop_tokens(tmp_path):
+    def none_of(tokens):
+        return lambda loop: CanaryForward(np.array(tokens, np.int32))(loop, fresh_weights(loop))
+
+    assert at_start(tmp_path, none_of([]), **DENSE) is None
+    assert at_start(tmp_path, none_of([3]), **DENSE) is None
+    assert at_start(tmp_path, none_of([3, 4]), **EXPERTS, capacity_factor=1.0) is None

@@ -1,0 +1,277 @@
+"""Samples that go on behind their tokens, groups drawn alone, and the canary's log-probs."""
+
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rlax_jetstream import JetstreamConfig
+from rlax_jetstream.jobs import Job
+from rlax_jetstream.scheduler import Scheduler
+from rlax_jetstream.slots import make_slots
+from tiny_engine import (
+    MOE,
+    NEW,
+    PROMPT,
+    SLOTS,
+    TINY,
+    VOCAB,
+    Case,
+    log_softmax,
+    prompts_of,
+    random_weights,
+    reference_logprobs,
+)
+
+from maxtext_overrides.decode import Prefill
+from rlax_plugin.config import RlaxSection, Rollouts
+from rlax_plugin.protocols import BuildContext
+from rlax_plugin.types import GroupRequest, SamplingParams
+
+SAMPLING = SamplingParams(max_new_tokens=NEW)
+TRUNCATED = SamplingParams(0.7, 8, 0.95, max_new_tokens=NEW)
+
+
+def worker_slots(on_new_weights):
+    rollouts = Rollouts(
+        slots=SLOTS,
+        max_prompt_tokens=PROMPT,
+        max_new_tokens=NEW,
+        group_size=4,
+        on_new_weights=on_new_weights,
+    )
+    section = RlaxSection(
+        prompt_source={"name": "none"}, rewards=({"name": "none"},), rollouts=rollouts
+    )
+    argv = (TINY, "scan_layers=false")
+    context = BuildContext(run_dir=None, seed=0, section=section, maxtext_argv=argv)
+    return make_slots(JetstreamConfig(), context)
+
+
+@pytest.fixture(scope="module")
+def going_on():
+    """Its prefill region holds what the slots of a worker with ``continue`` hold."""
+    longest = PROMPT + NEW - 1
+    return Case(max_prefill_predict_length=longest, max_target_length=longest + NEW)
+
+
+@pytest.fixture(scope="module")
+def other():
+    return worker_slots("continue")
+
+
+@pytest.fixture(autouse=True)
+def empty_slots(request):
+    yield
+    if "going_on" in request.fixturenames:
+        request.getfixturevalue("going_on").engine.reset()
+
+
+def behind(prompt, tokens, slot, seed, sampling):
+    return Prefill(np.concatenate([prompt, tokens]), (slot,), (seed,), sampling, len(tokens))
+
+
+def test_only_continue_makes_room_for_drawn_tokens(other):
+    assert (other.max_prompt_tokens, other.max_new_tokens) == (PROMPT + NEW - 1, NEW)
+    finish = worker_slots("finish")
+    assert (finish.max_prompt_tokens, finish.max_new_tokens) == (PROMPT, NEW)
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, TRUNCATED])
+@pytest.mark.parametrize("steps", [0, 1, 4, NEW - 2])
+def test_an_interrupted_sample_goes_on_as_if_nothing_had_happened(going_on, other, steps, sampling):
+    engine, weights = going_on.engine, going_on.weights
+    short, long = prompts_of(3, PROMPT)
+    requests = [Prefill(short, (0, 5), (1, 2), sampling), Prefill(long, (2,), (3,), sampling)]
+    whole = going_on.draw(requests)
+    engine.insert(weights, requests)
+    assert engine.decode(weights, steps, False) == []
+    parts = {part.slot: part for part in engine.read([5, 0, 2])}
+    for slot, part in parts.items():
+        np.testing.assert_array_equal(part.tokens, whole[slot].tokens[: steps + 1])
+        np.testing.assert_array_equal(part.logprob_full, whole[slot].logprob_full[: steps + 1])
+    engine.release([0, 5, 2])
+    # On the same engine in other slots, beside another sample; and on another engine.
+    samples = {7: (0, short, 1), 6: (5, short, 2), 0: (2, long, 3)}
+    again = [
+        behind(prompt, parts[was].tokens, slot, seed, sampling)
+        for slot, (was, prompt, seed) in samples.items()
+    ]
+    neighbour = Prefill(long, (3,), (99,), SamplingParams(1.3, max_new_tokens=5))
+    for slots, more in ((engine, [neighbour]), (other, [])):
+        slots.insert(weights, [*again, *more])
+        ended = {d.slot: d for d in slots.decode(weights, 1000, False)}
+        for slot, (was, _, _) in samples.items():
+            rest = whole[was].tokens[steps + 1 :]
+            np.testing.assert_array_equal(ended[slot].tokens, rest)
+            for name in ("logprob_full", "logprob_sampled"):
+                np.testing.assert_allclose(
+                    getattr(ended[slot], name), getattr(whole[was], name)[steps + 1 :], atol=1e-5
+                )
+
+
+def test_interrupted_twice_and_stopped_by_a_token(going_on):
+    (prompt,) = prompts_of(6)
+    whole = going_on.draw([Prefill(prompt, (0,), (11,), SAMPLING)])[0].tokens
+    stop = int(whole[8])
+    first_stop = int(np.argmax(whole == stop))
+    stopping = SamplingParams(max_new_tokens=NEW, stop_ids=(stop,))
+    tokens = whole[:2]
+    while True:
+        going_on.engine.insert(going_on.weights, [behind(prompt, tokens, 4, 11, stopping)])
+        ended = going_on.engine.decode(going_on.weights, 2, False)
+        (part,) = ended or going_on.engine.read([4])
+        tokens = np.concatenate([tokens, part.tokens])
+        if ended:
+            break
+        going_on.engine.release([4])
+    np.testing.assert_array_equal(tokens, whole[: first_stop + 1])
+
+
+def test_under_other_weights_it_goes_on_with_their_logprobs(going_on):
+    newer = random_weights(going_on.engine, seed=5)
+    (prompt,) = prompts_of(5)
+    old = going_on.draw([Prefill(prompt, (0,), (4,), SAMPLING)])[0]
+    kept = old.tokens[:5]
+    mixed = going_on.draw([behind(prompt, kept, 2, 4, SAMPLING)], newer)[2]
+    assert mixed.tokens.size == NEW - 5
+    whole = np.concatenate([kept, mixed.tokens])
+    logits = going_on.completion_logits(prompt, whole, newer)
+    expected, _ = reference_logprobs(logits, whole, SAMPLING)
+    np.testing.assert_allclose(mixed.logprob_full, expected[5:], atol=1e-4)
+    # Not what follows if the caches of the old weights were kept.
+    request = Prefill(prompt, (0,), (4,), SAMPLING)
+    going_on.engine.insert(going_on.weights, [request])
+    going_on.engine.decode(going_on.weights, 4, False)
+    (stale,) = going_on.engine.decode(newer, 1000, False)
+    assert np.abs(stale.logprob_full[5] - mixed.logprob_full[0]) > 1e-2
+
+
+def test_what_leaves_nothing_to_draw_is_refused(going_on):
+    for length, drawn, new in ((5 + NEW, NEW, NEW), (8, 3, 3), (5, 5, NEW)):
+        sampling = SamplingParams(max_new_tokens=new)
+        request = Prefill(np.zeros(length, np.int32), (0,), (1,), sampling, drawn)
+        with pytest.raises(ValueError, match="nothing is left to draw, or no prompt"):
+            going_on.engine.insert(going_on.weights, [request])
+
+
+def group(group_id, prompt, seeds, sampling=SAMPLING):
+    request = GroupRequest(group_id, 1, prompt, tuple(seeds), sampling)
+    return Job(request, deliver=print, fail=print)
+
+
+def draw_all(scheduler, slots, weights, waiting, version=0):
+    """Until nothing waits or runs; the order in which groups ended."""
+    order = []
+    while waiting or scheduler.active:
+        slots.insert(weights, scheduler.plan(waiting, version))
+        waiting = [job for job in waiting if job.waiting]
+        order += [job.request.group_id for job in scheduler.advance(weights, bool(waiting))]
+    return order
+
+
+def test_interrupted_groups_go_on_under_new_weights(going_on):
+    slots, newer = going_on.engine, random_weights(going_on.engine, seed=5)
+    scheduler = Scheduler(slots, arrival_steps=4, linger_steps=0, longest_call=6)
+    prompts = prompts_of(5, 8)
+    jobs = [group(0, prompts[0], (1, 2, 3)), group(1, prompts[1], range(5))]
+    slots.insert(going_on.weights, scheduler.plan(jobs, 1))
+    assert scheduler.advance(going_on.weights, more_waits=True) == []
+    ((_, reported), _) = scheduler.progress([])
+    back = scheduler.interrupt(keep_tokens=True)
+    assert back == jobs and slots.free_slots == list(range(SLOTS))
+    np.testing.assert_array_equal(back[0].rollouts[2].tokens, reported[2].tokens)
+    assert draw_all(scheduler, slots, newer, back, version=2) == [0, 1]
+    for job, prompt in zip(jobs, prompts, strict=True):
+        for rollout in job.rollouts:
+            assert rollout.versions.tolist() == [1] * 7 + [2] * (NEW - 7)
+            for weights, drawn in ((going_on.weights, slice(7)), (newer, slice(7, NEW))):
+                logits = going_on.completion_logits(prompt, rollout.tokens, weights)
+                expected, _ = reference_logprobs(logits, rollout.tokens, SAMPLING)
+                found = rollout.logprob_full[drawn]
+                np.testing.assert_allclose(found, expected[drawn], atol=1e-4)
+
+
+def test_a_training_group_is_the_same_to_the_bit_whatever_was_drawn_before(going_on):
+    slots, weights, prompts = going_on.engine, going_on.weights, prompts_of(5, 3, 8, 1, 6)
+    scheduler = Scheduler(slots, arrival_steps=4, linger_steps=2, deterministic=True)
+    first, again = (group(7, prompts[0], (1, 2, 3, 2**63)) for _ in range(2))
+    draw_all(scheduler, slots, weights, [first])
+    # Lengths differ, so slots and rings are in any state when the group's turn comes.
+    uneven = [SamplingParams(max_new_tokens=3 + 2 * i) for i in range(len(prompts))]
+    before = [group(-1, *each) for each in zip(prompts, [range(3)] * 5, uneven, strict=True)]
+    before += [group(-2, prompts[3], (5,), TRUNCATED), group(3, prompts[2], range(3), uneven[2])]
+    after = [group(-3, prompts[1], (4, 5)), group(8, prompts[4], (6,))]
+    draw_all(scheduler, slots, random_weights(slots, seed=9), [group(1, prompts[4], range(7))])
+    order = draw_all(scheduler, slots, weights, [*before, again, *after])
+    assert order[-4:] == [3, 7, -3, 8]
+    for one, two in zip(first.rollouts, again.rollouts, strict=True):
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        for name in ("logprob_full", "logprob_sampled"):
+            bits = [getattr(r, name).view(np.uint32) for r in (one, two)]
+            np.testing.assert_array_equal(*bits)
+
+
+def canary(seed=3, length=PROMPT):
+    return np.random.default_rng(seed).integers(0, VOCAB, length + 1).astype(np.int32)
+
+
+def plain_logprobs(case, tokens, weights=None):
+    logits = case.completion_logits(tokens[:1], tokens[1:], weights)
+    return log_softmax(logits)[np.arange(tokens.size - 1), tokens[1:]]
+
+
+@pytest.mark.parametrize("length", [1, 5, PROMPT, PROMPT + NEW - 1])
+def test_the_canary_is_a_plain_forward_pass(going_on, length):
+    tokens = canary(length=length)
+    found = going_on.engine.logprobs(going_on.weights, tokens)
+    assert found.shape == (length,) and found.dtype == np.float32
+    np.testing.assert_allclose(found, plain_logprobs(going_on, tokens), atol=1e-4)
+
+
+def test_the_canary_takes_what_fits(going_on):
+    for length in (0, PROMPT + NEW):
+        with pytest.raises(ValueError, match="can be scored"):
+            going_on.engine.logprobs(going_on.weights, canary(length=length))
+
+
+def test_the_canary_sees_a_small_change_of_any_tensor(going_on):
+    tokens = canary()
+    right = going_on.engine.logprobs(going_on.weights, tokens)
+    for name, array in going_on.weights.items():
+        wrong = going_on.weights | {name: array * 1.01}
+        assert np.abs(going_on.engine.logprobs(wrong, tokens) - right).max() > 1e-4, name
+
+
+def test_the_canary_sees_a_router_bias():
+    case = Case(**MOE)
+    tokens = canary()
+    right = case.engine.logprobs(case.weights, tokens)
+    np.testing.assert_allclose(right, plain_logprobs(case, tokens), atol=1e-4)
+    (name,) = [n for n in case.weights if n.endswith("gate.bias")]
+    bias = jnp.asarray([9.0, 0.0, 0.0, 9.0]) * jnp.ones_like(case.weights[name])
+    assert np.abs(case.engine.logprobs(case.weights | {name: bias}, tokens) - right).max() > 1e-3
+
+
+def test_the_canary_does_not_disturb_what_runs(going_on):
+    engine, weights = going_on.engine, going_on.weights
+    (prompt,) = prompts_of(5)
+    request = Prefill(prompt, (0, 1), (4, 5), SAMPLING)
+    alone = going_on.draw([request])
+    other, found = random_weights(engine, seed=5), []
+    expected = engine.logprobs(other, canary())
+    engine.insert(weights, [request])
+    scoring = threading.Thread(
+        target=lambda: found.extend(engine.logprobs(other, canary()) for _ in range(20))
+    )
+    scoring.start()
+    ended = []
+    while not ended:
+        ended = engine.decode(weights, 1, False)
+    scoring.join(30)
+    for drawn in ended:
+        np.testing.assert_array_equal(drawn.tokens, alone[drawn.slot].tokens)
+        np.testing.assert_array_equal(drawn.logprob_full, alone[drawn.slot].logprob_full)
+    assert len(found) == 20
+    for logprobs in found:
+        np.testing.assert_array_equal(logprobs, expected)

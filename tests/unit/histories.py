@@ -1,0 +1,216 @@
+"""The records of a run that nobody ran: written by hand, so that every figure is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal, samples
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.samples import Judged
+from rlax_plugin.types import Group, Prompt, Rollout
+
+SIZE = 2  # samples of a group
+REASON = "its worker was quarantined"
+
+
+def rollout(group: int, index: int, versions: Sequence[int], **changes: Any) -> Rollout:
+    """A sample of 2 + index tokens, or as many as it has versions; reward 0.0 or 1.0 by index."""
+    count = len(versions)
+    return Rollout(
+        **{
+            "group_id": group,
+            "index": index,
+            "seed": 2**63 + 100 * group + index,
+            "tokens": np.arange(4, 4 + count, dtype=np.int32),
+            "logprob_full": np.full(count, -0.1, np.float32),
+            "logprob_sampled": np.full(count, -0.2, np.float32),
+            "versions": np.array(versions, np.int32),
+            "finish_reason": "stop",
+            "worker": "w0",
+            "text": f"answer {index}",
+            "reward": float(index),
+            **changes,
+        }
+    )
+
+
+def group(number: int, version: int, prompt: str, attempt: int = 1, **changes: Any) -> Group:
+    return Group(
+        **{
+            "id": number,
+            "attempt": attempt,
+            "prompt": Prompt(prompt, np.array([1, 2], np.int32), f"text of {prompt}", "reference"),
+            "rollouts": tuple(rollout(number, i, [version] * (2 + i)) for i in range(SIZE)),
+            "advantages": np.array([-1.0, 1.0]),
+            "measured_pass_rate": 0.25,
+            **changes,
+        }
+    )
+
+
+def refused(number: int, version: int, prompt: str, reason: str) -> Judged:
+    return group(number, version, prompt, advantages=None), reason
+
+
+def scored(judged: Judged) -> list[ev.Event]:
+    """What the controller says of a group that was drawn and scored."""
+    one, reason = judged
+    versions = np.concatenate([r.versions for r in one.rollouts])
+    rewards = [r.reward for r in one.rollouts if r.reward is not None]
+    return [
+        ev.Generated(
+            one.id, one.attempt, "w0", int(versions.min()), int(versions.max()),
+            len(one.rollouts), len(versions),
+        ),
+        ev.Scored(one.id, sum(r >= 0.5 for r in rewards), len(rewards), reason),
+    ]  # fmt: skip
+
+
+@dataclass
+class Draft:
+    """A segment before it is written.
+
+    Attributes:
+      batch: of ``step``.
+      others: the other samples.
+      snapshot: the snapshot taken after it; segment and checksum are filled in unless given.
+    """
+
+    events: list[ev.Event]
+    step: int | None = None
+    batch: list[Judged] | None = None
+    others: list[Judged] = field(default_factory=list)
+    snapshot: dict[str, Any] | None = None
+
+    def replace(self, old: ev.Event, *new: ev.Event) -> None:
+        at = self.events.index(old)
+        self.events[at : at + 1] = new
+
+    def rescore(self, old: Judged, new: Judged) -> None:
+        """Has another group drawn in a group's place: in the events and in the files."""
+        before, after = scored(old), scored(new)
+        for b, a in zip(before, after, strict=True):
+            self.replace(b, a)
+        for judged in (self.batch or [], self.others):
+            for i, one in enumerate(judged):
+                if one is old:
+                    judged[i] = new
+
+
+def snapshot(step: int, next_id: int, open_: list[tuple], ready: dict[int, int]) -> dict[str, Any]:
+    names = ("group", "prompt", "min_version", "attempt")
+    book = {
+        "next_id": next_id,
+        "next_step": step + 1,
+        "open": [dict(zip(names, one, strict=True)) for one in open_],
+        "ready": {str(one): home for one, home in ready.items()},
+    }
+    return {"step": step, "book": book}
+
+
+class History:
+    """Three steps of two groups, at most two versions stale, and one restart.
+
+    Of eleven groups six train (0 1, 3 4, 5 7); 2 is refused, 6 dropped, 8 and 10 are in flight at
+    the end, and 9 is ready. 5 is drawn by the second worker that was asked.
+
+    Attributes:
+      groups: all that were scored.
+      segments: to be changed before they are written.
+      config: of the run.
+    """
+
+    def __init__(self) -> None:
+        g: dict[int, Judged] = {
+            0: (group(0, 0, "a"), None),
+            1: (group(1, 0, "b"), None),
+            2: refused(2, 0, "c", "too easy"),
+            3: (group(3, 0, "d"), None),
+            4: (group(4, 0, "e"), None),
+            5: (group(5, 1, "f", attempt=2), None),
+            6: (group(6, 1, "g", attempt=2), None),
+            7: (group(7, 2, "h", attempt=2), None),
+            9: (group(9, 2, "b"), None),
+        }
+        self.groups = g
+        self.config: dict[str, Any] = {
+            "staleness": {"max_staleness": 2},
+            "rollouts": {"group_size": SIZE, "groups_per_step": 2},
+        }
+        self.segments = [
+            Draft(
+                [
+                    ev.Published(0, "d0"),
+                    ev.Issued(0, ("a", "b", "c"), 0),
+                    *scored(g[0]),
+                    *scored(g[2]),
+                    *scored(g[1]),
+                    ev.Issued(3, ("d", "e", "f"), 0),
+                    *scored(g[3]),
+                    ev.Trained(1, (0, 1), 1),
+                ],
+                step=1,
+                batch=[g[0], g[1]],
+                others=[g[2], g[3]],
+            ),
+            Draft(
+                [
+                    ev.Published(1, "d1"),
+                    *scored(g[4]),
+                    ev.Reissued(5, 2, "worker lost"),
+                    *scored(g[5]),
+                    ev.Trained(2, (3, 4), 2),
+                ],
+                step=2,
+                batch=[g[3], g[4]],
+                others=[g[5]],
+            ),
+            Draft(
+                [ev.Published(2, "d2"), ev.Issued(6, ("g", "h", "a"), 1)],
+                snapshot=snapshot(
+                    2, 9, [(6, "g", 1, 1), (7, "h", 1, 1), (8, "a", 1, 1)], {5: 2}
+                ),
+            ),
+            Draft(
+                [
+                    ev.Resumed(2),
+                    ev.Published(2, "d2"),
+                    *(ev.Reissued(i, 2, "the trainer was restarted") for i in (6, 7, 8)),
+                    *scored(g[6]),
+                    *scored(g[7]),
+                    ev.Dropped(6, REASON),
+                    ev.Trained(3, (5, 7), 2),
+                ],
+                step=3,
+                batch=[g[5], g[7]],
+                others=[g[6]],
+            ),
+            Draft(
+                [ev.Issued(9, ("b", "c"), 2), *scored(g[9])],
+                others=[g[9]],
+                snapshot=snapshot(3, 11, [(8, "a", 1, 2), (10, "c", 2, 1)], {9: 5}),
+            ),
+        ]  # fmt: skip
+
+    def write(self, files: RunFiles) -> None:
+        """Puts it all into a run's directory, as the controller would."""
+        files.put_json("config.yml", {"steps": 3, "rlax": self.config})  # JSON is YAML
+        checksum = journal.START
+        for number, draft in enumerate(self.segments, 1):
+            checksum = journal.write(
+                files,
+                number=number,
+                previous=checksum,
+                step=draft.step or 4,
+                batch=None if draft.batch is None else samples.to_table(draft.batch),
+                others=samples.to_table(draft.others) if draft.others else None,
+                events=[ev.encode(event) for event in draft.events],
+            )
+            if draft.snapshot is not None:
+                document = {"segment": number, "checksum": checksum, **draft.snapshot}
+                files.put_json(f"controller/{draft.snapshot['step']:08d}.json", document)

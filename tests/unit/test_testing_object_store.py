@@ -1,0 +1,147 @@
+"""The stand-in for ``gs://``: what it allows and refuses; ``RunFiles`` and a store on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from rlax_plugin.errors import WeightsError
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing import object_store
+from rlax_plugin.testing.store import NpzStore
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"objects:/{tmp_path}"
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch) -> Path:
+    log = tmp_path.with_suffix(".calls")
+    monkeypatch.setenv(object_store.CALLS, str(log))
+    return log
+
+
+def test_an_object_appears_whole_when_it_is_closed(url: str, tmp_path: Path) -> None:
+    fs = fsspec.filesystem("objects")
+    writer = fs.open(f"{url}/a/one", "wb")
+    writer.write(b"first")
+    assert not fs.exists(f"{url}/a/one") and not fs.exists(f"{url}/a")
+    writer.close()
+    assert fs.ls(f"{url}/a", detail=False) == [f"{tmp_path}/a/one"[1:]]
+    reader = fs.open(f"{url}/a/one", "rb")
+    with fs.open(f"{url}/a/one", "wb") as writer:
+        writer.write(b"the second")
+        assert fs.cat_file(f"{url}/a/one") == b"first"
+    assert fs.cat_file(f"{url}/a/one") == b"the second"
+    assert reader.read() == b"first"  # an open reader keeps the object it opened
+
+
+@pytest.mark.parametrize("mode", ["ab", "r+b", "w+b", "xb"])
+def test_nothing_but_whole_reads_and_writes(url: str, counted: Path, mode: str) -> None:
+    fs = fsspec.filesystem("objects")
+    fs.pipe_file(f"{url}/one", b"1")
+    with pytest.raises(NotImplementedError, match=mode.replace("+", r"\+")):
+        fs.open(f"{url}/one", mode)
+    assert fs.cat_file(f"{url}/one") == b"1"
+    assert object_store.calls(counted) == {"put": 1, "refused": 1, "get": 1}
+
+
+@pytest.mark.parametrize("method", ["mv", "rename", "move"])
+def test_no_rename(url: str, counted: Path, method: str) -> None:
+    fs = fsspec.filesystem("objects")
+    fs.pipe_file(f"{url}/one", b"1")
+    with pytest.raises(NotImplementedError, match="rename"):
+        getattr(fs, method)(f"{url}/one", f"{url}/two")
+    assert fs.exists(f"{url}/one") and not fs.exists(f"{url}/two")
+    assert object_store.calls(counted)["refused"] == 1
+
+
+def test_directories_are_prefixes(url: str) -> None:
+    fs = fsspec.filesystem("objects")
+    fs.makedirs(f"{url}/empty")
+    assert not fs.exists(f"{url}/empty")
+    with pytest.raises(FileNotFoundError):
+        fs.ls(f"{url}/empty")
+    fs.pipe_file(f"{url}/a/b/c", b"1")
+    assert fs.isdir(f"{url}/a/b") and fs.isfile(f"{url}/a/b/c")
+    assert [Path(p).name for p in fs.find(url)] == ["c"]
+    fs.rm(f"{url}/a/b/c")
+    assert not fs.exists(f"{url}/a/b") and not fs.exists(f"{url}/a")  # with the last object
+    with pytest.raises(FileNotFoundError):
+        fs.rm(f"{url}/a", recursive=True)
+
+
+def test_copies_and_text(url: str) -> None:
+    fs = fsspec.filesystem("objects")
+    with fs.open(f"{url}/one", "w") as writer:
+        writer.write("é")
+    fs.cp(f"{url}/one", f"{url}/two")
+    with fs.open(f"{url}/two", "r") as reader:
+        assert reader.read() == "é"
+    assert fs.info(f"{url}/two")["size"] == 2
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file(f"{url}/three")
+
+
+def test_run_files_need_no_more_than_that(url: str, tmp_path: Path, counted: Path) -> None:
+    files = RunFiles(url)
+    assert not files.is_local
+    assert files.location("a/b.json") == f"{url}/a/b.json"
+    assert files.names("") == [] and files.get_json("a/b.json") is None
+    files.put_json("a/b.json", {"x": 1})
+    files.put("a/c", b"12")
+    files.put("a/c", b"345")
+    files.put("a/d/e", b"")
+    assert files.get_json("a/b.json") == {"x": 1} and files.get("a/c") == b"345"
+    assert files.names("a") == ["b.json", "c", "d"] and files.names("") == ["a"]
+    assert RunFiles(files.location("a")).names("d") == ["e"]
+    assert files.exists("a/d") and files.exists("a/d/e")
+    files.delete("a/c")
+    files.delete("a/c")  # silent
+    with pytest.raises(FileNotFoundError):
+        files.get("a/c")
+    files.delete("a")
+    assert files.names("") == [] and not files.exists("a/b.json")
+    found = object_store.calls(counted)
+    assert found["put"] == 4 and found["delete"] == 3 and found["refused"] == 0
+
+
+ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
+
+
+@pytest.mark.parametrize("where", ["disk", "objects"])
+def test_the_weight_store_keeps_whole_versions(tmp_path: Path, where: str) -> None:
+    root = str(tmp_path) if where == "disk" else f"objects:/{tmp_path}"
+    store = NpzStore()
+    store.save(f"{root}/v0", ARRAYS)
+    with pytest.raises(WeightsError, match="it exists"):
+        store.save(f"{root}/v0", ARRAYS)
+    found = store.load(f"{root}/v0", ARRAYS)
+    assert all(found[name].tobytes() == array.tobytes() for name, array in ARRAYS.items())
+    assert np.load(tmp_path / "v0/weights.npz")["a"].tolist() == ARRAYS["a"].tolist()
+    with pytest.raises(WeightsError, match="expected"):
+        store.load(f"{root}/v0", {"a": ARRAYS["a"]})
+    with pytest.raises(WeightsError, match=r"v1/weights\.npz does not exist"):
+        store.load(f"{root}/v1", ARRAYS)
+    store.delete(f"{root}/v0")
+    store.delete(f"{root}/v0")  # silent
+    assert RunFiles(root).names("") == []
+
+
+def test_every_damaged_byte_and_every_missing_end_is_found(tmp_path: Path) -> None:
+    store = NpzStore()
+    store.save(str(tmp_path / "v0"), ARRAYS)
+    file = tmp_path / "v0/weights.npz"
+    whole = file.read_bytes()
+    for place in range(0, len(whole), 7):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(WeightsError, match=r"weights\.npz is damaged"):
+            store.load(str(tmp_path / "v0"), ARRAYS)
+        file.write_bytes(whole[:place])
+        with pytest.raises(WeightsError, match=r"weights\.npz is damaged"):
+            store.load(str(tmp_path / "v0"), ARRAYS)

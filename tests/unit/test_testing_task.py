@@ -1,0 +1,62 @@
+"""Prompts, text and rewards of the test task, by hand."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from rlax_plugin.testing.task import (
+    CHARACTERS,
+    VOCABULARY,
+    Even,
+    EvenConfig,
+    Numbers,
+    NumbersConfig,
+    decode,
+    encode,
+)
+from rlax_plugin.types import Prompt
+
+
+def test_text_and_tokens() -> None:
+    assert VOCABULARY == 64
+    assert encode("09aZ").tolist() == [2, 11, 12, 63]
+    assert decode(encode(CHARACTERS)) == CHARACTERS
+    assert decode(np.array([0, 12, 1])) == "a"  # neither padding nor stop has a character
+    with pytest.raises(ValueError):
+        encode("?")
+
+
+def test_prompts_are_numbers_with_the_same_ids_everywhere() -> None:
+    source = Numbers(NumbersConfig(count=20))
+    train, test = source.prompts("train"), source.prompts("test")
+    assert [p.text for p in train[:3]] == ["0", "1", "2"] and len(train) == 20
+    assert test[0].text == "2000" and test[0].tokens.tolist() == [4, 2, 2, 2]
+    assert train[5].id == Numbers(NumbersConfig()).prompts("train")[5].id
+    ids = {p.id for split in ("train", "validation", "test") for p in source.prompts(split)}
+    assert len(ids) == 60
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt(text, encode(text), text, text)
+
+
+def test_the_reward_looks_at_the_first_token() -> None:
+    even = Even(EvenConfig())
+    # "0" is token 2, "1" is token 3, "a" is token 12.
+    assert [even(prompt("7"), c) for c in ("0", "1", "01", "10", "a", "")] == [1, 0, 1, 0, 1, 0]
+
+
+def test_the_reward_raises_and_is_slow_where_it_is_told_to(monkeypatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    even = Even(EvenConfig(raise_on="3", hang_on="4", slow_s=0.5))
+    with pytest.raises(ValueError, match="cannot judge"):
+        even(prompt("3"), "0")
+    for text in ("7", "10"):
+        even(prompt(text), "0")
+    assert slept == [0.5]
+    even(prompt("4"), "0")
+    assert slept == [0.5, 3600]
