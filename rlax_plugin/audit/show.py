@@ -58,7 +58,7 @@ def _verdict(found: Violation) -> Text:
 
 def _rows(figures: Figures) -> list[tuple[str, int, str]]:
     return [
-        ("groups issued", figures.issued, f"and {figures.reissued:,} times issued again"),
+        ("groups issued", figures.issued, ""),
         ("  trained", figures.trained, f"in {figures.steps:,} steps"),
         ("  filtered", figures.filtered.total(), _counts(figures.filtered)),
         ("  dropped", figures.dropped.total(), _counts(figures.dropped)),
@@ -66,7 +66,9 @@ def _rows(figures: Figures) -> list[tuple[str, int, str]]:
         ("  in flight", figures.open, "issued, not scored yet"),
         ("samples trained", figures.samples, f"{figures.tokens:,} tokens"),
         ("largest staleness", figures.max_staleness, "versions"),
-        ("journal segments", figures.segments, f"{figures.restarts:,} restarts"),
+        ("groups issued again", figures.reissued, "to another worker, or after a restart"),
+        ("restarts", figures.restarts, ""),
+        ("journal segments", figures.segments, ""),
     ]
 
 

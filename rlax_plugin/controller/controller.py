@@ -312,15 +312,17 @@ class Controller:
 
     def step_finished(self, done: FinishedStep, publish_s: float) -> None:
         """Takes a finished step: metrics, records, display."""
-        metrics = step_metrics(
-            done, self._summarise, workers=len(self.fleet.workers), publish_s=publish_s
-        )
+        metrics = self._step_metrics(done, publish_s)
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)
         for tracker in self.trackers:
             tracker.log(done.step, metrics)
         self._hook("rlax_on_step_end", step=done.step, metrics=metrics)
         self.dashboard.step(done.step, metrics, self.latest_version, self.book.rates.histogram())
+
+    def _step_metrics(self, done: FinishedStep, publish_s: float) -> dict[str, float]:
+        workers = len(self.fleet.workers)
+        return step_metrics(done, self._summarise, workers=workers, publish_s=publish_s)
 
     # --- evaluation ----------------------------------------------------------------------------
 
@@ -340,12 +342,13 @@ class Controller:
 
     # --- state ---------------------------------------------------------------------------------
 
-    async def snapshot(self, step: int) -> None:
-        """Saves the controller's state, before the trainer's checkpoint of ``step``."""
+    async def snapshot(self, unfinished: FinishedStep) -> None:
+        """Saves the controller's state, before the trainer's checkpoint of a step."""
         commit, book = await self.flow.commit()
-        document = snapshot(step, commit.number, commit.checksum, book)
+        metrics = self._step_metrics(unfinished, publish_s=0.0)
+        document = snapshot(unfinished.step, commit.number, commit.checksum, book, metrics)
         reached(FaultPoint.SNAPSHOT_BEGUN)
-        await asyncio.to_thread(self._save, step, json.dumps(document).encode())
+        await asyncio.to_thread(self._save, unfinished.step, json.dumps(document).encode())
 
     def _save(self, step: int, document: bytes) -> None:
         self.files.put(snapshot_name(step), document)
@@ -359,8 +362,7 @@ class Controller:
 
     async def _recover(self, step: int) -> Recovery:
         """Goes back to the trainer's checkpoint of ``step``; recorded steps are done again."""
-        for metrics in self._metrics.rewind(step):
-            self.stats.add({k: v for k, v in metrics.items() if k != "step"})
+        known = self._metrics.rewind(step)
         recovery = await asyncio.to_thread(
             Recovery,
             step,
@@ -369,6 +371,12 @@ class Controller:
             ledger=self._ledger,
             recorder=self._recorder,
         )
+        if step and step not in {metrics["step"] for metrics in known}:
+            # Killed between the checkpoint and the report of its step.
+            self._metrics.add(step, recovery.metrics)
+            known.append(recovery.metrics)
+        for metrics in known:
+            self.stats.add({k: v for k, v in metrics.items() if k != "step"})
         if recovery.anything:
             self.dashboard.message(f"resuming after step {step}")
         if recovery.last_step is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dispatch import Dispatcher
-from rlax_plugin.controller.flow import sample_seed, sampling_params
+from rlax_plugin.controller.requests import sample_seed, sampling_params
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.protocols import PromptSource
 from rlax_plugin.records.faults import FaultPoint, reached

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import math
 import time
 from collections import Counter
@@ -27,31 +26,15 @@ from rlax_plugin.controller.book import Book, Open
 from rlax_plugin.controller.dispatch import Dispatcher
 from rlax_plugin.controller.recorder import Commit, Recorder
 from rlax_plugin.controller.recovery import Recovery, Stretch
+from rlax_plugin.controller.requests import sample_seed, sampling_params
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.errors import RlaxError, TrainingError
 from rlax_plugin.protocols import Gate, PromptSource
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
-from rlax_plugin.types import Group, GroupRequest, Rollout, SamplingParams
+from rlax_plugin.types import Group, GroupRequest, Rollout
 
 Advantage = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def sample_seed(run_seed: int, purpose: str, group: int | str, index: int) -> int:
-    """The 64-bit seed of one sample: a hash of who it is, so that issuing it again repeats it."""
-    name = f"{run_seed}/{purpose}/{group}/{index}".encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
-
-
-def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParams:
-    r = section.rollouts
-    return SamplingParams(
-        temperature=r.temperature,
-        top_k=r.top_k,
-        top_p=r.top_p,
-        max_new_tokens=r.max_new_tokens,
-        stop_ids=() if r.ignore_stop else source.stop_ids,
-    )
 
 
 @dataclass(slots=True)
@@ -180,10 +163,11 @@ class Flow:
         What was drawn of it is kept as long as that is fresh enough.
         """
         wanted = max(request.min_version, self._wanted_version(0))
-        drawn = [int(r.versions.min()) for r in request.resume if len(r.versions)]
-        fresh = min(drawn, default=-1) >= wanted
-        resume = request.resume if fresh else ()
-        return dataclasses.replace(request, min_version=wanted, resume=resume)
+        drawn = [int(v) for r in request.resume if len(r.versions) for v in r.versions[[0, -1]]]
+        if not drawn or min(drawn) < wanted:
+            return dataclasses.replace(request, min_version=wanted, resume=())
+        # A sample's versions never go backwards: it goes on with what it has, or with newer ones.
+        return dataclasses.replace(request, min_version=max(wanted, *drawn))
 
     def reissued(self, request: GroupRequest, reason: str) -> None:
         """The dispatcher has issued a group again."""

@@ -65,7 +65,8 @@ class Link(TrainerLink):
       finished: called on the event loop with each finished step.
       canary_tokens: see ``TrainerLink``.
       progress: called on the event loop with (phase, done, of, note).
-      snapshot: run on the event loop before each checkpoint; on disk when it returns.
+      snapshot: run on the event loop before each checkpoint, with what is known of its step before
+        the trainer has reported it; on disk when it returns.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Link(TrainerLink):
         build_batch: BuildBatch,
         started: Callable[[int], None],
         finished: Callable[[FinishedStep], None],
-        snapshot: Callable[[int], Coroutine[Any, Any, None]],
+        snapshot: Callable[[FinishedStep], Coroutine[Any, Any, None]],
         progress: Callable[[str, int, int, str], None],
     ):
         self._loop, self._section, self._next_groups = loop, section, next_groups
@@ -147,7 +148,9 @@ class Link(TrainerLink):
     def before_checkpoint(self, step: int) -> None:
         deadline_s = self._section.deadlines.weights_s
         what = f"the controller's snapshot of step {step}"
-        self._on_loop(self._snapshot(step), what, deadline_s, "weights_s")
+        groups, stats = self._current or ((), StepStats())
+        unfinished = FinishedStep(step, groups, stats, {}, self._times)
+        self._on_loop(self._snapshot(unfinished), what, deadline_s, "weights_s")
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         self._loop.call_soon_threadsafe(self._progress, phase, done, of, note)

@@ -48,7 +48,8 @@ def step_metrics(
         "time/publish_s": publish_s,
         "time/step_s": done.times.whole_s,
     }
-    metrics.update(summarise(done.metrics))
+    if done.metrics:  # there are none yet when a checkpoint is about to be saved
+        metrics.update(summarise(done.metrics))
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
     metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith("learning/")}
     return metrics

@@ -71,6 +71,7 @@ class Recovery:
     Attributes:
       step: see below.
       segment, checksum: where in the journal the checkpoint's state is true.
+      metrics: what the snapshot knows of the checkpoint's step.
       anything: whether the run had begun before.
 
     Args:
@@ -88,8 +89,11 @@ class Recovery:
     ):
         self._files, self.step = files, step
         self.segment, self.checksum = 0, journal.START
+        self.metrics: dict[str, float] = {}
         if step:
-            self.segment, self.checksum = _restore_snapshot(step, book, files)
+            document = _restore_snapshot(step, book, files)
+            self.segment, self.checksum = document["segment"], document["checksum"]
+            self.metrics = document["metrics"]
         found = _segments(files, self.segment, self.checksum)
         self._stretches: dict[int, list[tuple[Segment, str]]] = {}
         self._rest: list[tuple[Segment, str]] = []
@@ -156,10 +160,10 @@ class Recovery:
         )
 
 
-def _restore_snapshot(step: int, book: Book, files: RunFiles) -> tuple[int, str]:
+def _restore_snapshot(step: int, book: Book, files: RunFiles) -> dict[str, Any]:
     name = snapshot_name(step)
-    snapshot = files.get_json(name)
-    if snapshot is None:
+    document = files.get_json(name)
+    if document is None:
         raise TrainingError(
             f"the trainer resumed at step {step}, but {files.location(name)} is missing: without "
             "the controller's state prompts would repeat. Start a new run_name, or remove the "
@@ -175,8 +179,8 @@ def _restore_snapshot(step: int, book: Book, files: RunFiles) -> tuple[int, str]
                     groups[group.id] = group
         return {group_id: groups[group_id] for group_id in homes}
 
-    book.restore(snapshot["book"], load)
-    return snapshot["segment"], snapshot["checksum"]
+    book.restore(document["book"], load)
+    return document
 
 
 def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment, str]]:
@@ -213,6 +217,18 @@ def _tail(
     return tail
 
 
-def snapshot(step: int, segment: int, checksum: str, book: Mapping[str, Any]) -> dict[str, Any]:
-    """The document that ``Recovery`` reads: a book's state, and where in the journal it is true."""
-    return {"step": step, "segment": segment, "checksum": checksum, "book": dict(book)}
+def snapshot(
+    step: int,
+    segment: int,
+    checksum: str,
+    book: Mapping[str, Any],
+    metrics: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """The document that ``Recovery`` reads: a book's state, and where in the journal it is true.
+
+    Args:
+      metrics: what was known of the step before its checkpoint, should the process not live to
+        hear the rest.
+    """
+    where = {"step": step, "segment": segment, "checksum": checksum}
+    return {**where, "metrics": dict(metrics or {}), "book": dict(book)}

@@ -28,11 +28,8 @@ def unpack(data: bytes) -> dict[str, np.ndarray]:
       ValueError: a byte of it is not what was written.
     """
     content, expected = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    if not content or (found := _checksum(content)) != expected:
-        found = found if content else b""
-        raise ValueError(
-            f"{len(data)} bytes with crc32c {found.hex()}, {expected.hex()} was written"
-        )
+    if not content or _checksum(content) != expected:
+        raise ValueError(f"its {len(data)} bytes have another crc32c than {expected.hex()}")
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         return dict(file)
 

@@ -6,72 +6,15 @@ without MaxText's half minute of imports.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import psutil
-import pyarrow.parquet as pq
 import pytest
-
-ROOT = Path(__file__).parents[2]
-CONFIG = str(ROOT / "tests/configs/testing.yml")
-DEADLINE_S = 90
-
-
-class Run:
-    """A ``rlax train`` process in a directory of its own."""
-
-    def __init__(self, directory: Path, *overrides: str):
-        self.dir = directory / "runs/testing"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin", "train", CONFIG, *overrides],
-            cwd=directory,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def end(self) -> tuple[int, str]:
-        try:
-            out, _ = self.process.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            logs = "\n".join(p.read_text()[-3000:] for p in self.dir.glob("logs/*.log"))
-            pytest.fail(f"the run did not end:\n{logs}")
-        return self.process.returncode, out
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > end:
-                pytest.fail(f"{what} did not happen: {self.process.communicate()[0]}")
-            time.sleep(0.02)
-
-    def workers(self) -> list[psutil.Process]:
-        try:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [c for c in children if "serve" in " ".join(c.cmdline())]
-
-    def steps(self) -> list[dict[str, float]]:
-        path = self.dir / "metrics.jsonl"
-        return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
-
-    def summary(self) -> dict:
-        return json.loads((self.dir / "summary.json").read_text())
-
-    def rollouts(self) -> list[dict]:
-        tables = [pq.read_table(p) for p in sorted(self.dir.glob("rollouts/*.parquet"))]
-        return [row for table in tables for row in table.to_pylist()]
+from runs import CONFIG, Run
 
 
 def test_a_run_ends_well_and_says_so(tmp_path):

@@ -1,4 +1,4 @@
-"""Eight devices (fsdp x tensor) give one device's losses, gradients and weights."""
+"""Eight devices (fsdp x tensor) give one device's losses, gradients, weights and canary."""
 
 import os
 import subprocess
@@ -27,6 +27,7 @@ def two_steps(directory, *argv):
     )
     found = {f"{key} {step}": recorder.metrics[step][key] for key in FIGURES for step in (1, 2)}
     weights = recorder.weights[2]
+    found["canary"] = np.asarray(recorder.canaries[2].logprobs)
     assert all(len(value.sharding.device_set) == len(jax.devices()) for value in weights.values())
     return found | {name: np.asarray(value) for name, value in weights.items()}
 

@@ -14,6 +14,7 @@ from flax import nnx
 
 from maxtext_overrides import config as rlax_config
 from maxtext_overrides import lean_imports, loss, supervised
+from maxtext_overrides.canary import CanaryForward
 from maxtext_overrides.signatures import OverrideError
 from maxtext_overrides.train_loop import (
     MAXTEXT_ARRAYS,
@@ -63,7 +64,8 @@ class Recorder:
 
     def __init__(self, stop_after=None, batches=batch):
         self.stop_after, self.batches, self.calls = stop_after, batches, []
-        self.weights, self.metrics = {}, {}
+        self.weights, self.metrics, self.canaries = {}, {}, {}
+        self.canary = CanaryForward(batch(1)["inputs"][0])
 
     def events(self):
         return Events(
@@ -89,7 +91,8 @@ class Recorder:
 
     def publish(self, what, loop):
         self.calls.append((what, loop.completed))
-        self.weights[loop.completed] = fresh_weights(loop)
+        arrays = self.weights[loop.completed] = fresh_weights(loop)
+        self.canaries[loop.completed] = self.canary(loop, arrays)
 
     def on_step_end(self, loop, metrics):
         self.publish("end", loop)
@@ -145,6 +148,16 @@ def test_published_weights_survive_the_donation_of_the_next_step(three_steps):
     for old, new in itertools.pairwise(versions):
         assert 1e-4 < np.abs(new - old).max() < 0.1  # Adam moves by about the learning rate
     assert not any("rngs" in n or "cache" in n for n in three_steps.weights[0])
+
+
+def test_canary_is_of_the_version_it_is_published_with(three_steps):
+    tokens, logits = batch(1)["inputs"][0], three_steps.first_logits[0].astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = logprobs[np.arange(LENGTH - 1), tokens[1:]]
+    found = [np.asarray(three_steps.canaries[version].logprobs) for version in (0, 1, 2, 3)]
+    np.testing.assert_allclose(found[0], expected, atol=1e-6)
+    for old, new in itertools.pairwise(found):
+        assert np.abs(new - old).max() > 1e-3  # the update's work
 
 
 def test_target_logprobs_and_their_gradient():
@@ -309,6 +322,8 @@ def test_relative_directories_become_absolute_and_buckets_stay(tmp_path, monkeyp
 class FakeLink:
     """A controller that has every batch ready and asks for a stop after one step."""
 
+    canary_tokens = np.array([7, 3, 5, 2, 6], np.int32)
+
     def __init__(self, stop_after):
         self.stop_after, self.calls, self.metrics = stop_after, [], {}
 
@@ -317,8 +332,9 @@ class FakeLink:
         self.calls.append(("batch", step))
         return batch(step)
 
-    def publish(self, step, arrays):
+    def publish(self, step, arrays, canary):
         assert all(isinstance(a, jax.Array) for a in arrays.values())
+        assert canary.tokens is self.canary_tokens and canary.logprobs.shape == (4,)
         self.calls.append(("publish", step))
 
     def step_done(self, step, metrics):

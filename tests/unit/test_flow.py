@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from flow_harness import Harness, MixedOnly, settle
 
-from rlax_plugin.controller.flow import sample_seed
+from rlax_plugin.controller.requests import sample_seed
 from rlax_plugin.errors import TrainingError
 
 

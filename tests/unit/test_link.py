@@ -13,7 +13,9 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.flow import StepStats
 from rlax_plugin.controller.link import Link
 from rlax_plugin.errors import DeadlineError, TrainingError
-from rlax_plugin.types import TrainBatch
+from rlax_plugin.types import Canary, TrainBatch
+
+TOKENS = np.array([4, 2, 3], np.int32)
 
 
 @pytest.fixture
@@ -30,9 +32,11 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 class Published:
     def __init__(self):
         self.steps: list[int] = []
+        self.canaries: list[Canary | None] = []
 
-    def publish(self, step, arrays):
+    def publish(self, step, arrays, canary=None):
         self.steps.append(step)
+        self.canaries.append(canary)
 
 
 async def groups(step):
@@ -55,6 +59,7 @@ def make(loop, next_groups=groups, snapshot=groups, **deadlines):
         finished=lambda done: told.append(("finished", done.step, done.stats.issued)),
         snapshot=snapshot,
         progress=lambda *args: told.append(("progress", *args)),
+        canary_tokens=TOKENS,
     )
     return link, told, publisher
 
@@ -75,6 +80,15 @@ def test_a_step_is_told_in_order(loop):
     settle(loop)
     assert told == [("started", 3), ("finished", 4, 4), ("finished", 5, 5)]
     assert publisher.steps == [3, 4, 5]
+
+
+def test_a_canary_of_the_given_tokens_reaches_the_publisher(loop):
+    link, _, publisher = make(loop)
+    assert link.canary_tokens is TOKENS
+    canary = Canary(link.canary_tokens, np.array([-1, -2], np.float32), 1e-4)
+    link.publish(1, {}, canary)
+    link.publish(2, {})
+    assert publisher.canaries == [canary, None]
 
 
 def test_a_failure_of_the_flow_is_the_trainers(loop):

@@ -1,0 +1,26 @@
+"""What a worker is asked for: seeds and sampling settings that follow from the config alone."""
+
+from __future__ import annotations
+
+import hashlib
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.protocols import PromptSource
+from rlax_plugin.types import SamplingParams
+
+
+def sample_seed(run_seed: int, purpose: str, group: int | str, index: int) -> int:
+    """The 64-bit seed of one sample: a hash of who it is, so that issuing it again repeats it."""
+    name = f"{run_seed}/{purpose}/{group}/{index}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParams:
+    r = section.rollouts
+    return SamplingParams(
+        temperature=r.temperature,
+        top_k=r.top_k,
+        top_p=r.top_p,
+        max_new_tokens=r.max_new_tokens,
+        stop_ids=() if r.ignore_stop else source.stop_ids,
+    )

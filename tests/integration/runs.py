@@ -1,0 +1,77 @@
+"""A ``rlax train`` process in a directory of its own, and what it leaves there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "tests/configs/testing.yml")
+DEADLINE_S = 90
+
+
+class Run:
+    """A ``rlax train`` process in a directory of its own."""
+
+    def __init__(self, directory: Path, *overrides: str):
+        self.dir = directory / "runs/testing"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlax_plugin", "train", CONFIG, *overrides],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self) -> tuple[int, str]:
+        try:
+            out, _ = self.process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            logs = "\n".join(p.read_text()[-3000:] for p in self.dir.glob("logs/*.log"))
+            pytest.fail(f"the run did not end:\n{logs}")
+        return self.process.returncode, out
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"{what} did not happen: {self.process.communicate()[0]}")
+            time.sleep(0.02)
+
+    def workers(self) -> list[psutil.Process]:
+        try:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [c for c in children if "serve" in " ".join(c.cmdline())]
+
+    def steps(self) -> list[dict[str, float]]:
+        path = self.dir / "metrics.jsonl"
+        return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+    def summary(self) -> dict:
+        return json.loads((self.dir / "summary.json").read_text())
+
+    def rollouts(self) -> list[dict]:
+        """Every sample once: trained ones as their batch has them, then the others."""
+        trained = rows(self.dir / "batches")
+        ids = {row["group_id"] for row in trained}
+        return trained + [row for row in rows(self.dir / "rollouts") if row["group_id"] not in ids]
+
+
+def rows(directory: Path) -> list[dict]:
+    """The rows of all Parquet files in a directory, in the files' order."""
+    tables = [pq.read_table(path) for path in sorted(directory.glob("*.parquet"))]
+    return [row for table in tables for row in table.to_pylist()]
