@@ -6,10 +6,7 @@ the rollouts' temperature, from one teacher-forced forward pass. Nothing is samp
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -19,9 +16,9 @@ import numpy as np
 from maxtext_overrides.config import Config, initialize
 from maxtext_overrides.scoring import target_logprobs_of
 from maxtext_overrides.train_loop import MAXTEXT_ARRAYS, Events, Loop, run_train_loop
-from rlax_plugin.config import WarmStart
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.protocols import PromptSource
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import Prompt
 
 _RECORD = "warm_start.json"
@@ -117,13 +114,13 @@ def _configure(argv: Sequence[str], rl_config: Config) -> Config:
     )
 
 
-def _finished(directory: Path) -> str | None:
+def _finished(files: RunFiles) -> str | None:
     """Path of the finished warm start's weights, if there is one."""
-    record = directory / _RECORD
-    if not record.is_file():
+    record = files.get_json(_RECORD)
+    if record is None:
         return None
-    path = directory / "checkpoints" / str(json.loads(record.read_text())["step"] - 1) / "items"
-    return str(path) if path.is_dir() else None
+    items = f"checkpoints/{record['step'] - 1}/items"
+    return files.location(items) if files.exists(items) else None
 
 
 def warm_start(
@@ -134,7 +131,8 @@ def warm_start(
 ) -> str:
     """Trains on right answers until validation pass@1 is in the config's window.
 
-    Skipped if it was finished before. Runs MaxText's loop under ``<run_name>/warm_start``.
+    Skipped if it was finished before, or if ``rlax.warm_start.directory`` names one. Runs MaxText's
+    loop under ``<run_name>/warm_start``.
 
     Args:
       argv: of the RL run.
@@ -146,13 +144,18 @@ def warm_start(
       Path for MaxText's ``load_parameters_path``.
 
     Raises:
-      ConfigError: the config cannot work.
+      ConfigError: the config cannot work; there is no finished warm start in ``directory``.
       TrainingError: pass@1 jumped over the window, or the steps ran out below it.
     """
     warm = rl_config.rlax.warm_start
-    directory = Path(rl_config.base_output_directory) / rl_config.run_name / "warm_start"
-    if done := _finished(directory):
+    own = f"{rl_config.base_output_directory}/{rl_config.run_name}/warm_start"
+    files = RunFiles(warm.directory or own)
+    if done := _finished(files):
         return done
+    if warm.directory:
+        raise ConfigError(
+            "rlax.warm_start.directory", warm.directory, "no warm start has ended there"
+        )
     config = _configure(argv, rl_config)
     shown = source.prompts("train")[: warm.train_problems or None]
     examples = rows(source, shown, config.max_target_length)
@@ -187,22 +190,16 @@ def warm_start(
             )
         if latest < warm.pass_at_1_from:
             return False
-        _write(directory / _RECORD, warm, loop.completed, latest)  # counts with the checkpoint only
+        # Counts with the checkpoint only.
+        record = {"step": loop.completed, "pass_at_1": latest, "problems": warm.problems}
+        files.put_json(_RECORD, record)
         return True
 
     run_train_loop(config, Events(batches=batches, on_step_end=on_step_end))
-    done = _finished(directory)
+    done = _finished(files)
     if done is None:
         raise TrainingError(
             f"warm start: validation pass@1 is {latest:.3f} after rlax.warm_start.steps = "
             f"{warm.steps}, below rlax.warm_start.pass_at_1_from = {warm.pass_at_1_from}"
         )
     return done
-
-
-def _write(path: Path, warm: WarmStart, step: int, pass_at_1: float) -> None:
-    document = {"step": step, "pass_at_1": pass_at_1, "problems": warm.problems}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document))
-    os.replace(part, path)

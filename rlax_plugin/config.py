@@ -170,6 +170,10 @@ class WarmStart(Section):
         default=0, description="learn from the first so many training problems; 0: from all"
     )
     problems: PositiveInt = Field(default=512, description="validation problems looked at")
+    directory: str = Field(
+        default="",
+        description="of a finished warm start, which is used instead; empty: <run_dir>/warm_start",
+    )
 
 
 class Deadlines(Section):

@@ -9,7 +9,7 @@ import numpy as np
 from rlax_plugin.audit.history import Alive, History
 from rlax_plugin.audit.limits import Limits
 from rlax_plugin.audit.report import Figures, Findings, Rule
-from rlax_plugin.records import journal, samples
+from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import FileRecord, JournalError, Segment
 from rlax_plugin.records.samples import Judged
@@ -247,5 +247,13 @@ def _runs(rollout: Rollout) -> str:
 
 
 def _digest(judged: Judged) -> str:
-    """Checksum of all that is recorded of a group."""
-    return journal.checksum(samples.to_arrow(samples.to_table([judged])))
+    """Checksum of what training depends on."""
+    group, refused = judged
+    arrays = ("tokens", "logprob_full", "logprob_sampled", "versions")
+    content = [
+        (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), refused),
+        None if group.advantages is None else group.advantages.tobytes(),
+        *((r.index, r.seed, r.finish_reason, r.worker, r.reward) for r in group.rollouts),
+        *(getattr(r, name).tobytes() for r in group.rollouts for name in arrays),
+    ]
+    return journal.checksum(repr(content).encode())

@@ -302,8 +302,10 @@ class Flow:
         self._on_scored(group, refused)
 
     def distrust(self, worker: str) -> None:
-        """Nothing that a worker has drawn so far will train."""
+        """Nothing that a worker has drawn so far will train, but for what is recorded already."""
         self._distrusted[worker] = time.perf_counter()
+        if not self._running:
+            return
         for group in list(self.book.ready.values()):
             if any(r.worker == worker for r in group.rollouts):
                 self._drop(group, "its worker was quarantined")

@@ -91,7 +91,9 @@ class Recorder:
           RlaxError: it cannot be written.
         """
         news, judged = self._taken()
-        return await asyncio.wrap_future(self._submit(self._commit, news, judged, step, batch))
+        # Whoever waits may give up; what was taken must be written before what comes after it.
+        work = self._submit(self._commit, news, judged, step, batch)
+        return await asyncio.shield(asyncio.wrap_future(work))
 
     def close(self) -> None:
         """Writes what is left into the ledger, and ends the thread."""

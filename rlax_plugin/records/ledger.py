@@ -140,12 +140,17 @@ class Ledger:
                 "DELETE FROM events WHERE segment IS NULL AND id >= "
                 "(SELECT min(id) FROM events WHERE segment IS NULL AND event = 'trained')"
             )
-        found = self._db.execute("SELECT body FROM events WHERE segment IS NULL ORDER BY id")
-        events = [ev.decode(json.loads(body)) for (body,) in found]
-        kept = {event.group for event in events if isinstance(event, ev.Scored)}
-        blobs = self._db.execute("SELECT body FROM samples ORDER BY event_id")
-        rows = [samples.from_arrow(body) for (body,) in blobs]
-        return events, [samples.only(table, kept) for table in rows]
+            found = self._db.execute("SELECT body FROM events WHERE segment IS NULL ORDER BY id")
+            events = [ev.decode(json.loads(body)) for (body,) in found]
+            kept = {event.group for event in events if isinstance(event, ev.Scored)}
+            blobs = self._db.execute("SELECT event_id, body FROM samples ORDER BY event_id")
+            rows = [(i, samples.only(samples.from_arrow(body), kept)) for i, body in blobs]
+            self._db.execute("DELETE FROM samples")
+            self._db.executemany(
+                "INSERT INTO samples VALUES (?, ?)",
+                [(i, samples.to_arrow(table)) for i, table in rows if table.num_rows],
+            )
+        return events, [table for _, table in rows if table.num_rows]
 
     def rebuild(self, segments: Iterable[tuple[Segment, str]]) -> None:
         """Makes the ledger say what the journal says, and nothing else."""

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-from test_runs import CONFIG, Run
+from runs import CONFIG, Run, rows
+
+from rlax_plugin.audit import audit
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
 
 STEPS = 14
 
@@ -27,8 +31,7 @@ def free_port() -> int:
 
 def trained(run: Run) -> list[dict]:
     """Every trained sample of a run."""
-    tables = [pq.read_table(path) for path in sorted(run.dir.glob("batches/*.parquet"))]
-    return [row for table in tables for row in table.to_pylist()]
+    return rows(run.dir / "batches")
 
 
 @contextmanager
@@ -83,33 +86,48 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path, parameter_server):
     assert first == list(range(len(first))) and len(first) >= 8
     assert second == sorted(set(second)) and second[0] >= 5 and second[-1] == STEPS
     assert [m["step"] for m in run.steps()] == list(range(1, STEPS + 1))
-    rows = trained(run)
-    assert len(rows) == 16 * STEPS and {r["worker"] for r in rows} == {"survivor"}
-    assert all(set(r["versions"]) == {r["step"] - 1} for r in rows)
-
-
-FAULT = (
-    "rlax.rollouts.engine={name: scripted, weight_fault: swapped_tensors, fault_at_version: %d%s}"
-)
+    drawn = trained(run)
+    assert len(drawn) == 16 * STEPS and {r["worker"] for r in drawn} == {"survivor"}
+    assert all(set(r["versions"]) == {r["step"] - 1} for r in drawn)
 
 
 def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path):
-    status, out = Run(tmp_path, FAULT % (0, ""), "rlax.launcher.max_restarts=0").end()
+    engine = "{name: scripted, weight_fault: swapped_tensors, fault_at_version: 0}"
+    run = Run(tmp_path, f"rlax.rollouts.engine={engine}", "rlax.launcher.max_restarts=0")
+    status, out = run.end()
     assert status == 1
     assert "ended 1 times in a row, the last time with status 1" in out
     assert re.search(r"error: version 0: .* has fingerprint .* was published", out), out
 
 
-def test_a_quarantined_worker_costs_speed_and_no_more(tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("flipped_bit", "crc32c"),
+        ("truncated_file", "crc32c"),
+        ("renamed_parameter", "names"),
+        ("swapped_tensors", "has fingerprint"),
+        ("stale_version", "has fingerprint"),
+        ("wrong_use", "canary"),
+    ],
+)
+def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(tmp_path, fault, why):
+    engine = f"{{name: scripted, weight_fault: {fault}, fault_at_version: 4, fault_worker: local-1"
     run = Run(
         tmp_path,
-        FAULT % (4, ", fault_worker: local-1, latency_s: 0.05"),
+        f"rlax.rollouts.engine={engine}, latency_s: 0.05}}",
         "rlax.launcher.max_restarts=0",
     )
     status, out = run.end()
     assert status == 0, out
-    assert re.search(r"worker local-1 is quarantined: version 4: .* has fingerprint", out), out
-    by_local_1 = [r for r in trained(run) if r["worker"] == "local-1"]
+    assert re.search(rf"worker local-1 is quarantined: .*{why}", out), out
+    drawn = run.rollouts()
+    by_local_1 = [r for r in drawn if r["worker"] == "local-1"]
     assert by_local_1 and all(max(r["versions"]) < 4 for r in by_local_1)
     assert len(trained(run)) == 160
+    # Drawn before its fault was found, and not trained by then: not trusted any more.
+    events = [e for s, _ in journal.read(RunFiles(run.dir)) for e in s.events]
+    dropped = {e.group for e in events if isinstance(e, ev.Dropped)}
+    assert not dropped & {r["group_id"] for r in trained(run)}
     assert run.summary()["worker_restarts"] == 0
+    assert audit(RunFiles(run.dir)).violation is None

@@ -42,10 +42,10 @@ def section(**rollouts: Any) -> RlaxSection:
 
 
 class Counting:
-    """Draws 0, 1, 2, ... for every sample, ``length`` tokens; reports after each of them."""
+    """Draws 0, 1, 2, ... for every sample, ``length`` tokens; reports every so many of them."""
 
-    def __init__(self, length: int, *, reports: bool = True):
-        self.length, self.reports = length, reports
+    def __init__(self, length: int, *, every: int = 1):
+        self.length, self.every = length, every
         self.version = -1
         self.faults: dict[int, Exception] = {}
         self.loads: list[int] = []
@@ -81,7 +81,7 @@ class Counting:
                 drawn.append(self.version)
             done = min(map(len, versions)) >= self.length
             rollouts = [self._rollout(request, i, drawn, done) for i, drawn in enumerate(versions)]
-            if self.reports or done:
+            if done or len(versions[0]) % self.every == 0:
                 self.last[request.group_id] = rollouts
                 on_group(request.group_id, rollouts)
 
@@ -199,18 +199,18 @@ def test_a_draining_worker_hands_over_every_token_it_has_reported():
         settings = section(**CONTINUE)
         async with trainer(settings) as one:
             await one.publish(3)
-            endless = Worker("a", Counting(100_000), settings, one.address)
+            endless = Worker("a", Counting(100_000, every=50), settings, one.address)
             await until(lambda: one.held("a") == 3)
             tickets = []
             for number in range(3):  # three calls
                 tickets.append(one.dispatcher.submit(group(number)))
                 await until(lambda n=number: n in endless.engine.last)
-            await until(lambda: len(endless.engine.last[2][0].tokens) > 20)
             quick = Worker("b", Counting(10), settings, one.address)
+            reported = [len(endless.engine.last[number][0].tokens) for number in range(3)]
             started_s = time.monotonic()
             endless.terminated.set()
             await endless.life
-            # Each group reported within milliseconds: neither its end nor 2 * progress_s came.
+            # Each group reported once more, before 2 * progress_s was over.
             assert time.monotonic() - started_s < 2 * CONTINUE["progress_s"]
             answers = [await ticket for ticket in tickets]
             kept = 0
@@ -218,14 +218,15 @@ def test_a_draining_worker_hands_over_every_token_it_has_reported():
                 handed_over = len(endless.engine.last[number][0].tokens)
                 kept += 2 * handed_over
                 assert [len(r.tokens) for r in asked.resume] == [handed_over] * 2
-                assert handed_over > 20 and asked.attempt == 2
+                assert handed_over % 50 == 0 and handed_over > reported[number]
+                assert asked.attempt == 2
                 for r in rollouts:
                     assert r.worker == "b" and r.finish_reason == "length"
                     assert r.tokens.tolist() == list(range(len(r.tokens)))
                     assert set(r.versions.tolist()) == {3}
             assert one.dispatcher.tokens_resumed == kept and one.dispatcher.reissued == 3
-            assert one.again == [(n, 2, f"UNAVAILABLE: {why}") for n, _, why in one.again for why in
-                                 ["this worker is leaving"]]  # fmt: skip
+            leaving = "UNAVAILABLE: this worker is leaving"
+            assert sorted(one.again) == [(number, 2, leaving) for number in range(3)]
             assert one.lost == ["a: left"] and one.quarantined == []
             quick.terminated.set()
             await quick.life
@@ -238,7 +239,7 @@ def test_a_drain_does_not_wait_for_a_worker_that_reports_nothing():
         settings = section(on_new_weights="continue", progress_s=0.1)
         async with trainer(settings) as one:
             await one.publish(0)
-            mute = Worker("a", Counting(100_000, reports=False), settings, one.address)
+            mute = Worker("a", Counting(100_000, every=100_000), settings, one.address)
             await until(lambda: one.held("a") == 0)
             ticket = one.dispatcher.submit(group(0))
             await until(lambda: mute.engine.asked)
@@ -260,7 +261,7 @@ def test_without_continue_a_drain_finishes_what_was_begun(mode):
         settings = section(on_new_weights=mode, progress_s=0.01)
         async with trainer(settings) as one:
             await one.publish(0)
-            engine = Counting(100, reports=False)
+            engine = Counting(100, every=100)
             worker = Worker("a", engine, settings, one.address)
             await until(lambda: one.held("a") == 0)
             ticket = one.dispatcher.submit(group(0))
@@ -369,7 +370,7 @@ def test_what_is_read_after_a_quarantine_is_not_accepted():
         settings = section()
         async with trainer(settings) as one:
             await one.publish(0)
-            worker = Worker("w", Counting(5), settings, one.address)
+            worker = Worker("w", Counting(5, every=5), settings, one.address)
             await until(lambda: one.held("w") == 0)
             member = one.fleet.workers["w"]
             generate = member.stub.Generate

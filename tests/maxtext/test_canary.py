@@ -1,10 +1,10 @@
-"""The canary against other ways to the same log-probs. Mesh and loop: test_mesh, test_train_loop."""
+"""The canary against other ways to the same log-probs, and what it must notice."""
 
 import jax
 import numpy as np
 import pytest
-import test_decode
 import test_train_loop as tests
+import tiny_engine
 from flax import nnx
 
 from maxtext_overrides.canary import CanaryForward, tolerance
@@ -16,7 +16,7 @@ DENSE = {"scan_layers": False}
 SCANNED = {"scan_layers": True}
 # So many that XLA would leave out MaxText's rounding of the tied embedding in one of the programs.
 MANY_WORDS = {"scan_layers": False, "vocab_size": 8192}
-EXPERTS = test_decode.MOE | {"scan_layers": False}
+EXPERTS = tiny_engine.MOE | {"scan_layers": False}
 BFLOAT16 = {"scan_layers": False, "dtype": "bfloat16", "weight_dtype": "bfloat16"}
 
 
@@ -49,7 +49,7 @@ def live_logprobs(loop, tokens):
             decoder_segment_ids=np.ones_like(inputs),
             enable_dropout=False,
         )
-    logprobs = test_decode.log_softmax(np.asarray(logits[0], np.float64))
+    logprobs = tiny_engine.log_softmax(np.asarray(logits[0], np.float64))
     return logprobs[np.arange(inputs.shape[1]), tokens[1:]]
 
 
@@ -69,7 +69,7 @@ def test_it_is_what_the_live_model_and_the_worker_compute(tmp_path, model):
     np.testing.assert_array_equal(canary.tokens, TOKENS)
     assert canary.logprobs.dtype == np.float32
     np.testing.assert_allclose(canary.logprobs, expected, atol=1e-6)
-    engine = DecodeEngine(test_decode.configure(**model))
+    engine = DecodeEngine(tiny_engine.configure(**model))
     worker = engine.logprobs(arrays, TOKENS)  # the buffers are intact: nothing was donated
     np.testing.assert_allclose(worker, canary.logprobs, atol=1e-5)
 
@@ -95,7 +95,7 @@ def test_bfloat16_is_held_to_gross_errors(tmp_path):
         return arrays, CanaryForward(TOKENS)(loop, arrays)
 
     arrays, canary = at_start(tmp_path, look, **BFLOAT16)
-    engine = DecodeEngine(test_decode.configure(**BFLOAT16))
+    engine = DecodeEngine(tiny_engine.configure(**BFLOAT16))
     assert canary.tolerance == 0.5
     assert np.abs(engine.logprobs(arrays, TOKENS) - canary.logprobs).max() < 0.1
     shuffled = {

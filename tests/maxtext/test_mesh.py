@@ -44,6 +44,7 @@ def test_a_mesh_of_eight_gives_one_devices_figures(tmp_path):
     )
     one, mesh = two_steps(tmp_path / "one"), np.load(out)
     assert set(one) == set(mesh.files)
+    np.testing.assert_allclose(mesh["canary"], one["canary"], rtol=0, atol=1e-5)
     for name, value in one.items():
         np.testing.assert_allclose(mesh[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 

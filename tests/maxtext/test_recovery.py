@@ -87,7 +87,7 @@ def test_a_run_killed_at_three_points_ends_with_the_same_weights(tmp_path, undis
     assert all(len(found) == 1 for found in digests(run).values())
     report = audit(RunFiles(run))
     assert report.violation is None, report.violation
-    assert report.figures.restarts == 3
+    assert report.figures.restarts == 2  # the second process died before it did anything new
 
 
 @pytest.mark.timeout(400)

@@ -369,7 +369,7 @@ def context_of(argv):
         extension = registered[kind][choice.name]
         return extension.build(extension.config_class(**choice.options), context)
 
-    return (context := BuildContext(Path(), 0, section, argv, part))
+    return (context := BuildContext(Path(), 0, section, argv, part=part))
 
 
 def trainer(argv):
@@ -485,8 +485,14 @@ def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
     assert loop.completed == 1
     assert set(published(loop.model_state))
 
-    again = supervised.warm_start(argv, config, Doubles(), lambda *look: pytest.fail("trained"))
-    assert again == path
+    def again(*more):
+        config = rlax_config.initialize((*argv, *more))
+        return supervised.warm_start(argv, config, Doubles(), lambda *_: pytest.fail("trained"))
+
+    assert again() == path
+    assert again("run_name=b", f"rlax.warm_start.directory={tmp_path}/tiny/warm_start") == path
+    with pytest.raises(ConfigError, match="no warm start has ended there"):
+        again("run_name=b", f"rlax.warm_start.directory={tmp_path}/b/warm_start")
 
 
 def test_warm_start_that_overshoots_or_falls_short_is_an_error(tmp_path):

@@ -194,6 +194,8 @@ class Run(RuleBasedStateMachine):
             self.do(self.run_.flow.commit())
         self.end(killed=False)
         self.loop.close()
+        if not self.run_.files.names("journal"):
+            return  # it died before it had anything to write down
         report = audit(self.run_.files)
         assert report.violation is None, report.violation
         issued = [

@@ -1,90 +1,401 @@
-"""What is on disk after steps were done again, and what happens when it cannot be written."""
+"""What is written down comes back bit for bit, and what is damaged is noticed."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from histories import History, group, refused, rollout, scored
 
-from rlax_plugin.controller.evaluation import record, recorded
-from rlax_plugin.controller.records import MetricsWriter, RolloutWriter, write_json
-from rlax_plugin.errors import RlaxError
-from rlax_plugin.statistics import Estimate
-from rlax_plugin.types import Group, Prompt, Rollout
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal, samples
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.journal import FileRecord, JournalError, Segment
+from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.samples import Judged
+from rlax_plugin.types import Group
 
-
-def group(number: int, reward: float | None = 1.0) -> Group:
-    tokens = np.array([4, 1], np.int32)
-    logprob = np.array([-0.5, -1.0], np.float32)
-    rollout = Rollout(number, 0, 2**63 + number, tokens, logprob, logprob,
-                      np.array([0, 0], np.int32), "stop", reward=reward)  # fmt: skip
-    prompt = Prompt("p", np.array([1], np.int32), "1", "one")
-    return Group(number, 1, prompt, (rollout,), advantages=np.array([0.25]))
-
-
-def steps(directory) -> list[int]:
-    files = sorted(directory.glob("*.parquet"))
-    return [s for file in files for s in pq.read_table(file)["step"].to_pylist()]
-
-
-def test_rows_hold_what_was_drawn(tmp_path):
-    writer = RolloutWriter(tmp_path / "rollouts", pytest.fail)
-    writer.add(1, [(group(7), None), (group(8, None), "all rewards failed")])
-    writer.close()
-    first, second = pq.read_table(tmp_path / "rollouts/00000001-00000001.parquet").to_pylist()
-    assert (first["group_id"], first["seed"], first["tokens"]) == (7, 2**63 + 7, [4, 1])
-    assert (first["reward"], first["advantage"], first["refused"]) == (1.0, 0.25, None)
-    assert (second["reward"], second["refused"]) == (None, "all rewards failed")
+EVENTS = [
+    ev.Issued(7, ("a", 'quote " and \n line'), 3),
+    ev.Reissued(7, 2, "worker lost"),
+    ev.Generated(7, 2, "w0", 3, 4, 8, 120),
+    ev.Scored(7, 5, 8, None),
+    ev.Scored(8, 0, 0, "all rewards failed"),
+    ev.Trained(5, (7, 9), 2),
+    ev.Dropped(9, "too stale"),
+    ev.Published(5, "0badc0de"),
+    ev.Resumed(4),
+]
 
 
-def test_steps_done_again_are_recorded_once(tmp_path):
-    killed = RolloutWriter(tmp_path, pytest.fail, every=3)
-    for step in (1, 2):
-        killed.add(step, [(group(step), None)])
-    killed.flush().result(10)  # before the checkpoint of step 2
-    for step in (3, 4, 5):
-        killed.add(step, [(group(step), None)])
-    killed.close()
-    (tmp_path / "00000006-00000008.tmp").write_text("half")
-    again = RolloutWriter(tmp_path, pytest.fail, every=2)
-    again.rewind(2)
-    for step in (3, 4, 5):
-        again.add(step, [(group(step), None)])
+# --- events --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=ev.kind)
+def test_an_event_is_one_line_and_comes_back(event: ev.Event) -> None:
+    line = ev.encode(event)
+    assert "\n" not in line
+    assert ev.decode(json.loads(line)) == event
+
+
+def test_what_is_no_event_is_refused() -> None:
+    for document in (
+        {},
+        {"event": "exploded", "group": 1},
+        {"event": "dropped", "group": 1},
+        {"event": "dropped", "group": 1, "reason": "x", "mood": "bad"},
+    ):
+        with pytest.raises(RlaxError, match="not an event of this version"):
+            ev.decode(document)
+    assert [ev.group_of(event) for event in EVENTS] == [None, 7, 7, 7, 8, None, 9, None, None]
+
+
+# --- samples -------------------------------------------------------------------------------------
+
+
+def odd(number: int) -> Group:
+    """A group of values that are easily lost: NaN, -0.0, 64 bits, nothing at all."""
+    extremes = {
+        "tokens": np.array([-(2**31), 2**31 - 1, 0], np.int32),
+        "logprob_full": np.array(
+            [-0.0, np.nextafter(np.float32(-1), np.float32(0)), -np.inf], "f4"
+        ),
+        "logprob_sampled": np.array([1e-45, np.nan, -3.4e38], np.float32),
+    }
+    return group(
+        number,
+        0,
+        "p\u00e9",
+        rollouts=(
+            rollout(number, 0, [0, 1, 1], seed=2**64 - 1, reward=0.1 + 0.2, **extremes),
+            rollout(
+                number, 1, [], reward=None, reward_error="timed out", finish_reason="cancelled"
+            ),
+        ),
+        advantages=np.array([np.nextafter(1.0, 2.0), -0.0]),
+        measured_pass_rate=None,
+    )  # fmt: skip
+
+
+def bits(value: Any) -> Any:
+    """Comparable, down to the sign of zero and the payload of NaN."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if dataclasses.is_dataclass(value):
+        return [bits(getattr(value, f.name)) for f in dataclasses.fields(value)]
+    if isinstance(value, (list, tuple)):
+        return [bits(one) for one in value]
+    return value.hex() if isinstance(value, float) else value
+
+
+JUDGED: list[Judged] = [
+    (odd(4), None),
+    refused(2, 1, "c", "too easy"),
+    (group(3, 1, "d"), None),
+]
+
+
+def test_samples_come_back_bit_for_bit() -> None:
+    table = samples.to_table(JUDGED)
+    assert table.num_rows == 6
+    parquet = samples.from_parquet(samples.to_parquet(1, table), "file")
+    arrow = samples.from_table(samples.from_arrow(samples.to_arrow(table)))
+    assert bits(parquet) == bits(arrow) == bits(JUDGED)
+    again = samples.to_parquet(1, samples.to_table(parquet))
+    assert again == samples.to_parquet(1, table)  # the same file, so the same checksum
+
+
+def test_a_table_is_made_of_nothing_as_well() -> None:
+    empty = samples.to_table([])
+    assert (empty.num_rows, samples.from_table(empty)) == (0, [])
+    assert samples.from_parquet(samples.to_parquet(1, empty), "file") == []
+
+
+def test_groups_are_selected_in_the_order_asked_for() -> None:
+    table = samples.to_table(JUDGED)
+    chosen = samples.from_table(samples.select(table, [3, 4]))
+    assert bits(chosen) == bits([JUDGED[2], JUDGED[0]])
+    assert samples.select(table, []).num_rows == 0
+    with pytest.raises(KeyError):
+        samples.select(table, [3, 5])
+
+
+def test_a_file_of_something_else_is_damaged() -> None:
+    whole = samples.to_parquet(1, samples.to_table(JUDGED))
+    lacking = samples.to_parquet(1, samples.to_table(JUDGED).drop(["versions"]))
+    for data in (b"", b"PAR1", whole[: len(whole) // 2], lacking):
+        with pytest.raises(RlaxError, match=r"rollouts/1\.parquet is damaged"):
+            samples.from_parquet(data, "rollouts/1.parquet")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["local", "memory"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunFiles]:
+    if request.param == "local":
+        yield RunFiles(tmp_path / "run")
+        return
+    yield RunFiles("memory://records/run")
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_files_are_put_read_listed_and_removed(files: RunFiles) -> None:
+    assert files.names("journal") == [] and not files.exists("journal/2.json")
+    files.put("journal/2.json", b"two")
+    files.put("journal/1.json", b"one")
+    files.put("journal/1.json", b"another one")
+    assert files.names("journal") == ["1.json", "2.json"]
+    assert (files.get("journal/1.json"), files.exists("journal/2.json")) == (b"another one", True)
+    files.delete("journal/1.json")
+    files.delete("journal/1.json")
+    assert files.names("journal") == ["2.json"]
+    files.delete("journal")
+    assert files.names("journal") == []
+    with pytest.raises(FileNotFoundError):
+        files.get("journal/2.json")
+
+
+def test_documents(files: RunFiles) -> None:
+    assert files.get_json("config.json") is None
+    files.put_json("config.json", {"seed": 1})
+    assert files.get_json("config.json") == {"seed": 1}
+    files.put("config.json", b'{"seed"')
+    with pytest.raises(RlaxError, match=r"run/config\.json is damaged"):
+        files.get_json("config.json")
+
+
+def test_what_a_killed_process_left_is_no_file(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    files.put("journal/00000001.json", b"{}")
+    (tmp_path / "journal/.00000002.json.77").write_bytes(b"{")
+    assert files.names("journal") == ["00000001.json"] and journal.last_number(files) == 1
+
+
+def test_what_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    (tmp_path / "journal").write_text("a file in the way")
+    with pytest.raises(RlaxError, match=r"journal/1\.json cannot be written"):
+        files.put("journal/1.json", b"")
+    (tmp_path / "batches").mkdir()
+    with pytest.raises(RlaxError, match="batches cannot be read"):
+        files.get("batches")
+    with pytest.raises(ConfigError, match="base_output_directory = 'nowhere://run'"):
+        RunFiles("nowhere://run")
+
+
+# --- journal -------------------------------------------------------------------------------------
+
+
+def segment(files: RunFiles, number: int) -> Path:
+    return Path(files.location(journal.segment_name(number)))
+
+
+def test_a_journal_comes_back(files: RunFiles) -> None:
+    history = History()
+    history.write(files)
+    found = list(journal.read(files))
+    assert [s.number for s, _ in found] == [1, 2, 3, 4, 5]
+    assert [s.step for s, _ in found] == [1, 2, None, 3, None]
+    for (one, _), draft in zip(found, history.segments, strict=True):
+        assert list(one.events) == draft.events
+        assert bits(journal.read_samples(files, one, one.batch)) == bits(draft.batch or [])
+        assert bits(journal.read_samples(files, one, one.rollouts)) == bits(draft.others)
+    checksums = [checksum for _, checksum in found]
+    assert [s.previous for s, _ in found] == ["00000000", *checksums[:-1]]
+    assert list(journal.read(files, after=3, previous=checksums[2])) == found[3:]
+    assert list(journal.read(files, until=2)) == found[:2]
+    with pytest.raises(JournalError, match="segment 4: follows a segment with checksum"):
+        list(journal.read(files, after=3, previous=checksums[1]))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFiles:
+    files = RunFiles(tmp_path)
+    History().write(files)
+    return files
+
+
+def broken(files: RunFiles) -> tuple[int, str]:
+    """Where reading the journal ends, and why."""
+    with pytest.raises(JournalError) as caught:
+        list(journal.read(files))
+    return caught.value.number, str(caught.value)
+
+
+def test_a_missing_segment_is_noticed(run: RunFiles) -> None:
+    segment(run, 2).unlink()
+    assert broken(run) == (2, "journal segment 2: is missing, and later ones exist")
+
+
+def test_a_torn_segment_is_noticed(run: RunFiles) -> None:
+    data = segment(run, 5).read_bytes()
+    for length in (0, 1, len(data) // 2, len(data) - 3):
+        segment(run, 5).write_bytes(data[:length])
+        number, message = broken(run)
+        assert (number, "is damaged" in message) == (5, True)
+    run.put_json(journal.segment_name(5), {"segment": 5})
+    assert "is damaged" in broken(run)[1]
+
+
+def test_exchanged_segments_are_noticed(run: RunFiles) -> None:
+    third = segment(run, 3).read_bytes()
+    segment(run, 3).write_bytes(segment(run, 4).read_bytes())
+    assert broken(run) == (3, "journal segment 3: calls itself 4")
+    # A segment of another run, with the right number: the next one names another checksum.
+    segment(run, 3).write_bytes(third.replace(b'"d2"', b'"e2"'))
+    number, message = broken(run)
+    assert (number, "follows a segment with checksum" in message) == (4, True)
+
+
+def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None:
+    found = [s for s, _ in journal.read(run)]
+    second = found[1]
+    assert second.batch is not None
+    other = dataclasses.replace(second.batch, name="batches/00000003.parquet")
+    with pytest.raises(JournalError, match=r"segment 2: .*its content is not what it was"):
+        journal.read_samples(run, second, other)
+    fewer = dataclasses.replace(second.batch, samples=3)
+    with pytest.raises(JournalError, match="holds 4 samples, not 3"):
+        journal.read_samples(run, second, fewer)
+    run.put("batches/x", b"not Parquet")
+    nonsense = FileRecord("batches/x", 4, journal.checksum(b"not Parquet"))
+    with pytest.raises(JournalError, match="segment 2: batches/x is damaged"):
+        journal.read_samples(run, second, nonsense)
+    run.delete("batches/00000002.parquet")
+    with pytest.raises(JournalError, match=r"segment 2: batches/00000002\.parquet is missing"):
+        journal.read_samples(run, second, second.batch)
+    assert journal.read_samples(run, second, None) == []
+
+
+# --- ledger --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "state/ledger.sqlite", "hash")
+    yield ledger
+    ledger.close()
+
+
+def add(ledger: Ledger, *events: ev.Event, judged: tuple[Judged, ...] = ()) -> int:
+    rows = samples.to_table(judged) if judged else None
+    return ledger.add([(event, ev.encode(event)) for event in events], rows)
+
+
+def tail(ledger: Ledger, number: int = 0, checksum: str = journal.START) -> tuple[list, list]:
+    found = ledger.tail(number, checksum)
+    assert found is not None
+    events, tables = found
+    return events, [judged for table in tables for judged in samples.from_table(table)]
+
+
+def states(path: Path) -> dict[int, tuple[Any, ...]]:
+    """What any SQLite client sees: group -> prompt, state, reason, step."""
+    database = sqlite3.connect(path)
+    query = "SELECT group_id, prompt_id, state, reason, trained_at_step FROM groups"
+    found = {row[0]: tuple(row[1:]) for row in database.execute(query)}
+    database.close()
+    return found
+
+
+def test_the_tail_is_what_no_segment_holds(ledger: Ledger) -> None:
+    first, second = (group(0, 0, "a"), None), refused(1, 0, "b", "too easy")
+    assert tail(ledger) == ([], [])
+    issued = ev.Issued(0, ("a", "b", "c"), 0)
+    last = add(ledger, issued, *scored(first), judged=(first,))
+    add(ledger, *scored(second), judged=(second,))
+    events, rows = tail(ledger)
+    assert events == [issued, *scored(first), *scored(second)]
+    assert bits(rows) == bits([first, second])
+    ledger.committed(1, "11111111", None, last)
+    events, rows = tail(ledger, 1, "11111111")
+    assert events == scored(second) and bits(rows) == bits([second])
+
+
+def test_a_ledger_of_another_past_has_no_tail(ledger: Ledger) -> None:
+    last = add(ledger, ev.Issued(0, ("a",), 0))
+    ledger.committed(1, "11111111", None, last)
+    add(ledger, ev.Reissued(0, 2, "worker lost"))
+    assert ledger.tail(0, journal.START) is None  # the run's directory was emptied
+    assert ledger.tail(1, "22222222") is None  # another machine continued the run
+    assert ledger.tail(2, "11111111") is None
+    assert ledger.tail(1, "11111111") is not None
+
+
+def test_a_batch_that_no_segment_commits_never_was(ledger: Ledger) -> None:
+    before, after = (group(0, 0, "a"), None), (group(2, 0, "c"), None)
+    issued = ev.Issued(0, ("a", "b", "c"), 0)
+    add(ledger, issued, *scored(before), ev.Trained(1, (0,), 1), judged=(before,))
+    add(ledger, *scored(after), judged=(after,))
+    for _ in range(2):  # forgotten for good
+        events, rows = tail(ledger)
+        assert events == [issued, *scored(before)]
+        assert bits(rows) == bits([before])
+
+
+def test_the_ledger_outlives_its_process_and_not_its_run(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    killed = Ledger(path, "hash")  # never closed
+    add(killed, ev.Issued(0, ("a",), 0))
+    again = Ledger(path, "hash")
+    assert tail(again)[0] == [ev.Issued(0, ("a",), 0)]
     again.close()
-    assert steps(tmp_path) == [1, 2, 3, 4, 5]
-    assert not list(tmp_path.glob("*.tmp"))
+    other = Ledger(path, "another config")
+    assert tail(other) == ([], [])
+    other.close()
+    killed.close()
 
 
-def test_a_directory_that_cannot_be_written_is_reported(tmp_path):
-    (tmp_path / "rollouts").write_text("a file in the way")
-    errors: list[BaseException] = []
-    writer = RolloutWriter(tmp_path / "rollouts", errors.append)
-    writer.add(1, [(group(1), None)])
-    with pytest.raises(RlaxError, match="rollouts cannot be written"):
-        writer.flush().result(10)
-    writer.close()
-    assert len(errors) == 1
-    with pytest.raises(RlaxError, match="cannot be written"):
-        write_json(tmp_path / "rollouts/x.json", {})
+def test_the_ledger_is_rebuilt_from_the_journal(run: RunFiles, tmp_path: Path) -> None:
+    path = tmp_path / "state/ledger.sqlite"
+    ledger = Ledger(path, "hash")
+    add(ledger, ev.Issued(0, ("x", "y"), 0))  # of another past
+    segments = list(journal.read(run))
+    ledger.rebuild(segments)
+    last, checksum = segments[-1]
+    assert tail(ledger, last.number, checksum) == ([], [])
+    reason = "its worker was quarantined"
+    assert states(path) == {
+        0: ("a", "trained", None, 1),
+        1: ("b", "trained", None, 1),
+        2: ("c", "filtered", "too easy", None),
+        3: ("d", "trained", None, 2),
+        4: ("e", "trained", None, 2),
+        5: ("f", "trained", None, 3),
+        6: ("g", "dropped", reason, None),
+        7: ("h", "trained", None, 3),
+        8: ("a", "reissued", "the trainer was restarted", None),
+        9: ("b", "admitted", None, None),
+        10: ("c", "issued", None, None),
+    }
+    add(ledger, ev.Generated(8, 2, "w0", 1, 1, 2, 5))
+    assert states(path)[8] == ("a", "generated", None, None)
+    ledger.close()
 
 
-def test_metrics_are_cut_after_the_checkpoint(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"step": s, "loss": float(s)}) for s in (1, 2, 3, 4)]
-    path.write_text("\n".join(lines) + '\n{"step": 5, "lo')  # killed while it wrote
-    writer = MetricsWriter(path)
-    assert [m["step"] for m in writer.rewind(2)] == [1, 2]
-    writer.add(3, {"loss": 30.0})
-    writer.close()
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    assert found == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 30.0}]
+def test_an_interrupted_transaction_changes_nothing(ledger: Ledger) -> None:
+    add(ledger, ev.Issued(0, ("a",), 0))
+
+    def breaks() -> Iterator[tuple[Segment, str]]:
+        yield Segment(1, journal.START, None, None, None, (ev.Resumed(0),)), "11111111"
+        raise JournalError(2, "is missing")
+
+    with pytest.raises(JournalError):
+        ledger.rebuild(breaks())
+    assert tail(ledger)[0] == [ev.Issued(0, ("a",), 0)]
 
 
-def test_a_recorded_evaluation_belongs_to_its_version(tmp_path):
-    estimate = Estimate(value=0.5, ci95=(0.4, 0.6), problems=8, n=4)
-    record(tmp_path, "after", 10, {1: estimate})
-    assert recorded(tmp_path, "after") == recorded(tmp_path, "after", version=10) == {1: estimate}
-    assert recorded(tmp_path, "after", version=20) == {}
-    assert recorded(tmp_path, "before") == {}
+def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"some other file, long enough to be looked at" * 100)
+    with pytest.raises(RlaxError, match=r"ledger\.sqlite cannot be opened"):
+        Ledger(path, "hash")
