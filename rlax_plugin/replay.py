@@ -19,8 +19,9 @@ from rlax_plugin import batches
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.directory import quiet
+from rlax_plugin.controller.publisher import fingerprints
 from rlax_plugin.errors import ConfigError, TrainingError
-from rlax_plugin.host_fingerprint import digest, fingerprint_numpy
+from rlax_plugin.host_fingerprint import digest
 from rlax_plugin.loading import load_section
 from rlax_plugin.protocols import Arrays, BuildContext, Trainer, TrainerLink
 from rlax_plugin.records import events as ev
@@ -76,7 +77,7 @@ class ReplayLink(TrainerLink):
         return np.zeros(0, np.int32)
 
     def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
-        found = fingerprint_numpy({name: np.asarray(array) for name, array in arrays.items()})
+        found = fingerprints(arrays)
         self.digests[step] = digest({name: int(value) for name, value in found.items()})
         wanted = self._recorded.get(step)
         if wanted not in (None, self.digests[step]):
@@ -145,8 +146,11 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     directory.mkdir(parents=True)
     config_path = directory / "config.yml"
     config_path.write_bytes(config)
-    argv = (str(config_path), f"base_output_directory={directory.resolve()}", "run_name=replayed")
-    section, _ = load_section(argv[0], argv[1:])
+    overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
+    if load_section(config_path)[0].warm_start.enabled:
+        overrides.append(f"rlax.warm_start.directory={files.location('warm_start')}")
+    argv = (str(config_path), *overrides)
+    section, _ = load_section(config_path, overrides)
     registry = registry_for(section)
     registry.validate(section)
     recorded_steps, recorded = _recorded_digests(files)

@@ -32,7 +32,7 @@ class Worker:
     address: str
     slots: int
     version: int
-    pid: int
+    process: str
     channel: grpc.aio.Channel
     stub: rpc.RolloutStub
     last_seen: float
@@ -83,8 +83,8 @@ class Fleet(rpc.FleetServicer):
         self.seen: set[str] = set()
         self.quarantined: dict[str, str] = {}
         self.incarnation = uuid.uuid4().hex
-        self._pids: dict[str, int] = {}  # of the newest worker of each name
-        self._refused: dict[tuple[str, int], str] = {}  # name, pid -> why
+        self._processes: dict[str, str] = {}  # of the newest worker of each name
+        self._refused: dict[tuple[str, str], str] = {}  # name, process -> why
         self.stopping = False
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines = deadlines
@@ -103,14 +103,14 @@ class Fleet(rpc.FleetServicer):
             )
         if request.slots < 1:
             return f"it offers {request.slots} slots"
-        return self._refused.get((request.worker, request.pid))
+        return self._refused.get((request.worker, request.process))
 
     async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
         if why := self._refusal(request):
             return pb.RegisterReply(accepted=False, reason=why)
         # A process that this one does not know may hold weights of an earlier trainer process: the
         # same number means others now, or some that are yet to be computed.
-        known = self._pids.get(request.worker) == request.pid
+        known = self._processes.get(request.worker) == request.process
         if request.worker in self.workers:  # the same name again: it was restarted
             self.lose(self.workers[request.worker], "registered again")
         channel = grpc.aio.insecure_channel(request.address, options=CHANNEL_OPTIONS)
@@ -119,14 +119,14 @@ class Fleet(rpc.FleetServicer):
             address=request.address,
             slots=request.slots,
             version=request.version if known else -1,
-            pid=request.pid,
+            process=request.process,
             channel=channel,
             stub=rpc.RolloutStub(channel),
             last_seen=time.monotonic(),
         )
         self.workers[worker.name] = worker
         self.seen.add(worker.name)
-        self._pids[worker.name] = worker.pid
+        self._processes[worker.name] = worker.process
         if worker.ready:
             self._on_ready(worker)
         return pb.RegisterReply(
@@ -164,8 +164,8 @@ class Fleet(rpc.FleetServicer):
     def _quarantine(self, name: str, reason: str) -> None:
         """Believes nothing more of a worker; a new process of its name may prove itself."""
         why = f"quarantined: {reason}"
-        if (pid := self._pids.get(name)) is not None:
-            self._refused[name, pid] = why
+        if (process := self._processes.get(name)) is not None:
+            self._refused[name, process] = why
         self.quarantined[name] = reason
         self._on_quarantined(name, reason)
         if worker := self.workers.get(name):

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,6 +20,15 @@ from rlax_plugin.protocols import Arrays, WeightStore
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
+
+
+def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
+    """Where the arrays are: on their device, as a launched computation, or on the host."""
+    if all(isinstance(a, np.ndarray) for a in arrays.values()):  # a trainer without JAX
+        return fingerprint_numpy(arrays)
+    from rlax_plugin.fingerprint import fingerprint
+
+    return fingerprint(arrays)
 
 
 class Publisher:
@@ -63,13 +72,7 @@ class Publisher:
           canary: see ``TrainerLink.publish``; fetched from the device on the publisher's thread.
         """
         self.wait()
-        prints: dict[str, Any]
-        if all(isinstance(a, np.ndarray) for a in arrays.values()):  # a trainer without JAX
-            prints = dict(fingerprint_numpy(arrays))
-        else:
-            from rlax_plugin.fingerprint import fingerprint
-
-            prints = fingerprint(dict(arrays))
+        prints = fingerprints(arrays)
         pending = self._pending = Future()
         # A daemon, unlike an executor's threads: a store that hangs cannot keep the process alive.
         threading.Thread(
@@ -84,7 +87,7 @@ class Publisher:
         pending: Future[None],
         step: int,
         arrays: Arrays,
-        prints: dict[str, Any],
+        prints: Mapping[str, Any],
         canary: Canary | None,
     ) -> None:
         started = time.perf_counter()
@@ -99,7 +102,7 @@ class Publisher:
             pending.set_result(None)
 
     def _write(
-        self, step: int, arrays: Arrays, prints: dict[str, Any], canary: Canary | None
+        self, step: int, arrays: Arrays, prints: Mapping[str, Any], canary: Canary | None
     ) -> None:
         if canary is not None:
             canary = _on_host(step, canary)

@@ -90,20 +90,20 @@ class HealthReply(_message.Message):
     def __init__(self, version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("worker", "address", "slots", "config_hash", "version", "pid")
+    __slots__ = ("worker", "address", "slots", "config_hash", "version", "process")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    PID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
     slots: int
     config_hash: str
     version: int
-    pid: int
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    process: str
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation")

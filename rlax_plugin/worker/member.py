@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
+import uuid
 from collections.abc import AsyncIterator
 
 import grpc
@@ -24,6 +24,9 @@ log = logging.getLogger("rlax.worker")
 
 _LOAD_PAUSES_S = (0.5, 2.0)  # before weights that could not be loaded are tried again
 _ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked again
+
+PROCESS = uuid.uuid4().hex
+"""Tells this process from every other one that may ever have its name, or its pid."""
 
 
 class Member:
@@ -79,7 +82,7 @@ class Member:
             slots=self._section.rollouts.slots,
             config_hash=self._config_hash,
             version=self._held,
-            pid=os.getpid(),
+            process=PROCESS,
         )
         try:
             reply = await self._fleet.Register(

@@ -356,7 +356,12 @@ def test_a_quarantined_process_stays_out_and_one_started_anew_may_join():
                 await same.life
             assert one.fleet.workers == {}
             request = pb.RegisterRequest(
-                worker="w", address="127.0.0.1:1", slots=8, config_hash="abc", version=0, pid=1
+                worker="w",
+                address="127.0.0.1:1",
+                slots=8,
+                config_hash="abc",
+                version=0,
+                process="p",
             )
             reply = await one.fleet.Register(request, None)
             assert reply.accepted and one.held("w") == -1  # it is yet to prove itself

@@ -85,7 +85,12 @@ def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher,
 
 async def join(fleet: Fleet, name: str, script: Script, slots: int = 4) -> Stub:
     request = pb.RegisterRequest(
-        worker=name, address="127.0.0.1:1", slots=slots, config_hash="abc", version=-1, pid=11
+        worker=name,
+        address="127.0.0.1:1",
+        slots=slots,
+        config_hash="abc",
+        version=-1,
+        process="p",
     )
     assert (await fleet.Register(request, None)).accepted
     stub = fleet.workers[name].stub = Stub(script)
@@ -222,7 +227,7 @@ def test_a_worker_that_was_forgotten_may_come_back_with_its_weights():
         reply = await fleet.Heartbeat(pb.HeartbeatRequest(worker="a", version=3), None)
         assert not reply.known
         again = pb.RegisterRequest(
-            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=3, pid=11
+            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=3, process="p"
         )
         assert (await fleet.Register(again, None)).accepted and fleet.workers["a"].ready
         await fleet.close()
@@ -234,14 +239,14 @@ def test_weights_that_this_trainer_process_did_not_publish_count_for_nothing():
     async def main():
         (one, *_), (two, *_) = make(), make()
         again = pb.RegisterRequest(
-            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=7, pid=11
+            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=7, process="p"
         )
         reply = await one.Register(again, None)
         assert reply.accepted and reply.incarnation == one.incarnation != two.incarnation
         assert one.workers["a"].version == -1 and not one.workers["a"].ready
         # The same process again, and another of its name.
         assert (await one.Register(again, None)).accepted and one.workers["a"].version == 7
-        again.pid = 12
+        again.process = "p12"
         assert (await one.Register(again, None)).accepted and one.workers["a"].version == -1
         await one.close()
 
