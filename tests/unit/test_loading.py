@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.loading import _merged, config_hash, load_section
+from rlax_plugin.loading import merged, config_hash, load_section
 
 MINIMAL = """
 steps: 10
@@ -89,7 +89,7 @@ def test_merging_is_what_maxtext_does(tmp_path: Path) -> None:
     assert expected["rlax"]["engine"] == {"name": "k", "o": 1}
     expected["rlax"]["engine"] = {"name": "k"}
     # What is merged, before the section is validated: its keys here are made up.
-    assert _merged(Path(path), arguments) == expected
+    assert merged(path, arguments) == expected
 
 
 def test_the_section_may_come_from_arguments_alone(tmp_path: Path) -> None:
