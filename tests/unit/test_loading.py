@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.loading import merged, config_hash, load_section
+from rlax_plugin.loading import config_hash, load_section, merged
 
 MINIMAL = """
 steps: 10
