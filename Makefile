@@ -21,7 +21,7 @@ demo: $(READY) ## a tiny model learns arithmetic by RL; before/after table (SEED
 	@$(BIN)/rlax train configs/demo.yml run_name=demo-seed$(SEED) rlax.seed=$(SEED) init_weights_seed=$(SEED)
 
 test: lint ## everything that must pass before a change lands: lint, then pytest
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY) ## ruff, import rules, types; seconds
 	@echo "ruff:" && $(BIN)/ruff check && $(BIN)/ruff format --check
