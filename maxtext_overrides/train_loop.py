@@ -59,6 +59,13 @@ OVERRIDES = (
         delete_when="train_loop calls back once its state is there",
     ),
     Override(
+        symbol="maxtext.utils.train_utils.validate_completed_steps",
+        signature="(completed_steps, config_steps)",
+        sha256="5af1a7fbf5f5e9690e25a7536b6b31c193a58098ce17b224ffb2f88b5953d0be",
+        why="a run that was killed behind its last checkpoint is finished, not refused",
+        delete_when="train_loop returns when nothing is left to train",
+    ),
+    Override(
         symbol=f"{_TRAIN}.train_step",
         signature="(model, config, state_mesh_shardings, params_shardings, state, data, "
         "dropout_rng=None)",
@@ -159,6 +166,10 @@ def fresh_weights(loop: Loop) -> Mapping[str, jax.Array]:
     return _copy(published(loop.model_state))
 
 
+class _NothingLeft(Exception):
+    """The checkpoint is of the last step."""
+
+
 class _Extension:
     """The replacements of one run of the loop and what they have to remember."""
 
@@ -216,6 +227,9 @@ class _Extension:
             for name, dtype in self.arrays.items()
         }
 
+    def validate_completed_steps(self, completed_steps: int, config_steps: int) -> None:
+        """Refuses nothing: ``setup_train_loop`` below ends the loop."""
+
     def setup_train_loop(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def setup(config: Any, recorder: Any, devices: Any = None) -> Any:
             result = stock(config, recorder, devices)
@@ -225,6 +239,8 @@ class _Extension:
             self.loop = Loop(config, completed, completed, mesh, graph, model_state)
             with self._remembered():
                 self.events.on_start(self.loop)
+            if completed >= config.steps:
+                raise _NothingLeft
             return result
 
         return setup
@@ -302,7 +318,7 @@ def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[Non
     replacements: dict[str, Any] = {}
     for override in OVERRIDES:
         _, name, stock = resolve(override.symbol)
-        if name in ("create_data_iterator", "get_shaped_batch"):
+        if name in ("create_data_iterator", "get_shaped_batch", "validate_completed_steps"):
             replacements[override.symbol] = getattr(extension, name)
         elif name in ("train_step", "record_activation_metrics") and not extension.rl:
             continue
@@ -326,6 +342,8 @@ def run_train_loop(
     objective: rl_loss.Objective | None = None,
 ) -> Loop:
     """Runs MaxText's ``train_loop`` from the newest checkpoint, if any, to ``config.steps``.
+
+    With a checkpoint of that step it returns after ``on_start``: nothing is left to train.
 
     Args:
       config: of ``config.initialize``.
@@ -355,6 +373,7 @@ def run_train_loop(
         train.maybe_monitor_goodput(config),
         _original(extension),
         train.max_utils.maybe_get_transformer_engine_context(config),
+        contextlib.suppress(_NothingLeft),
     ):
         train.train_loop(config, recorder)
     return extension.started()

@@ -205,7 +205,7 @@ class Network(Section):
 
     @model_validator(mode="after")
     def _loopback(self) -> Network:
-        if self.host not in ("127.0.0.1", "localhost", "::1"):
+        if self.host not in ("127.0.0.1", "localhost"):
             raise ConfigError(
                 "rlax.network.host",
                 self.host,

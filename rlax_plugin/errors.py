@@ -37,6 +37,13 @@ class WeightsError(RlaxError):
     """A weight version is missing, damaged, or not the one announced."""
 
 
+class WeightsUnreadableError(WeightsError):
+    """A weight version could not be read, which says nothing about what is in it.
+
+    The disk or the network failed, perhaps for a while.
+    """
+
+
 class WeightsMismatchError(WeightsError):
     """Weights were loaded, and are not those that the trainer published.
 

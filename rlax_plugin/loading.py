@@ -97,8 +97,8 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
     """12 hex digits of what the files and arguments say, wherever and in whatever order they do.
 
     Left out is what may change when a run continues: ``steps``, ``run_name``,
-    ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir
-    and trackers.
+    ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
+    trackers and curation.max_refill.
 
     Raises:
       ConfigError: the files cannot be read.
@@ -107,7 +107,13 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
     for key in _NOT_HASHED:
         content.pop(key, None)
     if isinstance(content.get("rlax"), Mapping):
-        content["rlax"] = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
+        section = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
+        if isinstance(section.get("curation"), Mapping):
+            # How long to try: what a run that gave up says to raise.
+            section["curation"] = {
+                k: v for k, v in section["curation"].items() if k != "max_refill"
+            }
+        content["rlax"] = section
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

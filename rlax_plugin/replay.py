@@ -32,6 +32,8 @@ from rlax_plugin.types import Canary
 
 log = logging.getLogger("rlax.replay")
 
+_OURS = {"config.yml", "trainer.log", "replayed"}  # what a replay leaves
+
 
 class ReplayLink(TrainerLink):
     """Gives a trainer recorded batches, and compares the versions that it makes of them.
@@ -121,7 +123,20 @@ def _directory(files: RunFiles, out: str | None) -> Path:
     if out:
         return Path(out)
     name = files.url.rstrip("/").rpartition("/")[2]
-    return Path(files.url) / "replay" if files.is_local else Path(f"replay-{name}")
+    return Path(files.location()) / "replay" if files.is_local else Path(f"replay-{name}")
+
+
+def _empty(directory: Path) -> None:
+    """Removes an earlier replay, and nothing else.
+
+    Raises:
+      ConfigError: something else is there.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if others := sorted({path.name for path in directory.iterdir()} - _OURS):
+        raise ConfigError("--out", str(directory), f"holds {others[0]}: give an empty directory")
+    for path in directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def replay(run: str, to: int | None = None, out: str | None = None) -> int:
@@ -130,8 +145,8 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     Args:
       run: the run's directory, a path or an fsspec URL.
       to: last step; None: the last that is recorded.
-      out: local directory of the replay's own checkpoints and log; emptied first. None:
-        ``RUN/replay``, or ``./replay-<name>`` for a run on an object store.
+      out: local directory of the replay's own checkpoints and log; empty, or of an earlier one.
+        None: ``RUN/replay``, or ``./replay-<name>`` for a run on an object store.
 
     Returns:
       0 if every version came out as it did in the run, 1 if one did not.
@@ -142,8 +157,7 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     files = RunFiles(run)
     directory = _directory(files, out)
     config = _read_config(files)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    _empty(directory)
     config_path = directory / "config.yml"
     config_path.write_bytes(config)
     overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
@@ -183,6 +197,8 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
                 f"of {len(compared)} versions that came out otherwise than in the run"
             )
             return 1
+        if unknown := sorted(link.digests.keys() - recorded.keys()):
+            console.print(f"not compared, as the run did not live to record them: {unknown}")
         last = max(compared)
         console.print(
             f"identical: {len(compared)} versions, the last is version {last} "

@@ -137,8 +137,10 @@ def defect(rollout: Rollout) -> str | None:
         return "has uneven arrays"
     if len(r.tokens) == 0 and r.finish_reason != "cancelled":
         return "is empty"
-    if not np.isfinite(r.logprob_full).all():
+    if not (np.isfinite(r.logprob_full).all() and np.isfinite(r.logprob_sampled).all()):
         return "has log-probs that are not finite"
+    if (r.versions < 0).any() or (np.diff(r.versions) < 0).any():
+        return "has versions that are negative or go backwards"
     return None
 
 

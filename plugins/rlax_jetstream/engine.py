@@ -152,6 +152,9 @@ class JetstreamEngine(RolloutEngine):
     async def load_weights(self, version: WeightVersion) -> None:
         """Pulls and verifies on a background thread; returns when the engine has swapped.
 
+        With ``finish`` that takes until the running samples have ended, and nothing shortens it: a
+        caller's deadline has to allow for a group's generation on top of the loading.
+
         Raises:
           WeightsError: see ``RolloutEngine`` and ``load_proved``; the old weights stay in use.
           WorkerError: the engine has failed.

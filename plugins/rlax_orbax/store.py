@@ -26,7 +26,7 @@ from etils import epath
 from orbax import checkpoint as ocp
 
 from rlax_orbax.layout import METADATA_FILE, Layout, array_spec, chunk_shape, decode, encode
-from rlax_plugin.errors import DeadlineError, WeightsError, alternatives
+from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError, alternatives
 from rlax_plugin.protocols import Arrays, WeightStore
 
 T = TypeVar("T")
@@ -199,13 +199,18 @@ class _Clock:
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:
-        """Makes an overrun a ``DeadlineError`` and a failing file a ``WeightsError``."""
+        """Makes an overrun a ``DeadlineError`` and a failing file a ``WeightsError``.
+
+        What the operating system refuses is a ``WeightsUnreadableError``; TensorStore, which
+        verifies the checksums, reports through other errors.
+        """
         try:
             yield
         except TimeoutError as error:
             raise DeadlineError(self._what, self._deadline_s, _DEADLINE_KEY) from error
         except _IO_ERRORS as error:
-            raise WeightsError(f"{what}: {error}") from error
+            kind = WeightsUnreadableError if isinstance(error, OSError) else WeightsError
+            raise kind(f"{what}: {error}") from error
 
 
 class _Pieces:

@@ -58,4 +58,5 @@ def audit(
         findings.segment = None
         snapshots.end(last)
     history.end()
+    contents.end()
     return report

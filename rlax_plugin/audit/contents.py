@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,11 +18,15 @@ from rlax_plugin.types import Group, Rollout
 
 
 class Contents:
-    """Checks the files that segments name, once a segment's events are added up."""
+    """Checks the files that segments name, once a segment's events are added up.
+
+    Memory: 16 bytes per sample, for its seed.
+    """
 
     def __init__(self, files: RunFiles, limits: Limits, figures: Figures, findings: Findings):
         self._files, self._limits = files, limits
         self._figures, self._findings = figures, findings
+        self._seeds, self._groups = array("Q"), array("q")  # of all samples scored
 
     def check(self, segment: Segment, history: History) -> None:
         """Everything about a segment's files.
@@ -46,6 +51,20 @@ class Contents:
         for group, refused in others:
             if (one := history.alive.get(group.id)) is not None:
                 one.digest = _digest((group, refused))
+
+    def end(self) -> None:
+        """Looks for samples of two groups that share a seed."""
+        seeds, groups = np.array(self._seeds), np.array(self._groups)
+        order = np.argsort(seeds, kind="stable")
+        seeds, groups = seeds[order], groups[order]
+        for i in np.flatnonzero((seeds[1:] == seeds[:-1]) & (groups[1:] != groups[:-1])):
+            one, other = int(groups[i]), int(groups[i + 1])
+            self._findings.violation(
+                Rule.REPEATED_SEED,
+                f"group {other}: expected a seed of its own for every sample, found {seeds[i]}, "
+                f"which is of group {one} as well",
+                group=other,
+            )
 
     def _read(self, segment: Segment, record: FileRecord | None, rule: Rule) -> list[Judged] | None:
         try:
@@ -144,6 +163,8 @@ class Contents:
     # --- a group that was scored ---------------------------------------------------------------
 
     def _check_scored(self, group: Group, refused: str | None, one: Alive) -> None:
+        self._seeds.extend(r.seed for r in group.rollouts)
+        self._groups.extend([group.id] * len(group.rollouts))
         problems = (
             (Rule.GENERATION_DIFFERS, self._generation(group, one)),
             (Rule.JUDGEMENT_DIFFERS, self._judgement(group, refused, one)),

@@ -17,7 +17,8 @@ class Alive:
 
     Attributes:
       attempt: how often it was issued.
-      generated, scored: the events, once they happened; with ``scored`` the group is ready.
+      generated, scored: the events, once they happened at this attempt; with ``scored`` the group
+        is ready.
       home: segment in which it was scored.
       digest: checksum of its samples, once they lie in a rollouts file.
       overtaken: it was reported as lost.
@@ -52,6 +53,7 @@ class History:
         self._ends = array("q")  # by group id; 0: alive
         self.next_step = 1
         self._published: dict[int, tuple[str, int]] = {}  # version -> digest, restarts before it
+        self._drawn_with: dict[int, int] = {}  # version -> the first group drawn with it
         self.begin_segment(0)
 
     @property
@@ -84,7 +86,16 @@ class History:
                 self._resumed(event)
 
     def end(self) -> None:
-        """Counts what is left."""
+        """Counts what is left, and looks for versions that cannot be."""
+        for version, group in sorted(self._drawn_with.items()):
+            # Not whether its publication was noted: a process may be killed before that.
+            if version >= self.next_step:
+                self._findings.violation(
+                    Rule.UNPRODUCED,
+                    f"group {group} was generated with version {version}: expected at most "
+                    f"{self.next_step - 1}, the last step with a batch",
+                    group=group,
+                )
         self._figures.issued = self.next_id
         self._figures.ready = sum(one.scored is not None for one in self.alive.values())
         self._figures.open = len(self.alive) - self._figures.ready
@@ -113,14 +124,30 @@ class History:
                 f"found {event.attempt}",
                 group=event.group,
             )
-        one.attempt = event.attempt
+        one.attempt, one.generated = event.attempt, None
         self._figures.reissued += 1
 
     def _generated(self, event: ev.Generated) -> None:
         one = self._open(event.group, "generated")
         if one is None:
             return
+        if one.generated is not None:
+            self._findings.violation(
+                Rule.GENERATED_TWICE,
+                f"group {event.group} was generated at attempt {event.attempt}: expected it to be "
+                f"issued again after it was generated at attempt {one.generated.attempt}",
+                group=event.group,
+            )
         one.generated = event
+        for version in (event.oldest_version, event.newest_version):
+            self._drawn_with.setdefault(version, event.group)
+        if event.oldest_version < one.min_version:
+            self._findings.violation(
+                Rule.TOO_OLD,
+                f"group {event.group} was generated with version {event.oldest_version}: expected "
+                f"at least {one.min_version}, as it was issued with",
+                group=event.group,
+            )
         if not 1 <= event.attempt <= one.attempt:
             self._findings.violation(
                 Rule.UNKNOWN_ATTEMPT,

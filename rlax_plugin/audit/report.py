@@ -16,6 +16,8 @@ class Rule(enum.StrEnum):
     ISSUE_ORDER = "issue-order"  # group ids count from 0 without gaps
     UNKNOWN_GROUP = "unknown-group"  # an event is about a group that was never issued
     UNKNOWN_ATTEMPT = "unknown-attempt"  # attempts count from 1; what was drawn was issued
+    GENERATED_TWICE = "generated-twice"  # without being issued again in between
+    TOO_OLD = "too-old"  # drawn with a version older than the group was issued for
     WRONG_ORDER = "wrong-order"  # issued, generated, scored, then trained or dropped
     ENDED_TWICE = "ended-twice"  # a group has one end
     TRAINED_TWICE = "trained-twice"  # the worst way of having two
@@ -28,12 +30,13 @@ class Rule(enum.StrEnum):
     SAMPLES_CHANGED = "samples-changed"  # between scoring and training
     GENERATION_DIFFERS = "generation-differs"  # samples are not those of Issued and Generated
     JUDGEMENT_DIFFERS = "judgement-differs"  # rewards and advantages are not those of Scored
-    REPEATED_SEED = "repeated-seed"  # two samples of a group with one seed are one sample
+    REPEATED_SEED = "repeated-seed"  # a seed is one sample's only: two with one seed are one sample
     MIXED_VERSIONS = "mixed-versions"  # a sample has one version; "continue": never an older one
     FUTURE_VERSION = "future-version"  # step s trains tokens of versions before s
     TOO_STALE = "too-stale"  # s minus a token's version is at most max_staleness
     STALENESS_DIFFERS = "staleness-differs"  # Trained says another staleness than its samples
     PUBLISHED_EARLY = "published-early"  # version s is what step s produces
+    UNPRODUCED = "unproduced"  # drawn with a version whose step has no batch
     PUBLISHED_TWICE = "published-twice"  # without a restart in between
     RESUMED_AHEAD = "resumed-ahead"  # from a checkpoint of a step that has no batch yet
     SNAPSHOT_DIFFERS = "snapshot-differs"  # the controller's state is not what the events add up to

@@ -7,6 +7,7 @@ no clock, no concurrency.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -81,8 +82,14 @@ class Book:
         self.totals = Totals()
 
     def choose(self, count: int, min_version: int) -> ev.Issued:
-        """Lets the sampler choose the next prompts, and issues a group for each."""
+        """Lets the sampler choose the next prompts, and issues a group for each.
+
+        Raises:
+          TrainingError: it chose more or fewer than it was asked for.
+        """
         chosen = self._sampler.choose(self._prompts, self.rates, self._rng, count)
+        if len(chosen) != count:
+            raise TrainingError(f"the sampler chose {len(chosen)} prompts, asked for {count}")
         prompts = [self._prompts[index] for index in chosen]
         event = ev.Issued(self._next_id, tuple(p.id for p in prompts), min_version)
         for prompt in prompts:
@@ -155,14 +162,15 @@ class Book:
         """JSON-able state; of the ready groups only their ids, for whom ``homes`` is complete."""
         # Not dataclasses.asdict: it makes a Counter of a Counter's items.
         totals = {f.name: getattr(self.totals, f.name) for f in dataclasses.fields(self.totals)}
+        # Copies: the state is written while more happens.
         return {
             "next_id": self._next_id,
             "next_step": self.next_step,
             "issued_for_step": self.issued_for_step,
             "rng": self._rng.bit_generator.state,
-            "sampler": self._sampler.state(),
+            "sampler": copy.deepcopy(self._sampler.state()),
             "pass_rates": self.rates.state(),
-            "totals": totals,
+            "totals": copy.deepcopy(totals),
             "open": [
                 {
                     "group": group_id,

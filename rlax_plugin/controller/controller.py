@@ -28,7 +28,7 @@ from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.recorder import Recorder
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
 from rlax_plugin.controller.rewards import RewardPool
-from rlax_plugin.errors import ConfigError, PluginError, RlaxError
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError, TrainingError
 from rlax_plugin.host_fingerprint import digest
 from rlax_plugin.parameter_server import ParameterServer, ParameterServerClient
 from rlax_plugin.protocols import BuildContext, Launcher, Tracker
@@ -83,6 +83,7 @@ class Controller:
         self._failure: BaseException | None = None
         self._started = AsyncExitStack()  # undoes what was started, last things first
         self._closing = False
+        self._begun: asyncio.Task[None] | None = None
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -164,6 +165,7 @@ class Controller:
         self.dispatcher = Dispatcher(
             self.fleet,
             s.deadlines,
+            deterministic=s.deterministic,
             refresh=lambda request: self.flow.refresh(request),
             on_reissued=lambda request, reason: self.flow.reissued(request, reason),
         )
@@ -191,7 +193,7 @@ class Controller:
         )
         self._spawn(self.fleet.watch())
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
         """Runs work whose failure must stop the run."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -202,6 +204,7 @@ class Controller:
                 self.fail(error)
 
         task.add_done_callback(ended)
+        return task
 
     def fail(self, error: BaseException) -> None:
         """Stops the run: whoever waits for the controller next raises ``error``, the first one."""
@@ -243,6 +246,7 @@ class Controller:
         if not self.section.weights.path and self.section.weights.parameter_server == "embedded":
             for name in weights.names(""):  # of an earlier process: nobody knows them
                 self.store.delete(weights.location(name))
+        reached(FaultPoint.WEIGHTS_CLEARED)
         return Publisher(
             loop=self._loop,
             store=self.store,
@@ -292,19 +296,19 @@ class Controller:
 
     def weights_exist(self, step: int) -> None:
         """The trainer has handed over its first weights, of ``step``: begin."""
-        self._spawn(self._begin(step))
+        self._begun = self._spawn(self._begin(step))
 
     async def _begin(self, step: int) -> None:
         recovery = await self._recover(step)
         self.dashboard.phase("waiting for workers")
         await wait_for_worker(self.fleet, self._worker_ready, self.section.deadlines.startup_s)
         self._hook("rlax_on_run_start", run_dir=self.files.url, config_hash=self._config_hash)
-        self.before = recorded(self.files, "before")
+        self.before = await self._recorder.call(recorded, self.files, "before")
         if not self.before:
             self.before = await self.evaluate("before", step)
         self.stats.training_begins()
         self.dashboard.phase("training", self._last_step)
-        self.flow.start(recovery, self._last_step)
+        await self.flow.start(recovery, self._last_step)
 
     async def next_groups(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
         """Waits for the groups of a step; they are on disk when it returns."""
@@ -337,7 +341,7 @@ class Controller:
         )
         found = await evaluator.run(version, self.dashboard.advance)
         self.dashboard.estimates(f"{name} training", found)
-        record(self.files, name, version, found)
+        await self._recorder.call(record, self.files, name, version, found)
         return found
 
     # --- state ---------------------------------------------------------------------------------
@@ -346,24 +350,36 @@ class Controller:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
         commit, book = await self.flow.commit()
         metrics = self._step_metrics(unfinished, publish_s=0.0)
-        document = snapshot(unfinished.step, commit.number, commit.checksum, book, metrics)
+        step = unfinished.step
+        if book["next_step"] != step + 1:
+            raise TrainingError(
+                f"a checkpoint of step {step} is asked for, but the batch of step "
+                f"{book['next_step'] - 1} was the last: no run could be resumed from it"
+            )
+        document = snapshot(step, commit.number, commit.checksum, book, metrics)
         reached(FaultPoint.SNAPSHOT_BEGUN)
-        await asyncio.to_thread(self._save, unfinished.step, json.dumps(document).encode())
+        await self._recorder.call(self._save, step, document)
 
-    def _save(self, step: int, document: bytes) -> None:
-        self.files.put(snapshot_name(step), document)
+    def _save(self, step: int, document: dict[str, Any]) -> None:
+        self.files.put(snapshot_name(step), json.dumps(document).encode())
         reached(FaultPoint.SNAPSHOT_WRITTEN)
         self._metrics.upload()
 
     async def finish(self) -> None:
-        """Returns once everything that happened is in the run's directory."""
+        """Returns once everything that happened is in the run's directory.
+
+        A run that has nothing left to train may be here before it has begun.
+        """
+        if self._begun is not None:
+            await asyncio.shield(self._begun)
         await self.flow.commit()
-        await asyncio.to_thread(self._metrics.upload)
+        await self._recorder.call(self._metrics.upload)
+        reached(FaultPoint.RUN_FINISHED)
 
     async def _recover(self, step: int) -> Recovery:
         """Goes back to the trainer's checkpoint of ``step``; recorded steps are done again."""
-        known = self._metrics.rewind(step)
-        recovery = await asyncio.to_thread(
+        known = await self._recorder.call(self._metrics.rewind, step)
+        recovery = await self._recorder.call(
             Recovery,
             step,
             book=self.book,

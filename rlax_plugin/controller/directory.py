@@ -39,7 +39,7 @@ def state_directory(section: RlaxSection, files: RunFiles) -> Path:
     if section.state_dir:
         return Path(section.state_dir)
     if files.is_local:
-        return Path(files.url)
+        return Path(files.location())
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     digest = hashlib.sha256(files.location().encode()).hexdigest()[:12]
     return Path(home) / "rlax" / f"{Path(files.url).name}-{digest}"
@@ -111,10 +111,18 @@ def check_same_run(files: RunFiles, digest: str) -> None:
         )
 
 
-def finished(files: RunFiles, last_step: int) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do, None if there is something."""
+def finished(files: RunFiles, last_step: int, evaluates: bool) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do, None if there is something.
+
+    Args:
+      evaluates: whether an evaluation after training belongs to it.
+    """
     document = files.get_json("summary.json") or {}
-    return document if document.get("complete") and document["steps"] >= last_step else None
+    if not document.get("complete") or document["steps"] < last_step:
+        return None
+    if evaluates and not recorded(files, "after", version=document["steps"]):
+        return None
+    return document
 
 
 def train_command(argv: Sequence[str]) -> str:

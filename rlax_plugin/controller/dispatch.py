@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import grpc
+import numpy as np
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.controller.fleet import Fleet, Worker
@@ -26,16 +29,50 @@ MAX_FAILURES = 3
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _ALIVE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INVALID_ARGUMENT)
 
-Answer = tuple[GroupRequest, list[Rollout]]
-"""The request as it was answered (its attempt counts), and its rollouts in sample order."""
+
+class Answer(NamedTuple):
+    """A group that is drawn.
+
+    Attributes:
+      request: as it was answered; its attempt counts.
+      rollouts: in sample order; one that several workers have drawn names them all, ``a+b``.
+      workers: all that have drawn a part of it, lost ones too. What one has drawn is void once it
+        is not trusted any more.
+    """
+
+    request: GroupRequest
+    rollouts: list[Rollout]
+    workers: tuple[Worker, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Ticket:
+    """A group on its way.
+
+    Attributes:
+      drew_resume: the workers that have drawn ``request.resume``.
+      partials: what is drawn of it so far, as far as it is known.
+      drew_partials: the workers that have drawn them.
+      failed_on: identities of the workers that failed at it.
+      failures: how often a worker failed at it.
+      losses: how often it was issued again, for whatever reason, by this process.
+    """
+
     request: GroupRequest
     done: asyncio.Future[Answer]
-    partials: tuple[Rollout, ...] = ()  # what is drawn of it so far, as far as it is known
+    drew_resume: tuple[Worker, ...] = ()
+    partials: tuple[Rollout, ...] = ()
+    drew_partials: tuple[Worker, ...] = ()
+    failed_on: set[tuple[str, str]] = field(default_factory=set)
     failures: int = 0
+    losses: int = 0
+
+    def forget_distrusted(self) -> None:
+        """Starts afresh if a worker that is not trusted has drawn a part of what is resumed."""
+        if not _trusted(self.drew_resume):
+            self.request, self.drew_resume = dataclasses.replace(self.request, resume=()), ()
+        if not _trusted(self.drew_partials):
+            self.partials, self.drew_partials = self.request.resume, self.drew_resume
 
 
 class Dispatcher:
@@ -43,9 +80,11 @@ class Dispatcher:
 
     Groups wait in issue order; a group that is issued again goes to the front. A worker is given
     at most twice its slots, so that it always has a backlog and never hoards. A group that is
-    issued again takes along what its worker had reported of it.
+    issued again takes along what its worker had reported of it, and goes to a worker that has not
+    failed at it if there is one.
 
     Args:
+      deterministic: workers draw one group at a time, so that a call takes as long as all of them.
       refresh: given a request as it would be issued again (the next attempt, ``resume`` the newest
         partial rollouts known, if any), returns the one to send.
       on_reissued: called with each request that is issued again, as it will be sent, and why.
@@ -61,11 +100,14 @@ class Dispatcher:
         deadlines: Deadlines,
         refresh: Callable[[GroupRequest], GroupRequest],
         on_reissued: Callable[[GroupRequest, str], None] = lambda request, reason: None,
+        *,
+        deterministic: bool = False,
     ):
         self._fleet = fleet
         self._deadlines = deadlines
         self._refresh = refresh
         self._on_reissued = on_reissued
+        self._deterministic = deterministic
         self._waiting: deque[_Ticket] = deque()
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
@@ -91,19 +133,22 @@ class Dispatcher:
         ready = [w for w in self._fleet.workers.values() if w.ready]
         self._watch_for_nobody(bool(self._waiting) and not ready)
         batches: dict[str, list[_Ticket]] = {}
+        held_back: list[_Ticket] = []  # they wait for a worker that has not failed at them
         while self._waiting and ready:
-            ticket = self._waiting[0]
+            ticket = self._waiting.popleft()
             if ticket.done.done():  # cancelled meanwhile
-                self._waiting.popleft()
                 continue
-            # The least loaded worker, by share of its slots: equal work for unequal machines.
-            worker = min(ready, key=lambda w: w.assigned / w.slots)
-            size = len(ticket.request.seeds)
-            if worker.assigned and worker.assigned + size > 2 * worker.slots:
+            worker = _choose(ticket, ready)
+            if worker is None:
+                held_back.append(ticket)
+                if ticket.failed_on:
+                    continue
                 break
-            self._waiting.popleft()
-            worker.assigned += size
+            worker.assign(len(ticket.request.seeds))
+            ticket.forget_distrusted()
+            self.tokens_resumed += _tokens(ticket.request.resume)
             batches.setdefault(worker.name, []).append(ticket)
+        self._waiting.extendleft(reversed(held_back))
         for name, tickets in batches.items():
             call = asyncio.ensure_future(self._call(self._fleet.workers[name], tickets))
             self._calls.add(call)
@@ -133,7 +178,7 @@ class Dispatcher:
         error = "the worker closed the call before it had answered"
         its_fault = True
         # The deadline grows with the backlog that this very call creates.
-        waves = 1 + worker.assigned // worker.slots
+        waves = worker.groups if self._deterministic else 1 + worker.assigned // worker.slots
         stream = worker.stub.Generate(
             pb.GenerateRequest(groups=[request_to_proto(t.request) for t in tickets]),
             timeout=self._deadlines.group_s * waves,
@@ -159,11 +204,11 @@ class Dispatcher:
                 raise
             error, its_fault = worker.lost or "the call was cancelled", False
         except WorkerError as failure:
-            error, worker.trusted = str(failure), False
-            self._fleet.lose(worker, error)
+            error = str(failure)
+            self._fleet.distrust(worker, error)
         finally:
             for ticket in open_tickets.values():
-                worker.assigned -= len(ticket.request.seeds)
+                worker.unassign(len(ticket.request.seeds))
         if open_tickets:
             self._issue_again(worker, list(open_tickets.values()), error, its_fault)
 
@@ -176,15 +221,25 @@ class Dispatcher:
         ticket = open_tickets.get(reply.group_id)
         if ticket is None:
             raise WorkerError(f"{worker.name} answered group {reply.group_id} unasked")
-        rollouts = reply_from_proto(reply, worker.name, ticket.request.seeds)
+        request = ticket.request
+        rollouts = reply_from_proto(reply, worker.name, request.seeds)
+        # A parameter server of its own may tell a worker of a version a moment before it tells us.
+        check_reply(rollouts, request, self._fleet.latest_version() + 1)
+        rollouts = [
+            dataclasses.replace(r, worker=_contributors(before, worker.name))
+            for r, before in itertools.zip_longest(rollouts, request.resume)
+        ]
+        workers = tuple(dict.fromkeys((*ticket.drew_resume, worker)))
         if any(r.finish_reason == "cancelled" for r in rollouts):
             if _tokens(rollouts) > _tokens(ticket.partials):
-                ticket.partials = tuple(rollouts)
+                ticket.partials, ticket.drew_partials = tuple(rollouts), workers
             return
         del open_tickets[reply.group_id]
-        worker.assigned -= len(ticket.request.seeds)
-        if not ticket.done.done():
-            ticket.done.set_result((ticket.request, rollouts))
+        worker.unassign(len(request.seeds))
+        if not _trusted(workers):
+            self._issue_again(worker, [ticket], "a worker that drew a part is not trusted", False)
+        elif not ticket.done.done():
+            ticket.done.set_result(Answer(request, rollouts, workers))
         self.wake()
 
     def _issue_again(
@@ -193,24 +248,27 @@ class Dispatcher:
         for ticket in reversed(tickets):
             if ticket.done.done():
                 continue
-            ticket.failures += its_fault
-            if ticket.failures >= MAX_FAILURES or ticket.request.attempt >= MAX_ATTEMPTS:
+            ticket.losses += 1
+            if its_fault:
+                ticket.failures += 1
+                ticket.failed_on.add(worker.identity)
+            if ticket.failures >= MAX_FAILURES or ticket.losses >= MAX_ATTEMPTS:
                 failure = WorkerError(
-                    f"group {ticket.request.group_id} failed {ticket.request.attempt} times, "
+                    f"group {ticket.request.group_id} failed {ticket.losses} times, "
                     f"the last time on {worker.name}: {error}"
                 )
                 _fail([ticket], failure)
                 continue
-            # Of a worker that is not trusted, what it reported is not either.
-            resume = ticket.partials if worker.trusted else ticket.request.resume
-            ticket.request = self._refresh(
-                dataclasses.replace(
-                    ticket.request, attempt=ticket.request.attempt + 1, resume=resume
-                )
+            ticket.forget_distrusted()
+            again = dataclasses.replace(
+                ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
             )
+            ticket.request = self._refresh(again)
             ticket.partials = ticket.request.resume
+            if not ticket.partials:
+                ticket.drew_partials = ()
+            ticket.drew_resume = ticket.drew_partials
             self.reissued += 1
-            self.tokens_resumed += _tokens(ticket.partials)
             self._waiting.appendleft(ticket)
             self._on_reissued(ticket.request, error)
         # A worker that refuses connections would be asked again at once; let the fleet look first.
@@ -226,6 +284,71 @@ class Dispatcher:
         for ticket in self._waiting:
             ticket.done.cancel()
         self._waiting.clear()
+
+
+def _choose(ticket: _Ticket, ready: list[Worker]) -> Worker | None:
+    """The worker to ask; None if those that should be have no room."""
+    size = len(ticket.request.seeds)
+    may = [w for w in ready if w.identity not in ticket.failed_on] or ready
+    free = [w for w in may if not w.assigned or w.assigned + size <= 2 * w.slots]
+    able = [w for w in free if w.version >= ticket.request.min_version] or free
+    # The least loaded one, by share of its slots: equal work for unequal machines.
+    return min(able, key=lambda w: w.assigned / w.slots, default=None)
+
+
+def check_reply(rollouts: Iterable[Rollout], request: GroupRequest, newest_version: int) -> None:
+    """Holds an answer, or a report on the way, against what was asked.
+
+    Args:
+      newest_version: that the trainer has published.
+
+    Raises:
+      WorkerError: names the sample and what it contradicts.
+    """
+    most = request.sampling.max_new_tokens
+    for r, before in itertools.zip_longest(rollouts, request.resume):
+        begun = 0 if before is None else len(before.tokens)
+        drawn_now = r.versions[begun:]
+        problems = {
+            f"has {len(r.tokens)} tokens, {most} were asked for": len(r.tokens) > most,
+            f"is drawn with versions above {newest_version}, the newest": (
+                r.versions > newest_version
+            ).any(),
+            f"is drawn with versions below {request.min_version}, the oldest that was asked for": (
+                drawn_now < request.min_version
+            ).any(),
+            "does not go on from what was to be resumed": before is not None
+            and not _goes_on(r, before),
+        }
+        for problem, found in problems.items():
+            if found:
+                raise WorkerError(f"{r.worker}: group {r.group_id} sample {r.index} {problem}")
+
+
+def _goes_on(rollout: Rollout, before: Rollout) -> bool:
+    """Whether a sample is what was resumed, continued unless that was complete."""
+    begun = len(before.tokens)
+    if before.finish_reason != "cancelled" and (
+        len(rollout.tokens) != begun or rollout.finish_reason != before.finish_reason
+    ):
+        return False
+    return all(
+        np.array_equal(getattr(rollout, name)[:begun], getattr(before, name))
+        for name in ("tokens", "logprob_full", "logprob_sampled", "versions")
+    )
+
+
+def _contributors(before: Rollout | None, worker: str) -> str:
+    """Names of the workers that have drawn a sample, in order."""
+    if before is None or not len(before.tokens):
+        return worker
+    if before.finish_reason != "cancelled" or worker in before.worker.split("+"):
+        return before.worker
+    return f"{before.worker}+{worker}"
+
+
+def _trusted(workers: Iterable[Worker]) -> bool:
+    return all(worker.trusted for worker in workers)
 
 
 def _tokens(rollouts: Iterable[Rollout]) -> int:

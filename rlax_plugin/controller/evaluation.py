@@ -55,7 +55,7 @@ class Evaluator:
             )
             # Evaluation groups count downwards from -1: never mistaken for trained ones.
             request = GroupRequest(-1 - number, 1, prompt.tokens, seeds, self._sampling, version)
-            _, rollouts = await self._dispatcher.submit(request)
+            _, rollouts, _ = await self._dispatcher.submit(request)
             scored = await self._rewards.score(prompt, self._decode(rollouts))
             threshold = self._section.curation.pass_threshold
             done += 1

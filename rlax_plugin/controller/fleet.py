@@ -16,14 +16,15 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.wire import CHANNEL_OPTIONS
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
-    """One worker.
+    """One worker, from a registration to its loss; its process may register again.
 
     Attributes:
       version: the weights it has proved to hold; -1: none of this trainer process.
       last_seen: of time.monotonic, its last heartbeat.
       assigned: samples sent to it and not yet answered.
+      groups: the groups that they belong to.
       lost: why it is gone; empty while it is a member.
       trusted: False once its weights were wrong, or it has answered nonsense.
     """
@@ -38,6 +39,7 @@ class Worker:
     last_seen: float
     draining: bool = False
     assigned: int = 0
+    groups: int = 0
     lost: str = ""
     trusted: bool = True
     figures: dict[str, float] = field(default_factory=dict)
@@ -46,6 +48,21 @@ class Worker:
     def ready(self) -> bool:
         """Whether groups may be sent to it: it holds weights and is not about to leave."""
         return self.version >= 0 and not self.draining
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Tells its process from every other one, also from those of its name."""
+        return self.name, self.process
+
+    def assign(self, samples: int) -> None:
+        """Counts a group that is sent to it."""
+        self.assigned += samples
+        self.groups += 1
+
+    def unassign(self, samples: int) -> None:
+        """Counts a group that it has answered, or will not answer any more."""
+        self.assigned -= samples
+        self.groups -= 1
 
 
 class Fleet(rpc.FleetServicer):
@@ -83,14 +100,14 @@ class Fleet(rpc.FleetServicer):
         self.seen: set[str] = set()
         self.quarantined: dict[str, str] = {}
         self.incarnation = uuid.uuid4().hex
-        self._processes: dict[str, str] = {}  # of the newest worker of each name
-        self._refused: dict[tuple[str, str], str] = {}  # name, process -> why
+        self._registered: dict[tuple[str, str], list[Worker]] = {}  # by identity; also lost ones
+        self._refused: dict[tuple[str, str], str] = {}  # identity -> why
         self.stopping = False
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines = deadlines
         self._config_hash = config_hash
         self._parameter_server = parameter_server
-        self._latest_version = latest_version
+        self.latest_version = latest_version
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_quarantined = on_quarantined
@@ -110,7 +127,7 @@ class Fleet(rpc.FleetServicer):
             return pb.RegisterReply(accepted=False, reason=why)
         # A process that this one does not know may hold weights of an earlier trainer process: the
         # same number means others now, or some that are yet to be computed.
-        known = self._processes.get(request.worker) == request.process
+        known = (request.worker, request.process) in self._registered
         if request.worker in self.workers:  # the same name again: it was restarted
             self.lose(self.workers[request.worker], "registered again")
         channel = grpc.aio.insecure_channel(request.address, options=CHANNEL_OPTIONS)
@@ -126,18 +143,18 @@ class Fleet(rpc.FleetServicer):
         )
         self.workers[worker.name] = worker
         self.seen.add(worker.name)
-        self._processes[worker.name] = worker.process
+        self._registered.setdefault(worker.identity, []).append(worker)
         if worker.ready:
             self._on_ready(worker)
         return pb.RegisterReply(
             accepted=True,
             parameter_server=self._parameter_server,
-            latest_version=self._latest_version(),
+            latest_version=self.latest_version(),
             incarnation=self.incarnation,
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: object) -> pb.HeartbeatReply:
-        worker = self.workers.get(request.worker)
+        worker = self._member(request)
         if worker is None or self.stopping:
             if worker is not None:
                 self.lose(worker, "the run is over")
@@ -149,28 +166,42 @@ class Fleet(rpc.FleetServicer):
         worker.figures = dict(request.figures)
         if worker.ready and not was_ready:
             self._on_ready(worker)
-        return pb.HeartbeatReply(known=True, latest_version=self._latest_version())
+        return pb.HeartbeatReply(known=True, latest_version=self.latest_version())
 
     async def Deregister(
         self, request: pb.DeregisterRequest, context: object
     ) -> pb.DeregisterReply:
         if request.quarantine:
-            self._quarantine(request.worker, request.quarantine)
-        elif worker := self.workers.get(request.worker):
+            self._quarantine((request.worker, request.process), request.quarantine)
+        elif worker := self._member(request):
             # It has ended its calls, which may not all be read yet.
             self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
         return pb.DeregisterReply()
 
-    def _quarantine(self, name: str, reason: str) -> None:
-        """Believes nothing more of a worker; a new process of its name may prove itself."""
-        why = f"quarantined: {reason}"
-        if (process := self._processes.get(name)) is not None:
-            self._refused[name, process] = why
+    def _member(self, message: pb.HeartbeatRequest | pb.DeregisterRequest) -> Worker | None:
+        """Whom a message is from; None if another process is the member of that name, or none."""
+        worker = self.workers.get(message.worker)
+        return worker if worker is not None and worker.process == message.process else None
+
+    def _quarantine(self, identity: tuple[str, str], reason: str) -> None:
+        """Believes nothing more of a process; a new one of its name may prove itself."""
+        if identity in self._refused:
+            return  # it says so again: the reply was lost
+        name, _ = identity
+        why = self._refused[identity] = f"quarantined: {reason}"
         self.quarantined[name] = reason
-        self._on_quarantined(name, reason)
-        if worker := self.workers.get(name):
+        workers = self._registered.get(identity, [])
+        for worker in workers:
             worker.trusted = False
+        self._on_quarantined(name, reason)
+        for worker in workers:
             self.lose(worker, why)
+
+    def distrust(self, worker: Worker, reason: str) -> None:
+        """Loses a worker that has answered nonsense; what its process has drawn is void."""
+        for one in self._registered[worker.identity]:
+            one.trusted = False
+        self.lose(worker, reason)
 
     def lose(self, worker: Worker, reason: str, grace_s: float | None = None) -> None:
         """Forgets a worker; after ``grace_s`` its open calls end, and are issued again."""

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -90,13 +91,13 @@ class Flow:
         self._batch_groups = section.rollouts.groups_per_step
         stale = section.staleness
         self._max_staleness = stale.max_staleness
-        lead = stale.max_staleness - stale.reload_every + 1
-        self._capacity = math.ceil(lead * self._batch_groups * section.curation.oversample)
+        self._lead = stale.max_staleness - stale.reload_every + 1  # steps
+        self._capacity = math.ceil(self._lead * self._batch_groups * section.curation.oversample)
         self._last_step: int | None = None
         self._recovery: Recovery | None = None
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._turns: dict[int, asyncio.Future[None]] = {}  # of groups that wait to be judged
-        self._distrusted: dict[str, float] = {}  # worker -> when, of time.perf_counter
+        self._distrusted: set[str] = set()  # workers that were quarantined before this is live
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._running = False
@@ -104,7 +105,7 @@ class Flow:
         self._published: list[ev.Published] = []
         self.stats = StepStats()
 
-    def start(self, recovery: Recovery, last_step: int) -> None:
+    async def start(self, recovery: Recovery, last_step: int) -> None:
         """Begins to hand out batches up to ``last_step``; recorded ones first, as they are.
 
         No group is issued before the last recorded batch was handed out.
@@ -112,7 +113,7 @@ class Flow:
         self._recovery, self._last_step = recovery, last_step
         self._position = recovery.segment, recovery.checksum
         if recovery.last_step is None:
-            self._go_live(recovery.load_rest())
+            self._go_live(await self._recorder.call(recovery.load_rest))
         self._changed.set()
 
     def _go_live(self, rest: Stretch) -> None:
@@ -120,6 +121,8 @@ class Flow:
         assert self._recovery is not None
         rest.apply(self.book)
         self._running = True
+        for worker in self._distrusted:  # it outlived an earlier process, and has failed since
+            self._drop_of(worker)
         if self._recovery.anything:
             self._note(ev.Resumed(self._recovery.step))
         for event in self._published:
@@ -133,8 +136,7 @@ class Flow:
             self._note(event)
             self.wake()
         else:
-            # Recorded once new things happen; those of recorded steps are in the journal already.
-            self._published = [event]
+            self._published.append(event)  # recorded after what is recorded already
 
     def wake(self) -> None:
         if self._running and self._failure is None:
@@ -154,6 +156,8 @@ class Flow:
 
     def _wanted_version(self, ahead: int) -> int:
         """The oldest version a group may be drawn with if ``ahead`` groups train before it."""
+        # Groups beyond those that can train in time are spares, as fresh as the last of them.
+        ahead = min(ahead, self._lead * self._batch_groups - 1)
         trains_at = self.book.next_step + ahead // self._batch_groups
         return max(0, trains_at - self._max_staleness)
 
@@ -240,14 +244,14 @@ class Flow:
 
     async def _drawn_and_scored(self, request: GroupRequest, one: Open) -> Group:
         while True:
-            request, rollouts = await self._dispatcher.submit(request)
+            request, rollouts, workers = await self._dispatcher.submit(request)
             drawn_s = time.perf_counter()
             rollouts = await self._rewards.score(one.prompt, self.decode(rollouts))
             self.stats.last_drawn_s = drawn_s
             self.stats.reward_s += time.perf_counter() - drawn_s
             if self._section.deterministic:
                 await self._my_turn(request.group_id)
-            if all(self._distrusted.get(r.worker, -math.inf) < drawn_s for r in rollouts):
+            if all(worker.trusted for worker in workers):
                 break
             request = self.refresh(dataclasses.replace(request, attempt=request.attempt + 1))
             self.reissued(request, "its worker was quarantined")
@@ -302,14 +306,18 @@ class Flow:
         self._on_scored(group, refused)
 
     def distrust(self, worker: str) -> None:
-        """Nothing that a worker has drawn so far will train, but for what is recorded already."""
-        self._distrusted[worker] = time.perf_counter()
-        if not self._running:
-            return
+        """Nothing that a worker has drawn will train, but for batches that are recorded already."""
+        if self._running:
+            self._drop_of(worker)
+            self.wake()
+        else:
+            self._distrusted.add(worker)
+
+    def _drop_of(self, worker: str) -> None:
         for group in list(self.book.ready.values()):
-            if any(r.worker == worker for r in group.rollouts):
+            # A sample that was resumed names all workers that have drawn it: a+b.
+            if any(worker in r.worker.split("+") for r in group.rollouts):
                 self._drop(group, "its worker was quarantined")
-        self.wake()
 
     def _drop(self, group: Group, reason: str) -> None:
         self._note(ev.Dropped(group.id, reason))
@@ -349,7 +357,7 @@ class Flow:
         return groups, stats
 
     async def _recorded(self, recovery: Recovery, step: int) -> tuple[tuple[Group, ...], StepStats]:
-        found = await asyncio.to_thread(recovery.load, step)
+        found = await self._recorder.call(recovery.load, step)
         found.apply(self.book)
         self._position = found.segment, found.checksum
         stats = StepStats(
@@ -358,7 +366,7 @@ class Flow:
             issued=sum(len(e.prompts) for e in found.events if isinstance(e, ev.Issued)),
         )
         if step == recovery.last_step:
-            self._go_live(await asyncio.to_thread(recovery.load_rest))
+            self._go_live(await self._recorder.call(recovery.load_rest))
         return found.batch, stats
 
     def _remember_homes(self, commit: Commit) -> None:
@@ -366,7 +374,7 @@ class Flow:
             if group_id in self.book.ready:
                 self.book.homes[group_id] = commit.number
 
-    async def commit(self) -> tuple[Commit, dict[str, object]]:
+    async def commit(self) -> tuple[Commit, dict[str, Any]]:
         """Commits everything so far, without a batch; returns the segment and the book's state."""
         if not self._running:  # recorded batches are trained again: nothing is new
             return Commit(*self._position, ()), self.book.state()

@@ -29,26 +29,31 @@ class MetricsFile:
 
     def rewind(self, step: int) -> list[dict[str, float]]:
         """Cuts the file after ``step`` and opens it; returns the lines that stay."""
-        kept: dict[int, dict[str, float]] = {}
-        for line in self._text().splitlines():
-            # The last line of a killed run may be a part of one: nothing after it counts.
-            try:
-                metrics = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if metrics["step"] <= step:
-                kept[metrics["step"]] = metrics
+        kept = {n: metrics for n, metrics in sorted(self._known().items()) if n <= step}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(metrics) + "\n" for metrics in kept.values()))
         os.replace(temporary, self._path)
         self._file = self._path.open("a", buffering=1)
+        reached(FaultPoint.METRICS_CUT)
         return list(kept.values())
 
-    def _text(self) -> str:
-        if self._path.exists():
-            return self._path.read_text()
-        return self._files.get(NAME).decode() if self._files.exists(NAME) else ""
+    def _known(self) -> dict[int, dict[str, float]]:
+        """Every step's line. The run may have gone on elsewhere since the local file was written,
+        and the copy ends with the last checkpoint: together they know all."""
+        texts = [self._path.read_text()] if self._path.exists() else []
+        if not self._files.is_local and self._files.exists(NAME):
+            texts.append(self._files.get(NAME).decode())
+        known: dict[int, dict[str, float]] = {}
+        for text in texts:
+            for line in text.splitlines():
+                # The last line of a killed run may be a part of one: nothing after it counts.
+                try:
+                    metrics = json.loads(line)
+                except json.JSONDecodeError:
+                    break
+                known[metrics["step"]] = metrics
+        return known
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         assert self._file is not None, "rewind opens the file"
@@ -59,6 +64,7 @@ class MetricsFile:
         """Copies the file to the run's directory, if that is elsewhere; blocking."""
         if not self._files.is_local and self._path.exists():
             self._files.put(NAME, self._path.read_bytes())
+        reached(FaultPoint.METRICS_COPIED)
 
     def close(self) -> None:
         if self._file is not None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +36,43 @@ class Commit:
     kept: tuple[int, ...]
 
 
+_CLOSE_S = 20.0  # for what is still to be written when the run ends
+
+
+class _Thread:
+    """Runs one thing after the other. A daemon, unlike an executor's threads: a disk or a bucket
+    that hangs cannot keep the process alive."""
+
+    def __init__(self, name: str):
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._last: Future[Any] | None = None
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = work(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001  raised by whoever waits
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._last = future
+        self._work.put(run)
+        return future
+
+    def wait(self, deadline_s: float) -> None:
+        """Returns once everything submitted so far is done, or it takes too long."""
+        if self._last is not None:
+            concurrent.futures.wait([self._last], deadline_s)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
 class Recorder:
     """Takes events on the event loop; everything that blocks happens on one thread of its own.
 
@@ -50,11 +90,11 @@ class Recorder:
     ):
         self._files, self._ledger, self._on_error = files, ledger, on_error
         self._flush_s = flush_s
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="records")
+        self._thread = _Thread("records")
         self._news: list[ev.Event] = []
         self._judged: list[Judged] = []
         self._flush: asyncio.TimerHandle | None = None
-        # Of the executor's thread: what is in the ledger and in no segment yet.
+        # Of that thread: what is in the ledger and in no segment yet.
         self._number, self._checksum = 0, journal.START
         self._lines: list[str] = []
         self._rows: list[pa.Table] = []
@@ -95,11 +135,20 @@ class Recorder:
         work = self._submit(self._commit, news, judged, step, batch)
         return await asyncio.shield(asyncio.wrap_future(work))
 
+    async def call[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Does other work on files on the recorder's thread, after what was added or committed.
+
+        Raises:
+          BaseException: what ``work`` raised.
+        """
+        # Whoever waits may give up; what was begun is finished, and what comes after it waits.
+        return await asyncio.shield(asyncio.wrap_future(self._thread.submit(work, *args, **kwargs)))
+
     def close(self) -> None:
-        """Writes what is left into the ledger, and ends the thread."""
+        """Writes what is left into the ledger; waits 20 s at most."""
         self._flush_now()
-        self._executor.shutdown(wait=True)
-        self._ledger.close()
+        self._thread.submit(self._ledger.close)
+        self._thread.wait(_CLOSE_S)
 
     def _taken(self) -> tuple[list[ev.Event], list[Judged]]:
         if self._flush is not None:
@@ -114,7 +163,7 @@ class Recorder:
             self._submit(self._to_ledger, news, judged)
 
     def _submit[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future = self._executor.submit(work, *args, **kwargs)
+        future = self._thread.submit(work, *args, **kwargs)
         future.add_done_callback(self._ended)
         return future
 

@@ -21,6 +21,7 @@ from rlax_plugin.controller.recorder import Recorder
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
+from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, Segment
 from rlax_plugin.records.ledger import Ledger
@@ -41,7 +42,7 @@ class Stretch:
 
     Attributes:
       segment, checksum: of the journal, where it ends.
-      events: in order; the last one is ``Trained`` if it leads to a batch.
+      events: in order; ``Trained`` is among the last if they lead to a batch.
       judged: group id -> group and why it was refused.
       homes: group id -> the segment in whose rollouts file it is.
       batch: of the step that it leads to, in row order.
@@ -106,9 +107,23 @@ class Recovery:
             (found[-1][0].number, found[-1][1]) if found else (self.segment, self.checksum)
         )
         _remove_uncommitted(files, number, self.last_step or step)
-        self._tail = _tail(ledger, files, number, checksum)
+        self._tail = self._of_ledger(ledger, found, number, checksum)
+        reached(FaultPoint.RECOVERED)
         recorder.go_on_from(number, checksum, *self._tail)
         self.anything = step > 0 or bool(found) or bool(self._tail[0])
+
+    def _of_ledger(
+        self, ledger: Ledger, found: list[tuple[Segment, str]], number: int, checksum: str
+    ) -> tuple[list[ev.Event], list[pa.Table]]:
+        """What only the ledger knows; one that tells of another past is put right instead."""
+        tail = ledger.tail(number, checksum)
+        if tail is not None:
+            return tail
+        if ledger.rewind(self.segment, self.checksum):
+            ledger.append(found)
+        else:
+            ledger.append(journal.read(self._files, until=number))
+        return [], []
 
     def holds(self, step: int) -> bool:
         """Whether the batch of a step is recorded."""
@@ -173,7 +188,7 @@ def _restore_snapshot(step: int, book: Book, files: RunFiles) -> dict[str, Any]:
     def load(homes: Mapping[int, int]) -> dict[int, Group]:
         groups = {}
         for number in sorted(set(homes.values())):
-            segment = journal.decode(number, files.get(journal.segment_name(number)))
+            segment = journal.read_one(files, number)
             for group, _ in journal.read_samples(files, segment, segment.rollouts):
                 if homes.get(group.id) == number:
                     groups[group.id] = group
@@ -200,21 +215,12 @@ def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment,
 
 
 def _remove_uncommitted(files: RunFiles, number: int, step: int) -> None:
-    """Removes files that a killed process put, and whose segment it did not live to put."""
+    """Removes what a killed process put, and whose segment it did not live to put."""
     for directory, last in (("rollouts", number), ("batches", step)):
         for name in files.names(directory):
-            if int(name.partition(".")[0]) > last:
+            stem = name.partition(".")[0]
+            if stem.isdecimal() and int(stem) > last:
                 files.delete(f"{directory}/{name}")
-
-
-def _tail(
-    ledger: Ledger, files: RunFiles, number: int, checksum: str
-) -> tuple[list[ev.Event], list[pa.Table]]:
-    tail = ledger.tail(number, checksum)
-    if tail is None:
-        ledger.rebuild(journal.read(files, until=number))
-        return [], []
-    return tail
 
 
 def snapshot(

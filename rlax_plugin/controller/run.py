@@ -109,7 +109,7 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
     (state_dir / "logs").mkdir(parents=True, exist_ok=True)
     check_same_run(files, digest)
     argv, last_step = (config_path, *overrides), int(maxtext["steps"])
-    if (document := finished(files, last_step)) is not None:
+    if (document := finished(files, last_step, section.evaluation.problems > 0)) is not None:
         out = console(sys.stdout)
         out.print(f"the run is complete: {document['steps']} steps")
         print_results(out, files, argv, document["steps"])
@@ -120,6 +120,7 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
             {"config": config_path, "overrides": list(overrides), "config_hash": digest},
         )
         files.put("config.yml", yaml.safe_dump(merged(config_path, overrides)).encode())
+        reached(FaultPoint.CONFIG_WRITTEN)
         context = BuildContext(
             run_dir=state_dir,
             seed=section.seed,
@@ -205,7 +206,9 @@ class _Run:
                 stopped = self._train(thread, controller, publisher)
                 publisher.wait()
                 # Only now is it true, and it stays so if the evaluation is interrupted.
-                deadline_s = self._section.deadlines.weights_s
+                # A run with nothing left to train may still be waiting for its first worker.
+                deadlines = self._section.deadlines
+                deadline_s = deadlines.startup_s + deadlines.weights_s + deadlines.group_s * 10
                 what, key = "writing the last records", "rlax.deadlines.weights_s"
                 thread.run(controller.unless_failed(controller.finish()), deadline_s, what, key)
                 self._write_summary(controller, {})

@@ -99,6 +99,7 @@ class Resumed:
 
 Event = Issued | Reissued | Generated | Scored | Trained | Dropped | Published | Resumed
 
+_JSON = json.JSONEncoder(separators=(",", ":"))  # made once: dumps would make one for each event
 _KINDS: dict[str, Any] = {
     cls.__name__.lower(): cls
     for cls in (Issued, Reissued, Generated, Scored, Trained, Dropped, Published, Resumed)
@@ -118,7 +119,7 @@ def group_of(event: Event) -> int | None:
 def encode(event: Event) -> str:
     """One line of JSON."""
     values = {name: getattr(event, name) for name in event.__slots__}
-    return json.dumps({"event": kind(event), **values}, separators=(",", ":"))
+    return _JSON.encode({"event": kind(event), **values})
 
 
 def decode(document: Mapping[str, Any]) -> Event:

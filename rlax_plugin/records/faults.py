@@ -17,6 +17,10 @@ VARIABLE = "RLAX_KILL_AT"
 class FaultPoint(enum.StrEnum):
     """In the order in which one step comes to them."""
 
+    CONFIG_WRITTEN = "config-written"  # the run's directory exists, and no more
+    WEIGHTS_CLEARED = "weights-cleared"  # versions of an earlier process are removed
+    METRICS_CUT = "metrics-cut"  # metrics.jsonl ends where the checkpoint does
+    RECOVERED = "recovered"  # leftovers are removed, the ledger says what the journal says
     LEDGER_WRITTEN = "ledger-written"  # events are in the local ledger, not in the run directory
     COMMIT_BEGUN = "commit-begun"  # the batch is chosen, nothing of it is written
     BATCH_WRITTEN = "batch-written"  # its samples are, the journal does not say so yet
@@ -31,6 +35,8 @@ class FaultPoint(enum.StrEnum):
     WEIGHTS_PUBLISHED = "weights-published"  # workers may pull it
     METRICS_WRITTEN = "metrics-written"  # the step's line is in metrics.jsonl
     EVALUATION_WRITTEN = "evaluation-written"
+    METRICS_COPIED = "metrics-copied"  # to the run's directory, if that is elsewhere
+    RUN_FINISHED = "run-finished"  # all records are in the run's directory, but no summary
     SUMMARY_WRITTEN = "summary-written"
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import fsspec
@@ -44,6 +46,16 @@ class RunFiles:
         path = posixpath.join(self._root, name) if name else self._root
         return path if self.is_local else self._fs.unstrip_protocol(path)
 
+    @contextmanager
+    def _doing(self, what: str, name: str) -> Iterator[None]:
+        """Names the file, whatever its file system raises: not all of them raise OSError."""
+        try:
+            yield
+        except (FileNotFoundError, RlaxError):
+            raise
+        except Exception as error:
+            raise RlaxError(f"{self.location(name)} cannot be {what}: {error}") from error
+
     def put(self, name: str, data: bytes) -> None:
         """Writes a file, so that a reader sees the old one, the new one, and never a part.
 
@@ -51,7 +63,7 @@ class RunFiles:
           RlaxError: it cannot be written.
         """
         path = self._path(name)
-        try:
+        with self._doing("written", name):
             if not self.is_local:
                 self._fs.pipe_file(path, data)
                 return
@@ -60,8 +72,6 @@ class RunFiles:
             with open(temporary, "wb") as file:
                 file.write(data)
             os.replace(temporary, path)
-        except OSError as error:
-            raise RlaxError(f"{self.location(name)} cannot be written: {error}") from error
 
     def get(self, name: str) -> bytes:
         """Reads a file.
@@ -70,12 +80,8 @@ class RunFiles:
           FileNotFoundError: there is none.
           RlaxError: it cannot be read.
         """
-        try:
+        with self._doing("read", name):
             data = self._fs.cat_file(self._path(name))
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise RlaxError(f"{self.location(name)} cannot be read: {error}") from error
         assert isinstance(data, bytes)
         return data
 
@@ -97,13 +103,15 @@ class RunFiles:
             raise RlaxError(f"{self.location(name)} is damaged: {error}") from error
 
     def exists(self, name: str) -> bool:
-        return self._fs.exists(self._path(name))
+        with self._doing("looked for", name):
+            return self._fs.exists(self._path(name))
 
     def names(self, directory: str) -> list[str]:
         """Names, sorted, of what lies directly in a directory; temporary files are left out."""
         self._fs.invalidate_cache()  # another process may have written since
         try:
-            paths = self._fs.ls(self._path(directory), detail=False)
+            with self._doing("listed", directory):
+                paths = self._fs.ls(self._path(directory), detail=False)
         except FileNotFoundError:
             return []
         found = (posixpath.basename(path.rstrip("/")) for path in paths)
@@ -116,11 +124,10 @@ class RunFiles:
           RlaxError: it cannot be removed.
         """
         try:
-            self._fs.rm(self._path(name), recursive=True)
+            with self._doing("removed", name):
+                self._fs.rm(self._path(name), recursive=True)
         except FileNotFoundError:
             return
-        except OSError as error:
-            raise RlaxError(f"{self.location(name)} cannot be removed: {error}") from error
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._root, name)

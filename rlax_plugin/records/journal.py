@@ -124,10 +124,7 @@ def read(
     """
     last = last_number(files) if until is None else until
     for number in range(after + 1, last + 1):
-        try:
-            data = files.get(segment_name(number))
-        except FileNotFoundError:
-            raise JournalError(number, "is missing, and later ones exist") from None
+        data = _segment_bytes(files, number)
         segment = decode(number, data)
         if segment.previous != previous:
             raise JournalError(
@@ -135,6 +132,22 @@ def read(
             )
         previous = checksum(data)
         yield segment, previous
+
+
+def _segment_bytes(files: RunFiles, number: int) -> bytes:
+    try:
+        return files.get(segment_name(number))
+    except FileNotFoundError:
+        raise JournalError(number, "is missing, and later ones exist") from None
+
+
+def read_one(files: RunFiles, number: int) -> Segment:
+    """One segment, on its own.
+
+    Raises:
+      JournalError: it is missing or damaged.
+    """
+    return decode(number, _segment_bytes(files, number))
 
 
 def read_samples(files: RunFiles, segment: Segment, record: FileRecord | None) -> list[Judged]:

@@ -26,18 +26,17 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (config_hash TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
   id INTEGER PRIMARY KEY,
-  segment INTEGER,          -- of the journal; NULL: not committed yet
   at REAL NOT NULL,         -- Unix time
   event TEXT NOT NULL,      -- issued, reissued, generated, scored, trained, dropped, ...
   group_id INTEGER,         -- NULL for events about several groups
   body TEXT NOT NULL        -- JSON, as in the journal
 );
 CREATE INDEX IF NOT EXISTS events_of_a_group ON events (group_id);
-CREATE INDEX IF NOT EXISTS events_not_committed ON events (id) WHERE segment IS NULL;
 -- Samples of groups scored since the last commit, in Arrow's stream format.
 CREATE TABLE IF NOT EXISTS samples (event_id INTEGER NOT NULL, body BLOB NOT NULL);
+-- Segments of the journal. Events after the last one's last event are not committed yet.
 CREATE TABLE IF NOT EXISTS commits (
-  segment INTEGER PRIMARY KEY, crc32c TEXT NOT NULL, step INTEGER
+  segment INTEGER PRIMARY KEY, crc32c TEXT NOT NULL, step INTEGER, last_event INTEGER NOT NULL
 );
 CREATE VIEW IF NOT EXISTS groups AS
   WITH issued AS (
@@ -104,8 +103,7 @@ class Ledger:
           rows: samples, see ``samples.to_table``.
         """
         with self._transaction():
-            self._insert(None, news)
-            (last,) = self._db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+            last = self._insert(news)
             if rows is not None:
                 blob = samples.to_arrow(rows)
                 self._db.execute("INSERT INTO samples VALUES (?, ?)", (last, blob))
@@ -115,12 +113,10 @@ class Ledger:
     def committed(self, segment: int, crc32c: str, step: int | None, last_event: int) -> None:
         """Notes that the events up to ``last_event`` are in the journal."""
         with self._transaction():
-            self._db.execute(
-                "UPDATE events SET segment = ? WHERE segment IS NULL AND id <= ?",
-                (segment, last_event),
-            )
             self._db.execute("DELETE FROM samples WHERE event_id <= ?", (last_event,))
-            self._db.execute("INSERT INTO commits VALUES (?, ?, ?)", (segment, crc32c, step))
+            self._db.execute(
+                "INSERT INTO commits VALUES (?, ?, ?, ?)", (segment, crc32c, step, last_event)
+            )
 
     def tail(self, segment: int, crc32c: str) -> tuple[list[ev.Event], list[pa.Table]] | None:
         """Events since a segment, with the rows of the groups scored in them.
@@ -131,16 +127,18 @@ class Ledger:
           None if the ledger's last commit is another one: then it tells of another past.
         """
         row = self._db.execute(
-            "SELECT segment, crc32c FROM commits ORDER BY segment DESC LIMIT 1"
+            "SELECT segment, crc32c, last_event FROM commits ORDER BY segment DESC LIMIT 1"
         ).fetchone()
-        if (row or (0, crc32c)) != (segment, crc32c):
+        *known, last = row or (0, crc32c, 0)
+        if known != [segment, crc32c]:
             return None
         with self._transaction():
             self._db.execute(
-                "DELETE FROM events WHERE segment IS NULL AND id >= "
-                "(SELECT min(id) FROM events WHERE segment IS NULL AND event = 'trained')"
+                "DELETE FROM events WHERE id >= "
+                "(SELECT min(id) FROM events WHERE id > ? AND event = 'trained')",
+                (last,),
             )
-            found = self._db.execute("SELECT body FROM events WHERE segment IS NULL ORDER BY id")
+            found = self._db.execute("SELECT body FROM events WHERE id > ? ORDER BY id", (last,))
             events = [ev.decode(json.loads(body)) for (body,) in found]
             kept = {event.group for event in events if isinstance(event, ev.Scored)}
             blobs = self._db.execute("SELECT event_id, body FROM samples ORDER BY event_id")
@@ -152,25 +150,47 @@ class Ledger:
             )
         return events, [table for _, table in rows if table.num_rows]
 
-    def rebuild(self, segments: Iterable[tuple[Segment, str]]) -> None:
-        """Makes the ledger say what the journal says, and nothing else."""
+    def rewind(self, segment: int, crc32c: str) -> bool:
+        """Forgets what happened after a segment.
+
+        Returns:
+          False if that segment is not known here: then everything was forgotten.
+        """
         with self._transaction():
-            self._empty()
+            found = self._db.execute(
+                "SELECT crc32c, last_event FROM commits WHERE segment = ?", (segment,)
+            ).fetchone()
+            known, last = found or (None, 0)
+            if segment and known != crc32c:
+                self._empty()
+                return False
+            self._db.execute("DELETE FROM events WHERE id > ?", (last,))
+            self._db.execute("DELETE FROM commits WHERE segment > ?", (segment,))
+            self._db.execute("DELETE FROM samples")
+            return True
+
+    def append(self, segments: Iterable[tuple[Segment, str]]) -> None:
+        """Takes over what the journal says."""
+        with self._transaction():
             for segment, crc32c in segments:
-                self._insert(segment.number, [(e, ev.encode(e)) for e in segment.events])
+                last = self._insert([(e, ev.encode(e)) for e in segment.events])
                 self._db.execute(
-                    "INSERT INTO commits VALUES (?, ?, ?)", (segment.number, crc32c, segment.step)
+                    "INSERT INTO commits VALUES (?, ?, ?, ?)",
+                    (segment.number, crc32c, segment.step, last),
                 )
 
     def close(self) -> None:
         self._db.close()
 
-    def _insert(self, segment: int | None, news: Iterable[tuple[ev.Event, str]]) -> None:
+    def _insert(self, news: Iterable[tuple[ev.Event, str]]) -> int:
+        """Returns the id of the last event there is now."""
         now = time.time()
         self._db.executemany(
-            "INSERT INTO events (segment, at, event, group_id, body) VALUES (?, ?, ?, ?, ?)",
-            [(segment, now, ev.kind(e), ev.group_of(e), line) for e, line in news],
+            "INSERT INTO events (at, event, group_id, body) VALUES (?, ?, ?, ?)",
+            [(now, ev.kind(e), ev.group_of(e), line) for e, line in news],
         )
+        (last,) = self._db.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+        return last
 
     def _transaction(self) -> _Transaction:
         return _Transaction(self._db, self._path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Container, Sequence
 from typing import Any, cast
 
@@ -43,30 +44,48 @@ SCHEMA = pa.schema(
 )
 
 _GROUP_SCHEMA = SCHEMA.remove(0)
+# Field of a rollout -> its column.
+_OF_ROLLOUT = {
+    "index": "sample",
+    "text": "completion",
+    "seed": "seed",
+    "finish_reason": "finish_reason",
+    "worker": "worker",
+    "reward": "reward",
+    "reward_error": "reward_error",
+    "tokens": "tokens",
+    "logprob_full": "logprob_full",
+    "logprob_sampled": "logprob_sampled",
+    "versions": "versions",
+}
 _ARRAYS = {"tokens": "<i4", "logprob_full": "<f4", "logprob_sampled": "<f4", "versions": "<i4"}
 
 
-def _lists(arrays: Sequence[np.ndarray], dtype: str) -> pa.ListArray:
+def _lists(arrays: Sequence[np.ndarray], offsets: np.ndarray, dtype: str) -> pa.ListArray:
     """Rows of different lengths; one copy instead of a Python object per element."""
-    offsets = np.zeros(len(arrays) + 1, np.int32)
-    np.cumsum([len(a) for a in arrays], out=offsets[1:])
     values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
     return pa.ListArray.from_arrays(offsets, values.astype(dtype, copy=False))
+
+
+def _offsets(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    offsets = np.zeros(len(arrays) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, arrays), np.int32, len(arrays)), out=offsets[1:])
+    return offsets
 
 
 def to_table(judged: Sequence[Judged]) -> pa.Table:
     """One row per sample, groups in the given order, in ``SCHEMA``'s columns but ``step``."""
     groups = [g for g, _ in judged]
-    rollouts = [r for g in groups for r in g.rollouts]
     counts = [len(g.rollouts) for g in groups]
     row_group = pa.array(np.repeat(np.arange(len(groups)), counts))
+    prompt_tokens = [g.prompt.tokens for g in groups]
     of_group: dict[str, Any] = {
         "group_id": [g.id for g in groups],
         "attempt": [g.attempt for g in groups],
         "prompt_id": [g.prompt.id for g in groups],
         "prompt": [g.prompt.text for g in groups],
         "reference": [g.prompt.reference for g in groups],
-        "prompt_tokens": _lists([g.prompt.tokens for g in groups], "<i4"),
+        "prompt_tokens": _lists(prompt_tokens, _offsets(prompt_tokens), "<i4"),
         "measured_pass_rate": [g.measured_pass_rate for g in groups],
         "refused": [refused for _, refused in judged],
     }
@@ -74,17 +93,18 @@ def to_table(judged: Sequence[Judged]) -> pa.Table:
         name: pa.array(values, SCHEMA.field(name).type).take(row_group)
         for name, values in of_group.items()
     }
-    columns["sample"] = [r.index for r in rollouts]
-    columns["completion"] = [r.text for r in rollouts]
+    # All fields of all rollouts in one pass: this runs before every train step.
+    fields = map(operator.attrgetter(*_OF_ROLLOUT), (r for g in groups for r in g.rollouts))
+    found = list(zip(*fields, strict=True)) or [()] * len(_OF_ROLLOUT)
+    columns |= dict(zip(_OF_ROLLOUT.values(), found, strict=True))
     columns["advantage"] = [
         value
         for g, count in zip(groups, counts, strict=True)
         for value in ([None] * count if g.advantages is None else g.advantages.tolist())
     ]
-    for name in ("seed", "finish_reason", "worker", "reward", "reward_error"):
-        columns[name] = [getattr(r, name) for r in rollouts]
+    offsets = _offsets(columns["tokens"])
     for name, dtype in _ARRAYS.items():
-        columns[name] = _lists([getattr(r, name) for r in rollouts], dtype)
+        columns[name] = _lists(columns[name], offsets, dtype)
     return pa.table([columns[f.name] for f in _GROUP_SCHEMA], schema=_GROUP_SCHEMA)
 
 

@@ -120,7 +120,7 @@ class RegisterReply(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "version", "figures", "draining")
+    __slots__ = ("worker", "version", "figures", "draining", "process")
     class FiguresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -132,11 +132,13 @@ class HeartbeatRequest(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     version: int
     figures: _containers.ScalarMap[str, float]
     draining: bool
-    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    process: str
+    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("known", "latest_version", "stop")
@@ -149,12 +151,14 @@ class HeartbeatReply(_message.Message):
     def __init__(self, known: _Optional[bool] = ..., latest_version: _Optional[int] = ..., stop: _Optional[bool] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
-    __slots__ = ("worker", "quarantine")
+    __slots__ = ("worker", "quarantine", "process")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     quarantine: str
-    def __init__(self, worker: _Optional[str] = ..., quarantine: _Optional[str] = ...) -> None: ...
+    process: str
+    def __init__(self, worker: _Optional[str] = ..., quarantine: _Optional[str] = ..., process: _Optional[str] = ...) -> None: ...
 
 class DeregisterReply(_message.Message):
     __slots__ = ()

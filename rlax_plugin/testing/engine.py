@@ -76,6 +76,10 @@ class _Sample:
             rollout.finish_reason,
         )
 
+    @property
+    def unfinished(self) -> bool:
+        return self.finish_reason == "cancelled"
+
     def draw(self, logprobs_v: np.ndarray, version: int, sampling: SamplingParams) -> None:
         """Adds a token, given the log-probs [vocabulary] of what may follow."""
         uniform = policy.uniform(self.seed, len(self.tokens))
@@ -211,17 +215,17 @@ class ScriptedEngine(RolloutEngine):
         samples = samples or [_Sample(seed) for seed in request.seeds]
         await asyncio.sleep(self._config.latency_s)
         reported_s = loop.time()
-        while open_samples := [s for s in samples if s.finish_reason == "cancelled"]:
-            if held is not self._held and mode != "finish":
-                held = self._held
-                if mode == "discard":
-                    samples = [_Sample(seed) for seed in request.seeds]
-                    continue
-            self._decode(request, held, open_samples)
-            await asyncio.sleep(self._config.token_s)
+        while open_samples := [s for s in samples if s.unfinished]:
             if mode == "continue" and loop.time() - reported_s >= self._rollouts.progress_s:
                 on_group(request.group_id, rollouts())
                 reported_s = loop.time()
+            if held is not self._held and mode != "finish":
+                held = self._held
+                if mode == "discard":
+                    samples = [_Sample(s.seed) if s.unfinished else s for s in samples]
+                    continue
+            self._decode(request, held, open_samples)
+            await asyncio.sleep(self._config.token_s)
         on_group(request.group_id, rollouts())
 
     def _decode(self, request: GroupRequest, held: _Held, samples: list[_Sample]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
-from rlax_plugin.errors import RlaxError, WeightsError
+from rlax_plugin.errors import RlaxError, WeightsError, WeightsUnreadableError
 from rlax_plugin.protocols import Arrays, WeightStore
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.packing import pack, unpack
@@ -32,11 +32,11 @@ class NpzStore(WeightStore):
         try:
             arrays = unpack(files.get(FILE))
         except FileNotFoundError as error:
-            raise WeightsError(f"{files.location(FILE)} does not exist") from error
+            raise WeightsUnreadableError(f"{files.location(FILE)} does not exist") from error
         except ValueError as error:
             raise WeightsError(f"{files.location(FILE)} is damaged: {error}") from error
         except RlaxError as error:
-            raise WeightsError(str(error)) from error
+            raise WeightsUnreadableError(str(error)) from error
         found = {name: (a.shape, a.dtype) for name, a in arrays.items()}
         expected = {name: (tuple(a.shape), a.dtype) for name, a in like.items()}
         if found != expected:

@@ -7,12 +7,18 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 
 from rlax_plugin.config import Deadlines, RlaxSection
-from rlax_plugin.errors import DeadlineError, WeightsError, WeightsMismatchError, WorkerError
+from rlax_plugin.errors import (
+    DeadlineError,
+    WeightsError,
+    WeightsMismatchError,
+    WeightsUnreadableError,
+    WorkerError,
+)
 from rlax_plugin.parameter_server import ParameterServerClient
 from rlax_plugin.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -22,8 +28,10 @@ from rlax_plugin.wire import CHANNEL_OPTIONS, describe
 
 log = logging.getLogger("rlax.worker")
 
-_LOAD_PAUSES_S = (0.5, 2.0)  # before weights that could not be loaded are tried again
+_MAX_DAMAGED = 3  # times that weights may be found damaged, before the fault is this worker's
+_LOAD_PAUSE_S = 0.5  # before weights that could not be loaded are tried again; doubles each time
 _ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked again
+_LEAVE_PAUSE_S = 0.2  # before a controller that did not hear of a quarantine is told again
 
 PROCESS = uuid.uuid4().hex
 """Tells this process from every other one that may ever have its name, or its pid."""
@@ -34,6 +42,9 @@ class Member:
 
     It outlives the trainer process: if another one registers it, it counts as holding no weights
     until it has loaded some that this one published, whatever their number.
+
+    Args:
+      on_quarantine: called as soon as ``quarantine`` is set, to draw nothing more.
 
     Attributes:
       draining: told to the controller, which then sends nothing more.
@@ -49,10 +60,12 @@ class Member:
         engine: RolloutEngine,
         section: RlaxSection,
         config_hash: str,
+        on_quarantine: Callable[[], None] = lambda: None,
     ):
         self._name, self._address, self._engine = name, address, engine
         self._section, self._config_hash = section, config_hash
         self._deadlines: Deadlines = section.deadlines
+        self._on_quarantine = on_quarantine
         self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
         self._fleet = rpc.FleetStub(self._channel)
         self._beat = asyncio.Event()
@@ -60,6 +73,7 @@ class Member:
         self._incarnation = ""
         self._restarted = asyncio.Event()
         self._parameter_server = ""
+        self._registered = False
         self._forget_weights()
         self.draining = False
         self.quarantine = ""
@@ -68,6 +82,11 @@ class Member:
         self._held = -1  # loaded and proved, of this incarnation; what the controller is told
         self._newest = self._wanted = -1  # on the parameter server; by a request
         self._announced = -1  # the newest that the controller has spoken of
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether it has proved some of the trainer process that it is registered with."""
+        return self._held >= 0
 
     async def register(self) -> None:
         """Joins the run.
@@ -94,6 +113,7 @@ class Member:
                 self._deadlines.startup_s,
                 "rlax.deadlines.startup_s",
             ) from error
+        self._registered = reply.accepted
         if not reply.accepted:
             raise WorkerError(reply.reason)
         if reply.incarnation != self._incarnation:
@@ -115,11 +135,15 @@ class Member:
             version=self._held,
             figures=self._engine.health(),
             draining=self.draining,
+            process=PROCESS,
         )
         return await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
 
     async def heartbeat(self) -> None:
-        """Reports until the run is over. A controller that forgot this worker gets it again."""
+        """Reports until the run is over.
+
+        A controller that forgot this worker gets it again, unless it drains.
+        """
         missed = 0
         while True:
             self._beat.clear()
@@ -128,7 +152,7 @@ class Member:
             except grpc.aio.AioRpcError as error:
                 missed += 1
                 log.warning("heartbeat failed (%d in a row): %s", missed, describe(error))
-                if missed >= 2 * self._deadlines.heartbeats_lost:
+                if missed >= 2 * self._deadlines.heartbeats_lost and not self.draining:
                     # The controller is gone or being restarted: wait for one, or give up.
                     await self.register()
                     missed = 0
@@ -139,7 +163,7 @@ class Member:
                     return
                 if reply.known:
                     self._heard_of(reply.latest_version)
-                else:
+                elif not self.draining:
                     await self.register()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._beat.wait(), self._deadlines.heartbeat_s)
@@ -162,6 +186,8 @@ class Member:
         try:
             while not heartbeat.done():
                 await self._follow_trainer(heartbeat)
+                if self.quarantine:  # found while something else ended the following
+                    raise WeightsMismatchError(self.quarantine)
             heartbeat.result()
         finally:
             heartbeat.cancel()
@@ -177,12 +203,12 @@ class Member:
         tasks = (watch, follow, restarted)
         try:
             await asyncio.wait({heartbeat, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if follow.done():
+                follow.result()  # raises what ended it, perhaps a quarantine
             if restarted.done():
                 log.info("another trainer process: its weights are loaded anew")
-                return
-            for task in (follow, watch):
-                if task.done():
-                    task.result()  # raises what ended it
+            elif watch.done():
+                watch.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -212,14 +238,13 @@ class Member:
             self._newer.clear()
             if not self._due():
                 continue
-            first, incarnation = self._held < 0, self._incarnation
+            incarnation = self._incarnation
             version = await self._load(client)
             if incarnation != self._incarnation:
                 return  # just now: what was loaded is the earlier trainer's
             self._held = version
             log.info("serving version %d", self._held)
-            if first:
-                self._beat.set()  # the controller waits for the first weights
+            self._beat.set()  # groups go to those that hold the version they need
 
     async def _load(self, client: ParameterServerClient) -> int:
         """Loads the newest version under a lease.
@@ -231,23 +256,40 @@ class Member:
           WeightsError: it is damaged or wrong, also at the last attempt, or it cannot be had. A
             worker that stayed would only keep its groups waiting for a version that never comes.
         """
-        for pause_s in (*_LOAD_PAUSES_S, None):
+        end_s = time.monotonic() + self._deadlines.weights_s
+        pause_s, damaged = _LOAD_PAUSE_S, 0
+        while True:
             async with self._acquire(client) as version:
                 try:
                     await self._load_once(version)
                     return version.version
+                except WeightsUnreadableError as error:
+                    if time.monotonic() + pause_s > end_s:
+                        raise  # nothing says that this worker is at fault
+                    problem = error
                 except WeightsError as error:
-                    if pause_s is None or isinstance(error, WeightsMismatchError):
-                        self.quarantine = str(error)
+                    damaged += 1
+                    if damaged == _MAX_DAMAGED or isinstance(error, WeightsMismatchError):
+                        # Before the lease is released: what is drawn meanwhile would be void.
+                        self._enter_quarantine(str(error))
                         raise
-                    log.error("weights were not loaded, trying again in %g s: %s", pause_s, error)
+                    problem = error
+            log.error("weights were not loaded, trying again in %g s: %s", pause_s, problem)
             await asyncio.sleep(pause_s)
-        raise AssertionError("the last attempt returns or raises")
+            pause_s *= 2
+
+    def _enter_quarantine(self, reason: str) -> None:
+        self.quarantine = reason
+        self._on_quarantine()
 
     async def _load_once(self, version: WeightVersion) -> None:
         # The first time the engine may still be building and compiling its model.
         key = "startup_s" if self._engine.version < 0 else "weights_s"
         deadline_s: float = getattr(self._deadlines, key)
+        if self._section.rollouts.on_new_weights == "finish":
+            # The engine swaps once its running samples have ended; a call's deadline is up to
+            # three times that of a group, as a worker is given twice its slots.
+            deadline_s += 3 * self._deadlines.group_s
         try:
             await asyncio.wait_for(self._engine.load_weights(version), deadline_s)
         except TimeoutError:
@@ -271,10 +313,19 @@ class Member:
             yield version
 
     async def leave(self) -> None:
-        """Leaves the run, in quarantine if it must."""
-        request = pb.DeregisterRequest(worker=self._name, quarantine=self.quarantine)
-        try:
-            await self._fleet.Deregister(request, timeout=self._deadlines.rpc_s)
-        except grpc.aio.AioRpcError as error:
-            log.info("the controller was already gone: %s", describe(error))
+        """Leaves the run if it is a member of it; a quarantine is told until it is heard."""
+        request = pb.DeregisterRequest(
+            worker=self._name, quarantine=self.quarantine, process=PROCESS
+        )
+        end_s = time.monotonic() + self._deadlines.rpc_s
+        while self._registered or self.quarantine:
+            try:
+                left_s = max(_LEAVE_PAUSE_S, end_s - time.monotonic())
+                await self._fleet.Deregister(request, timeout=left_s)
+                break
+            except grpc.aio.AioRpcError as error:
+                log.info("the controller was not told: %s", describe(error))
+            if not self.quarantine or time.monotonic() + _LEAVE_PAUSE_S > end_s:
+                break
+            await asyncio.sleep(_LEAVE_PAUSE_S)
         await self._channel.close()

@@ -72,8 +72,11 @@ async def work(
         engine=engine,
         section=section,
         config_hash=config_hash,
+        on_quarantine=lambda: service.stop_drawing("this worker is quarantined"),
     )
-    service = RolloutService(engine, section, on_wanted=member.want)
+    service = RolloutService(
+        engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
+    )
     rpc.add_RolloutServicer_to_server(service, server)
     if (add_services := getattr(engine, "add_services", None)) is not None:
         add_services(server, engine)

@@ -85,6 +85,7 @@ class RolloutService(rpc.RolloutServicer):
     Args:
       section: its limits are held here, so that no request can harm the engine.
       on_wanted: called with the newest ``min_version`` of each call.
+      has_weights: whether there are proved weights of the trainer process that is running.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class RolloutService(rpc.RolloutServicer):
         engine: RolloutEngine,
         section: RlaxSection,
         on_wanted: Callable[[int], None] = lambda version: None,
+        has_weights: Callable[[], bool] = lambda: True,
     ):
         self._engine, self._section, self._on_wanted = engine, section, on_wanted
+        self._has_weights = has_weights
         self.draining = False
         self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what draws it
         self._settled = asyncio.Event()  # no group owes a report
@@ -105,6 +108,8 @@ class RolloutService(rpc.RolloutServicer):
     ) -> AsyncIterator[pb.GroupReply]:
         if self.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
+        if not self._has_weights():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
         for spec in request.groups:
             if why := refusal(spec, self._section):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)

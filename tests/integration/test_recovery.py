@@ -34,17 +34,24 @@ SETTINGS = (
     "rlax.deterministic=true",
     "rlax.trainer.checkpoint_every=3",
     "rlax.evaluation.problems=2",
+    "rlax.launcher.workers=1",
     f"steps={STEPS}",
 )
 
 # Which time a point is reached is the one that kills. Those not named here: the fourth.
 OCCASION = {
+    FaultPoint.CONFIG_WRITTEN: 1,
+    FaultPoint.WEIGHTS_CLEARED: 1,
+    FaultPoint.METRICS_CUT: 1,
+    FaultPoint.RECOVERED: 1,
     FaultPoint.LEDGER_WRITTEN: 9,
     FaultPoint.ROLLOUTS_WRITTEN: 1,
     FaultPoint.SNAPSHOT_BEGUN: 2,
     FaultPoint.SNAPSHOT_WRITTEN: 2,
     FaultPoint.CHECKPOINT_WRITTEN: 2,
     FaultPoint.EVALUATION_WRITTEN: 1,
+    FaultPoint.METRICS_COPIED: 2,
+    FaultPoint.RUN_FINISHED: 1,
     FaultPoint.SUMMARY_WRITTEN: 1,
 }
 
@@ -112,7 +119,16 @@ def test_a_trainer_killed_at_any_point_ends_as_if_it_had_not_been(point, tmp_pat
 
 
 def test_a_run_killed_while_it_recovers_ends_the_same(tmp_path, undisturbed):
-    for point in ("commit-ended:5", "step-trained:1", "weights-published:2", "commit-ended:2"):
+    for point in (
+        "commit-ended:5",
+        "weights-cleared:1",
+        "metrics-cut:1",
+        "recovered:1",
+        "step-trained:1",
+        "weights-published:2",
+        "commit-ended:2",
+        "run-finished:1",
+    ):
         assert train(tmp_path, kill_at=point).returncode == -signal.SIGKILL, point
     again = train(tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr

@@ -18,12 +18,19 @@ import pytest
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dispatch import Dispatcher
 from rlax_plugin.controller.fleet import Fleet
-from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
+from rlax_plugin.errors import (
+    DeadlineError,
+    WeightsError,
+    WeightsMismatchError,
+    WeightsUnreadableError,
+    WorkerError,
+)
 from rlax_plugin.parameter_server import ParameterServer
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams, WeightVersion
-from rlax_plugin.wire import SERVER_OPTIONS
+from rlax_plugin.wire import SERVER_OPTIONS, request_to_proto
+from rlax_plugin.worker.member import PROCESS, Member
 from rlax_plugin.worker.serve import work
 
 LIMIT_S = 30.0
@@ -214,14 +221,14 @@ def test_a_draining_worker_hands_over_every_token_it_has_reported():
             assert time.monotonic() - started_s < 2 * CONTINUE["progress_s"]
             answers = [await ticket for ticket in tickets]
             kept = 0
-            for number, (asked, rollouts) in enumerate(answers):
+            for number, (asked, rollouts, _) in enumerate(answers):
                 handed_over = len(endless.engine.last[number][0].tokens)
                 kept += 2 * handed_over
                 assert [len(r.tokens) for r in asked.resume] == [handed_over] * 2
                 assert handed_over % 50 == 0 and handed_over > reported[number]
                 assert asked.attempt == 2
                 for r in rollouts:
-                    assert r.worker == "b" and r.finish_reason == "length"
+                    assert r.worker == "a+b" and r.finish_reason == "length"
                     assert r.tokens.tolist() == list(range(len(r.tokens)))
                     assert set(r.versions.tolist()) == {3}
             assert one.dispatcher.tokens_resumed == kept and one.dispatcher.reissued == 3
@@ -246,7 +253,7 @@ def test_a_drain_does_not_wait_for_a_worker_that_reports_nothing():
             mute.terminated.set()
             await mute.life
             quick = Worker("b", Counting(4), settings, one.address)
-            asked, rollouts = await ticket
+            asked, rollouts, _ = await ticket
             assert asked.resume == () and asked.attempt == 2
             assert [len(r.tokens) for r in rollouts] == [4, 4] and mute.engine.cancelled == 1
             quick.terminated.set()
@@ -267,7 +274,7 @@ def test_without_continue_a_drain_finishes_what_was_begun(mode):
             ticket = one.dispatcher.submit(group(0))
             await until(lambda: engine.asked)
             worker.terminated.set()
-            asked, rollouts = await ticket
+            asked, rollouts, _ = await ticket
             await worker.life
             assert asked.attempt == 1 and len(rollouts[0].tokens) == 100
             assert one.again == [] and engine.cancelled == 0
@@ -301,7 +308,7 @@ def test_a_worker_with_wrong_weights_is_quarantined(error, loads):
             assert one.lost == [f"bad: quarantined: {error}"] and one.held("bad") == -2
             # Nothing that it had reported goes on elsewhere.
             good = Worker("good", Counting(5), settings, one.address)
-            asked, rollouts = await ticket
+            asked, rollouts, _ = await ticket
             assert asked.resume == () and one.dispatcher.tokens_resumed == 0
             assert one.again == [(0, 2, f"quarantined: {error}")]
             assert [r.versions.tolist() for r in rollouts] == [[1] * 5] * 2
@@ -382,7 +389,9 @@ def test_what_is_read_after_a_quarantine_is_not_accepted():
 
             async def late(*args: Any, **kwargs: Any) -> Any:
                 async for reply in generate(*args, **kwargs):
-                    request = pb.DeregisterRequest(worker="w", quarantine="a canary died")
+                    request = pb.DeregisterRequest(
+                        worker="w", quarantine="a canary died", process=PROCESS
+                    )
                     await one.fleet.Deregister(request, None)
                     yield reply
 
@@ -423,7 +432,7 @@ def test_a_worker_outlives_its_trainer_and_loads_the_new_ones_weights(number):
                 await until(lambda s=seen: two.fleet.workers["w"].last_seen > s)
                 assert two.held("w") == -1 and not worker.engine.asked
             await two.publish(number, restart=True)
-            _, rollouts = await ticket
+            _, rollouts, _ = await ticket
             assert worker.engine.loads == [7, number] and versions == [number]
             assert [r.versions.tolist() for r in rollouts] == [[number] * 5] * 2
             await two.publish(number + 1)
@@ -499,5 +508,189 @@ def test_a_load_that_a_new_trainer_overtakes_counts_for_nothing():
             assert versions == [2]
             worker.terminated.set()
             await worker.life
+
+    run(main)
+
+
+# --- weights that cannot be loaded, and processes that do not belong here -------------------------
+
+
+def test_a_worker_that_cannot_read_weights_tries_again_and_ends_without_quarantine():
+    async def main():
+        settings = section()
+        settings = settings.model_copy(
+            update={"deadlines": settings.deadlines.model_copy(update={"weights_s": 2.0})}
+        )
+        async with trainer(settings) as one:
+            await one.publish(0)
+            worker = Worker("w", Counting(5), settings, one.address)
+            await until(lambda: one.held("w") == 0)
+            worker.engine.faults[1] = WeightsUnreadableError("the disk is away")
+            await one.publish(1)
+            await until(lambda: worker.engine.loads == [0, 1])
+            del worker.engine.faults[1]
+            await until(lambda: one.held("w") == 1)
+            worker.engine.faults[2] = WeightsUnreadableError("the disk is away")
+            await one.publish(2)
+            with pytest.raises(WeightsUnreadableError, match="the disk is away"):
+                await worker.life
+            assert worker.engine.loads == [0, 1, 1, 2, 2, 2]  # after 0.5 s, and 1 s more
+            assert one.quarantined == [] and one.lost == ["w: left"]
+
+    run(main)
+
+
+def test_nothing_is_drawn_between_a_mismatch_and_the_leases_release():
+    engine = Counting(100_000)
+    drawing: list[bool] = []
+
+    class Watched(ParameterServer):
+        async def Release(self, request: Any, context: Any) -> Any:
+            drawing.append(engine.cancelled == 0)
+            return await super().Release(request, context)
+
+    async def main():
+        settings = section(**CONTINUE)
+        async with trainer(settings, parameters=Watched(NoBytes(), keep=2, lease_s=10)) as one:
+            await one.publish(0)
+            worker = Worker("w", engine, settings, one.address)
+            await until(lambda: one.held("w") == 0)
+            one.dispatcher.submit(group(0))
+            await until(lambda: 0 in engine.last)
+            engine.faults[1] = WeightsMismatchError("a canary died")
+            await one.publish(1)
+            with pytest.raises(WeightsMismatchError):
+                await worker.life
+            assert drawing == [True, False]
+
+    run(main)
+
+
+def member(settings: RlaxSection, address: str, name: str = "w") -> Member:
+    return Member(
+        name=name,
+        address="127.0.0.1:1",
+        controller=address,
+        engine=Counting(5),
+        section=settings,
+        config_hash="abc",
+    )
+
+
+def test_a_quarantine_is_told_until_it_is_heard():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            bad = member(settings, one.address)
+            await bad.register()
+            heard: list[str] = []
+            deregister = one.fleet.Deregister
+
+            async def busy(request: pb.DeregisterRequest, context: Any) -> Any:
+                heard.append(request.quarantine)
+                if len(heard) < 3:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "busy")
+                return await deregister(request, context)
+
+            one.fleet.Deregister = busy
+            await one.server.stop(None)
+            one.server = grpc.aio.server(options=SERVER_OPTIONS)
+            rpc.add_FleetServicer_to_server(one.fleet, one.server)
+            one.server.add_insecure_port(one.address)
+            await one.server.start()
+            bad.quarantine = "a canary died"
+            await bad.leave()
+            assert heard == ["a canary died"] * 3 and one.quarantined == [("w", "a canary died")]
+
+    run(main)
+
+
+def test_a_process_that_was_refused_does_not_deregister_its_namesake():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            good, stranger = member(settings, one.address), member(settings, one.address)
+            await good.register()
+            stranger._config_hash = "xyz"
+            with pytest.raises(WorkerError, match="another config"):
+                await stranger.register()
+            await stranger.leave()
+            assert one.held("w") == -1 and one.lost == []
+            await good.leave()
+            assert one.lost == ["w: left"]
+
+    run(main)
+
+
+def test_a_worker_without_proved_weights_takes_no_groups():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            worker = Worker("w", Counting(5), settings, one.address)
+            await until(lambda: one.held("w") == -1)
+            call = one.fleet.workers["w"].stub.Generate(
+                pb.GenerateRequest(groups=[request_to_proto(group(0))]), timeout=5
+            )
+            with pytest.raises(grpc.aio.AioRpcError, match="holds no weights yet") as failure:
+                await call.read()
+            assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
+            worker.terminated.set()
+            await worker.life
+
+    run(main)
+
+
+def test_a_draining_worker_does_not_register_again():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            leaving = member(settings, one.address)
+            await leaving.register()
+            leaving.draining = True
+            beats = asyncio.ensure_future(leaving.heartbeat())
+            await until(lambda: one.fleet.workers["w"].draining)
+            one.fleet.lose(one.fleet.workers["w"], "a hiccup")
+            await asyncio.sleep(4 * settings.deadlines.heartbeat_s)
+            assert one.fleet.workers == {} and not beats.done()
+            beats.cancel()
+            await leaving.leave()
+
+    run(main)
+
+
+def test_a_mismatch_ends_the_worker_also_if_its_trainer_is_restarted_meanwhile():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            await one.publish(0)
+            bad = member(settings, one.address)
+
+            async def load(version: WeightVersion) -> None:
+                bad._restarted.set()
+                raise WeightsMismatchError("a canary died")
+
+            bad._engine.load_weights = load
+            with pytest.raises(WeightsMismatchError, match="a canary died"):
+                await bad.live()
+            assert bad.quarantine == "a canary died"
+            await bad.leave()
+
+    run(main)
+
+
+def test_what_ended_the_following_is_seen_before_a_restart_of_the_trainer():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            worker = member(settings, one.address)
+
+            async def follow(client: Any) -> None:
+                worker._restarted.set()
+                raise DeadlineError("loading a weight version", 1, "rlax.deadlines.weights_s")
+
+            worker._follow = follow
+            with pytest.raises(DeadlineError):
+                await worker.live()
+            await worker.leave()
 
     run(main)

@@ -103,7 +103,8 @@ class Recorder:
 def train(tmp_path, *argv, objective=policy_gradient, arrays=ARRAYS, recorder=None, **overrides):
     recorder = recorder or Recorder()
     config = configure(tmp_path, *argv, **overrides)
-    run_train_loop(config, recorder.events(), arrays=arrays, objective=objective)
+    events = recorder.events()
+    recorder.loop = run_train_loop(config, events, arrays=arrays, objective=objective)
     return recorder
 
 
@@ -225,6 +226,11 @@ def test_checkpoint_resume_and_stop(tmp_path, three_steps):
     for name, value in three_steps.weights[3].items():  # as if it had never stopped
         np.testing.assert_array_equal(second.weights[3][name], value, err_msg=name)
         np.testing.assert_array_equal(second.weights[2][name], three_steps.weights[2][name])
+
+    third = train(tmp_path, **saving)  # as after a kill behind the last checkpoint
+    assert third.calls == [("start", 3)] and third.loop.completed == 3
+    for name, value in three_steps.weights[3].items():
+        np.testing.assert_array_equal(third.weights[3][name], value, err_msg=name)
 
 
 def test_error_before_a_checkpoint_is_not_wrapped(tmp_path):

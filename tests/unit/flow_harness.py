@@ -7,12 +7,14 @@ import dataclasses
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import yaml
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.book import Book
+from rlax_plugin.controller.dispatch import Answer
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.recorder import Recorder
@@ -66,6 +68,7 @@ class Answers:
         self.open: dict[int, tuple[GroupRequest, asyncio.Future]] = {}
         self.unscored: dict[int, tuple[list[Rollout], asyncio.Future]] = {}
         self.slow_rewards = False
+        self.workers: dict[str, SimpleNamespace] = {}  # by name, of the process that lives now
 
     def submit(self, request):
         future = asyncio.get_running_loop().create_future()
@@ -82,8 +85,9 @@ class Answers:
     def draw(self, group_id, version, rewards=(0.0, 1.0), worker="w"):
         """Answers a group; one version for all tokens."""
         request, future = self.open.pop(group_id)
+        drawn_by = self.workers.setdefault(worker, SimpleNamespace(trusted=True))
         future.set_result(
-            (
+            Answer(
                 request,
                 [
                     Rollout(
@@ -100,6 +104,7 @@ class Answers:
                     )
                     for i, seed in enumerate(request.seeds)
                 ],
+                (drawn_by,),
             )
         )
 
@@ -174,7 +179,8 @@ class Harness:
         )
         self._step, self._last_step = step, last_step
 
-    def start(self) -> Recovery:
+    async def start(self) -> Recovery:
+        self.publish(self._step)
         recovery = Recovery(
             self._step,
             book=self.book,
@@ -182,7 +188,7 @@ class Harness:
             ledger=self.ledger,
             recorder=self.recorder,
         )
-        self.flow.start(recovery, self._last_step)
+        await self.flow.start(recovery, self._last_step)
         return recovery
 
     def publish(self, version):
@@ -193,6 +199,12 @@ class Harness:
         commit, book = await self.flow.commit()
         document = snapshot(step, commit.number, commit.checksum, book)
         self.files.put(snapshot_name(step), json.dumps(document).encode())
+
+    def quarantine(self, worker):
+        """What the fleet does when a worker has found its weights to be wrong."""
+        if known := self.answers.workers.pop(worker, None):
+            known.trusted = False
+        self.flow.distrust(worker)
 
     def lose_worker(self, group_id):
         """What the dispatcher does when the call that held this group breaks."""

@@ -190,7 +190,31 @@ def refused_with_advantages(h: History) -> None:
     first(h).others[0] = judged
 
 
+def too_old(h: History) -> None:
+    fourth(h).rescore(h.groups[7], (group(7, 0, "h", attempt=2), None))
+
+
+def drawn_in_the_future(h: History) -> None:
+    """A group that never trains."""
+    old = h.groups[9]
+    h.segments[4].rescore(old, (group(9, 4, "b"), None))
+
+
+def seed_of_another(h: History) -> None:
+    fifth = h.groups[5][0].rollouts
+    changed = tuple(
+        dataclasses.replace(r, seed=fifth[0].seed if r.index else r.seed)
+        for r in h.groups[7][0].rollouts
+    )
+    changed_seventh(rollouts=changed)(h)
+
+
 FALSIFIED = [
+    ("a version older than asked for", too_old, Rule.TOO_OLD, 4, None, 7),
+    ("a version that no step has produced", drawn_in_the_future, Rule.UNPRODUCED, None, None, 9),
+    ("drawn twice at once", lambda h: first(h).replace(g := scored(h.groups[3])[0], g, g),
+     Rule.GENERATED_TWICE, 1, None, 3),
+    ("a seed of another group", seed_of_another, Rule.REPEATED_SEED, None, None, 7),
     ("a group trains at steps 2 and 3", trained_twice, Rule.TRAINED_TWICE, 4, 3, 4),
     ("an open group is overtaken", overtaken, Rule.LOST_GROUP, 2, 2, 4),
     ("a ready group is overtaken", overtaken_when_ready, Rule.LOST_GROUP, 2, 2, 3),

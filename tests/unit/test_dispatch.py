@@ -12,22 +12,21 @@ import numpy as np
 import pytest
 
 from rlax_plugin.config import Deadlines
-from rlax_plugin.controller.dispatch import MAX_FAILURES, Dispatcher
+from rlax_plugin.controller.dispatch import MAX_ATTEMPTS, MAX_FAILURES, Dispatcher, check_reply
 from rlax_plugin.controller.fleet import Fleet
 from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
-from rlax_plugin.wire import reply_to_proto
+from rlax_plugin.wire import reply_from_proto, reply_to_proto, request_from_proto
 
 Script = Callable[[pb.GroupSpec], pb.GroupReply]
 
 
 def answer(spec: pb.GroupSpec) -> pb.GroupReply:
-    one = np.ones(1, np.float32)
-    ids = np.ones(1, np.int32)
-    rollouts = [Rollout(spec.group_id, i, s, ids, one, one, ids, "stop")
-                for i, s in enumerate(spec.seeds)]  # fmt: skip
-    return reply_to_proto(spec.group_id, rollouts)
+    """One token more than is resumed, for each sample that is not complete."""
+    resume = request_from_proto(spec).resume
+    begun = [len(r.tokens) + (r.finish_reason == "cancelled") for r in resume]
+    return partial(spec.group_id, spec.seeds, *(begun or [1] * len(spec.seeds)), reason="stop")
 
 
 def partial(group_id: int, seeds: Any, *lengths: int, reason: str = "cancelled") -> pb.GroupReply:
@@ -50,9 +49,10 @@ def failing(code: grpc.StatusCode) -> Script:
 
 class Stub:
     def __init__(self, script: Script):
-        self.script, self.calls, self.specs = script, [], []
+        self.script, self.calls, self.specs, self.timeouts = script, [], [], []
 
     async def Generate(self, request: pb.GenerateRequest, timeout: float) -> Any:
+        self.timeouts.append(timeout)
         self.calls.append([spec.group_id for spec in request.groups])
         for spec in request.groups:
             await asyncio.sleep(0)
@@ -66,35 +66,41 @@ def refresh(request: GroupRequest) -> GroupRequest:
     return dataclasses.replace(request, min_version=request.min_version + 1)
 
 
-def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher, list[str]]:
+def make(
+    refresh: Any = refresh, deterministic: bool = False, **deadlines: float
+) -> tuple[Fleet, Dispatcher, list[str]]:
     lost: list[str] = []
     settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 5.0} | deadlines))
     fleet = Fleet(
         deadlines=settings,
         config_hash="abc",
         parameter_server="127.0.0.1:1",
-        latest_version=lambda: 0,
+        latest_version=lambda: 9,
         on_ready=lambda worker: dispatcher.wake(),
         on_lost=lambda worker, reason: lost.append(f"{worker.name}: {reason}"),
     )
     again: list[tuple[GroupRequest, str]] = []
-    dispatcher = Dispatcher(fleet, settings, refresh, lambda *told: again.append(told))
+    dispatcher = Dispatcher(
+        fleet, settings, refresh, lambda *told: again.append(told), deterministic=deterministic
+    )
     dispatcher.again = again  # for the tests
     return fleet, dispatcher, lost
 
 
-async def join(fleet: Fleet, name: str, script: Script, slots: int = 4) -> Stub:
+async def join(
+    fleet: Fleet, name: str, script: Script, slots: int = 4, version: int = 0, process: str = "p"
+) -> Stub:
     request = pb.RegisterRequest(
         worker=name,
         address="127.0.0.1:1",
         slots=slots,
         config_hash="abc",
         version=-1,
-        process="p",
+        process=process,
     )
     assert (await fleet.Register(request, None)).accepted
     stub = fleet.workers[name].stub = Stub(script)
-    await fleet.Heartbeat(pb.HeartbeatRequest(worker=name, version=0), None)
+    await fleet.Heartbeat(pb.HeartbeatRequest(worker=name, version=version, process=process), None)
     return stub
 
 
@@ -113,10 +119,11 @@ def test_groups_wait_for_a_worker_and_travel_together():
         tickets = [dispatcher.submit(request(i)) for i in range(4)]
         stub = await join(fleet, "a", answer)
         for i, ticket in enumerate(tickets):
-            asked, rollouts = await ticket
+            asked, rollouts, workers = await ticket
             assert asked.group_id == i and [r.worker for r in rollouts] == ["a", "a"]
+            assert workers == (fleet.workers["a"],)
         assert stub.calls == [[0, 1, 2, 3]]  # twice its four slots
-        assert fleet.workers["a"].assigned == 0
+        assert fleet.workers["a"].assigned == fleet.workers["a"].groups == 0
         await dispatcher.close()
 
     run(main)
@@ -129,7 +136,7 @@ def test_a_broken_connection_moves_its_groups_to_another_worker():
         ticket = dispatcher.submit(request(0))
         await asyncio.sleep(0.01)
         await join(fleet, "good", answer)
-        asked, rollouts = await ticket
+        asked, rollouts, _ = await ticket
         assert (asked.attempt, asked.min_version) == (2, 1)
         assert rollouts[0].worker == "good" and bad.calls == [[0]]
         assert lost == ["bad: UNAVAILABLE: told 0"] and dispatcher.reissued == 1
@@ -224,7 +231,7 @@ def test_a_worker_that_was_forgotten_may_come_back_with_its_weights():
         fleet, _, _ = make()
         await join(fleet, "a", answer)
         fleet.lose(fleet.workers["a"], "a hiccup")
-        reply = await fleet.Heartbeat(pb.HeartbeatRequest(worker="a", version=3), None)
+        reply = await fleet.Heartbeat(pb.HeartbeatRequest(worker="a", version=3, process="p"), None)
         assert not reply.known
         again = pb.RegisterRequest(
             worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=3, process="p"
@@ -284,8 +291,9 @@ def test_what_was_drawn_travels_along_to_the_next_worker():
         await asyncio.sleep(0.01)
         assert not ticket.done()
         good = await join(fleet, "good", answer)
-        answered, rollouts = await ticket
-        assert [r.worker for r in rollouts] == ["good", "good"]
+        answered, rollouts, workers = await ticket
+        assert [r.worker for r in rollouts] == ["bad+good", "bad+good"]
+        assert [w.name for w in workers] == ["bad", "good"]
         assert (answered.attempt, answered.min_version) == (2, 4)
         (spec,) = good.specs
         assert [np.frombuffer(s.tokens, np.int32).tolist() for s in spec.resume] == [
@@ -383,8 +391,244 @@ def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
         ends[1].set()
         assert (await tickets[1])[0].attempt == 1
         await join(fleet, "b", answer)
-        asked, _ = await tickets[0]
+        asked, *_ = await tickets[0]
         assert asked.attempt == 2 and [len(r.tokens) for r in asked.resume] == [2, 2]
         await dispatcher.close()
+
+    run(main)
+
+
+def first_complete(tokens: int) -> Script:
+    """The first sample ends after two tokens, the second has so many; then the worker is lost."""
+
+    def script(spec: pb.GroupSpec) -> Any:
+        reply = partial(spec.group_id, spec.seeds, 2, tokens)
+        reply.samples[0].finish_reason = "stop"
+        yield reply
+        yield GONE(spec)
+
+    return script
+
+
+def test_a_sample_names_those_who_drew_it():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "a", first_complete(1))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        await join(fleet, "b", first_complete(4))
+        while dispatcher.reissued < 2:
+            await asyncio.sleep(0.01)
+        await join(fleet, "c", answer)
+        _, rollouts, workers = await ticket
+        assert [r.worker for r in rollouts] == ["a", "a+b+c"]
+        assert [len(r.tokens) for r in rollouts] == [2, 5]
+        assert [w.name for w in workers] == ["a", "b", "c"]
+        assert [w.lost != "" for w in workers] == [True, True, False]
+        await dispatcher.close()
+
+    run(main)
+
+
+async def quarantine(fleet: Fleet, name: str, process: str = "p") -> None:
+    told = pb.DeregisterRequest(worker=name, quarantine="a canary died", process=process)
+    await fleet.Deregister(told, None)
+
+
+def test_what_waits_forgets_what_a_quarantined_worker_drew():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "bad", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        while not dispatcher.reissued:
+            await asyncio.sleep(0.01)
+        await quarantine(fleet, "bad")  # it is lost already
+        good = await join(fleet, "good", answer)
+        _, rollouts, workers = await ticket
+        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        assert [r.worker for r in rollouts] == ["good"] * 2 and [w.name for w in workers] == [
+            "good"
+        ]
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_refused():
+    async def main():
+        fleet, dispatcher, lost = make()
+        await join(fleet, "bad", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        go = asyncio.Event()
+        good = await join(fleet, "good", answer)
+        generate = good.Generate
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            async for reply in generate(*args, **kwargs):
+                await go.wait()
+                yield reply
+
+        good.Generate = slow
+        while not good.specs:
+            await asyncio.sleep(0.01)
+        await quarantine(fleet, "bad")
+        go.set()
+        asked, rollouts, workers = await ticket
+        assert [len(spec.resume) for spec in good.specs] == [2, 0]
+        assert asked.attempt == 3 and [len(r.tokens) for r in rollouts] == [1, 1]
+        assert workers == (fleet.workers["good"],) and len(lost) == 1
+        assert workers[0].assigned == workers[0].groups == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_worker_that_is_stuck_does_not_get_the_same_group_again():
+    async def main():
+        fleet, dispatcher, _ = make()
+        stuck = await join(fleet, "stuck", failing(grpc.StatusCode.DEADLINE_EXCEEDED), slots=64)
+        fine = await join(fleet, "fine", answer)
+        fleet.workers["fine"].assigned = 8  # it has no room yet
+        ticket = dispatcher.submit(request(0))
+        while not dispatcher.reissued:
+            await asyncio.sleep(0.01)
+        dispatcher.wake()
+        later = dispatcher.submit(request(1))  # does not have to wait behind it
+        while len(stuck.calls) < 2:
+            await asyncio.sleep(0.01)
+        assert stuck.calls == [[0], [1]] and fine.calls == []
+        fleet.workers["fine"].assigned = 0
+        dispatcher.wake()
+        assert [(await t).workers[0].name for t in (ticket, later)] == ["fine", "fine"]
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_workers_that_hold_the_version_are_asked_first():
+    async def main():
+        fleet, dispatcher, _ = make()
+        old = await join(fleet, "old", answer, slots=64)
+        await join(fleet, "new", answer, version=5)
+        fleet.workers["new"].assigned = 2
+        found = await dispatcher.submit(dataclasses.replace(request(0), min_version=5))
+        assert found.workers == (fleet.workers["new"],) and old.calls == []
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_attempts_of_earlier_trainer_processes_do_not_count():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "bad", GONE)
+        ticket = dispatcher.submit(dataclasses.replace(request(0), attempt=MAX_ATTEMPTS + 5))
+        await asyncio.sleep(0.01)
+        await join(fleet, "good", answer)
+        assert (await ticket).request.attempt == MAX_ATTEMPTS + 6
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_worker_that_draws_one_group_at_a_time_gets_time_for_each():
+    async def main():
+        for deterministic, waves in ((False, 3), (True, 4)):
+            fleet, dispatcher, _ = make(deterministic=deterministic, group_s=2.0)
+            tickets = [dispatcher.submit(request(i)) for i in range(4)]
+            stub = await join(fleet, "a", answer)
+            await asyncio.gather(*tickets)
+            assert stub.timeouts == [2.0 * waves]
+            await dispatcher.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"newest": 4}, "sample 0 is drawn with versions above 4"),
+        ({"min_version": 6}, "sample 0 is drawn with versions below 6"),
+        ({"most": 4}, "sample 1 has 5 tokens, 4 were asked for"),
+        ({"resume": (4, 2)}, None),
+        ({"resume": (4, 2), "tokens": 7}, "sample 0 does not go on from what was to be resumed"),
+        ({"resume": (5, 2)}, "sample 0 does not go on"),
+        ({"resume": (3, 2), "reason": "stop"}, "sample 0 does not go on"),
+    ],
+)
+def test_answers_are_held_against_what_was_asked(changes, message):
+    """Of two samples of 4 and 5 tokens, drawn with version 5."""
+    asked = dataclasses.replace(
+        request(0),
+        min_version=changes.get("min_version", 0),
+        sampling=SamplingParams(max_new_tokens=changes.get("most", 16)),
+    )
+    if lengths := changes.get("resume"):
+        report = partial(0, (0, 1), *lengths, reason=changes.get("reason", "cancelled"))
+        asked = dataclasses.replace(asked, resume=tuple(reply_from_proto(report, "a", (0, 1))))
+    rollouts = reply_from_proto(partial(0, (0, 1), 4, 5, reason="stop"), "b", (0, 1))
+    if "tokens" in changes:
+        tokens = np.full(4, changes["tokens"], np.int32)
+        rollouts[0] = dataclasses.replace(rollouts[0], tokens=tokens)
+    if message is None:
+        check_reply(rollouts, asked, changes.get("newest", 9))
+    else:
+        with pytest.raises(WorkerError, match=f"b: group 0 {message}"):
+            check_reply(rollouts, asked, changes.get("newest", 9))
+
+
+def test_a_worker_that_answers_what_was_not_asked_is_not_trusted():
+    async def main():
+        fleet, dispatcher, lost = make()
+        await join(fleet, "bad", lambda spec: partial(0, spec.seeds, 17, 1, reason="stop"))
+        bad = fleet.workers["bad"]
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        await join(fleet, "good", answer)
+        assert (await ticket).workers == (fleet.workers["good"],)
+        assert lost == ["bad: bad: group 0 sample 0 has 17 tokens, 16 were asked for"]
+        assert not bad.trusted
+        await dispatcher.close()
+
+    run(main)
+
+
+# --- processes of the same name ------------------------------------------------------------------
+
+
+def test_messages_of_another_process_of_that_name_are_ignored():
+    async def main():
+        fleet, _, lost = make()
+        await join(fleet, "a", answer, process="new")
+        stray = pb.HeartbeatRequest(worker="a", version=3, process="old")
+        assert not (await fleet.Heartbeat(stray, None)).known
+        await fleet.Deregister(pb.DeregisterRequest(worker="a", process="old"), None)
+        assert fleet.workers["a"].version == 0 and lost == []
+        await fleet.Deregister(pb.DeregisterRequest(worker="a", process="new"), None)
+        assert fleet.workers == {} and lost == ["a: left"]
+        await fleet.close()
+
+    run(main)
+
+
+def test_a_quarantine_is_of_the_process_that_said_it():
+    async def main():
+        fleet, _, lost = make()
+        told: list[str] = []
+        fleet._on_quarantined = lambda name, reason: told.append(name)
+        await join(fleet, "a", answer, process="old")
+        old = fleet.workers["a"]
+        await join(fleet, "a", answer, process="new")
+        for _ in range(2):  # it is told until it is heard
+            await quarantine(fleet, "a", "old")
+        assert not old.trusted and fleet.workers["a"].trusted and told == ["a"]
+        assert lost == ["a: registered again"]
+        register = pb.RegisterRequest(worker="a", slots=4, config_hash="abc", process="old")
+        reply = await fleet.Register(register, None)
+        assert not reply.accepted and reply.reason == "quarantined: a canary died"
+        assert fleet.workers["a"].process == "new"
+        await fleet.close()
 
     run(main)

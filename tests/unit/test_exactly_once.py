@@ -55,15 +55,17 @@ class Run(RuleBasedStateMachine):
         """A process starts, from the trainer's last checkpoint."""
         self.run_ = Harness(self.directory, step=self.checkpoint_step, **self.settings)
         self.step = self.checkpoint_step
-        self.run_.latest = self.step
         self.waiting: asyncio.Task | None = None
         self.unpublished: list[int] = []
         self.do(self._start())
 
     async def _start(self):
-        self.recovery = self.run_.start()
+        self.recovery = await self.run_.start()
         self.run_.answers.slow_rewards = True
         await settle()
+        totals = self.run_.book.totals
+        ended = totals.trained + sum(totals.filtered.values()) + sum(totals.dropped.values())
+        assert totals.issued == ended + self.run_.flow.outstanding
 
     def act(self, function, *arguments):
         """Calls something on the event loop, and lets everything happen that follows from it."""
@@ -113,7 +115,7 @@ class Run(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def a_worker_is_quarantined(self, worker):
-        self.act(self.run_.flow.distrust, worker)
+        self.act(self.run_.quarantine, worker)
 
     # --- trainer -------------------------------------------------------------------------------
 
@@ -145,7 +147,7 @@ class Run(RuleBasedStateMachine):
             await asyncio.wait_for(self.waiting, 10)
         await settle()
         # The commit, if there is one, is ahead of this on the recorder's thread.
-        await asyncio.wrap_future(self.run_.recorder._executor.submit(lambda: None))
+        await self.run_.recorder.call(lambda: None)
         await settle()
 
     @precondition(lambda self: self.unpublished)

@@ -24,7 +24,7 @@ def make(tmp_path):
 def test_lockstep_issues_one_step_and_waits_for_the_next_version(make):
     async def main():
         flow, answers, run = make(1, 1)
-        run.start()
+        await run.start()
         await settle()
         assert sorted(answers.open) == [0, 1]
         await answers.answer(0, 0)
@@ -44,7 +44,7 @@ def test_lockstep_issues_one_step_and_waits_for_the_next_version(make):
 def test_one_step_off_keeps_two_steps_outstanding(make):
     async def main():
         flow, answers, run = make(1, 2)
-        run.start()
+        await run.start()
         await settle()
         assert sorted(answers.open) == [0, 1, 2, 3]
         for i in (0, 1):
@@ -61,7 +61,7 @@ def test_one_step_off_keeps_two_steps_outstanding(make):
 def test_oldest_issued_trains_first_whatever_ends_first(make):
     async def main():
         flow, answers, run = make(1, 2)
-        run.start()
+        await run.start()
         await settle()
         for i in (3, 2, 1):
             await answers.answer(i, 0)
@@ -78,7 +78,7 @@ def test_oldest_issued_trains_first_whatever_ends_first(make):
 def test_too_stale_groups_are_dropped_and_replaced(make):
     async def main():
         flow, answers, run = make(1, 1, groups=2)
-        run.start()
+        await run.start()
         await settle()
         for i in (0, 1):
             await answers.answer(i, 0)
@@ -103,7 +103,7 @@ def test_too_stale_groups_are_dropped_and_replaced(make):
 def test_refused_groups_are_refilled_until_the_limit_names_the_gates(make):
     async def main():
         flow, answers, run = make(groups=2, gates=[MixedOnly()], refill=3)
-        run.start()
+        await run.start()
         await settle()
         await answers.answer(0, 0)
         for i in range(1, 6):
@@ -117,7 +117,7 @@ def test_refused_groups_are_refilled_until_the_limit_names_the_gates(make):
 def test_errored_samples_count_neither_as_zero_nor_in_the_pass_rate(make):
     async def main():
         flow, answers, run = make(groups=1)
-        run.start()
+        await run.start()
         await settle()
         prompt = answers.open[0][0].prompt_tokens[0]
         await answers.answer(0, 0, rewards=(1.0, None))
@@ -140,7 +140,7 @@ def test_seeds_are_stable_and_distinct():
 def test_a_deep_pipeline_that_waits_for_its_trainer_is_no_failure(make):
     async def main():
         flow, answers, run = make(1, 16, groups=2, refill=8)  # may have 16 steps' worth outstanding
-        run.start()
+        await run.start()
         await settle()
         assert len(answers.open) == 16  # as many as one step may issue
         for i in range(16):

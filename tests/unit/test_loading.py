@@ -161,6 +161,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             "rlax.staleness.reload_every=3",
             "rlax.staleness.max_staleness = 1: must be at least reload_every = 3",
         ),
+        ("rlax.network.host='::1'", "rlax.network.host = '::1': must be a loopback address"),
         ("rlax.network.host=0.0.0.0", "rlax.network.host = '0.0.0.0': must be a loopback address"),
         ("rlax.weights.path=${run_name}", "rlax.weights.path = '${run_name}': interpolation"),
         ("rlax.rewards.0.name=x", "rlax.rewards = {'0': {'name': 'x'}}: is a list"),

@@ -187,23 +187,55 @@ def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path) -> No
         assert rollout.versions.tolist() == [0] * length + [1] * rest
 
 
+def test_a_group_is_answered_once(tmp_path: Path) -> None:
+    """A report that is due when the last token is drawn would be a second answer."""
+
+    async def run() -> Groups:
+        groups = Groups()
+        worker = engine("continue", ["rlax.rollouts.progress_s=1e-9"], token_s=0.001)
+        await worker.load_weights(publish(tmp_path, 0))
+        await worker.generate([request()], groups)
+        return groups
+
+    *before, (_, last) = asyncio.run(run()).reports
+    assert len(before) >= max(len(r.tokens) for r in last) - 1
+    assert all("cancelled" in {r.finish_reason for r in rollouts} for _, rollouts in before)
+    assert "cancelled" not in {r.finish_reason for r in last}
+
+
+async def changed_after(
+    tokens: int, mode: str, wanted: GroupRequest, old: WeightVersion, new: WeightVersion
+) -> list[Rollout]:
+    """Draws a group; new weights arrive once it has so many tokens."""
+    groups, worker = Groups(), engine(mode, token_s=0.01)
+    await worker.load_weights(old)
+    running = asyncio.ensure_future(worker.generate([wanted], groups))
+    while worker.health()["tokens_total"] < tokens:
+        await asyncio.sleep(0)
+    await worker.load_weights(new)
+    assert worker.version == 1
+    await running
+    return groups.last()
+
+
+def test_discard_keeps_what_has_ended(tmp_path: Path) -> None:
+    old, new = publish(tmp_path, 0), publish(tmp_path, 1)
+    sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 32)))
+    wanted = request(sampling=sampling, seeds=tuple(range(16)))
+    purely_old, purely_new = (draw(engine(), v, wanted).last() for v in (old, new))
+    ended = [len(r.tokens) == 1 for r in purely_old]
+    assert 0 < sum(ended) < 16
+    found = asyncio.run(changed_after(16, "discard", wanted, old, new))
+    expected = zip(ended, purely_old, purely_new, strict=True)
+    kept = [a if over else b for over, a, b in expected]
+    assert same(found, kept)
+
+
 @pytest.mark.parametrize("mode", ["finish", "continue", "discard"])
 def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str) -> None:
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     endless = request(sampling=SamplingParams(max_new_tokens=40))
-
-    async def run() -> list[Rollout]:
-        groups, worker = Groups(), engine(mode, token_s=0.01)
-        await worker.load_weights(old)
-        running = asyncio.ensure_future(worker.generate([endless], groups))
-        while worker.health()["tokens_total"] < 8:
-            await asyncio.sleep(0)
-        await worker.load_weights(new)
-        assert worker.version == 1
-        await running
-        return groups.last()
-
-    found = asyncio.run(run())
+    found = asyncio.run(changed_after(8, mode, endless, old, new))
     purely_old, purely_new = (draw(engine(), v, endless).last() for v in (old, new))
     if mode == "finish":
         assert same(found, purely_old)

@@ -99,6 +99,9 @@ def test_replies_survive_the_wire():
         ({"tokens": b"12345"}, "garbled"),
         ({"tokens": b"1234"}, "uneven"),
         ({"logprob_full": np.array([np.nan, 0], "<f4").tobytes()}, "not finite"),
+        ({"logprob_sampled": np.array([0, -np.inf], "<f4").tobytes()}, "not finite"),
+        ({"versions": np.array([4, 3], "<i4").tobytes()}, "go backwards"),
+        ({"versions": np.array([-1, 3], "<i4").tobytes()}, "negative"),
         ({"finish_reason": "tired"}, "'tired'"),
     ],
 )
