@@ -47,17 +47,13 @@ class ReplayLink(TrainerLink):
         self,
         section: RlaxSection,
         files: RunFiles,
+        segments: Mapping[int, Segment],
         last_step: int,
         recorded: Mapping[int, str],
         on_step: Callable[[int], object],
     ):
-        self._section, self._files, self._last_step = section, files, last_step
-        self._recorded, self._on_step = recorded, on_step
-        self._segments: dict[int, Segment] = {
-            segment.step: segment
-            for segment, _ in journal.read(files)
-            if segment.step is not None and segment.step <= last_step
-        }
+        self._section, self._files, self._segments = section, files, segments
+        self._last_step, self._recorded, self._on_step = last_step, recorded, on_step
         self._done = 0
         self.digests: dict[int, str] = {}
         self.differing: list[int] = []
@@ -101,15 +97,17 @@ class ReplayLink(TrainerLink):
         return self._done >= self._last_step
 
 
-def _recorded_digests(files: RunFiles) -> tuple[int, dict[int, str]]:
-    """The last recorded step, and the digest of each version when it was first published."""
-    last_step, digests = 0, {}
+def _read_run(files: RunFiles) -> tuple[dict[int, Segment], dict[int, str]]:
+    """Step -> the segment of its batch; version -> its digest when it was first published."""
+    segments: dict[int, Segment] = {}
+    digests: dict[int, str] = {}
     for segment, _ in journal.read(files):
-        last_step = segment.step or last_step
+        if segment.step is not None:
+            segments[segment.step] = segment
         for event in segment.events:
             if isinstance(event, ev.Published):
                 digests.setdefault(event.version, event.digest)
-    return last_step, digests
+    return segments, digests
 
 
 def _read_config(files: RunFiles) -> bytes:
@@ -167,10 +165,10 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     section, _ = load_section(config_path, overrides)
     registry = registry_for(section)
     registry.validate(section)
-    recorded_steps, recorded = _recorded_digests(files)
-    last_step = min(to or recorded_steps, recorded_steps)
-    if last_step < 1:
-        raise TrainingError(f"{files.url} has no recorded batch")
+    segments, recorded = _read_run(files)
+    last_step = min(to or len(segments), len(segments))
+    if last_step < 1 or not recorded:
+        raise TrainingError(f"{files.url} has no recorded batch, or no version to compare with")
     context = BuildContext(
         run_dir=directory,
         seed=section.seed,
@@ -185,6 +183,7 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
             link = ReplayLink(
                 section,
                 files,
+                segments,
                 last_step,
                 recorded,
                 lambda step: progress.update(bar, completed=step),

@@ -93,7 +93,7 @@ class Rollout:
       versions: int32 [length], the weight version that produced each token.
       finish_reason: "stop" (a stop id), "length" (max_new_tokens) or "cancelled": unfinished, with
         the tokens drawn so far, perhaps none. A cancelled rollout never trains.
-      worker: name of the worker that drew it.
+      worker: name of the worker that drew it; of one that was resumed, all of them: ``a+b``.
       text: the decoded completion without the stop token; "" until the controller decodes it.
       reward: None until scored, and None for good where ``reward_error`` is set.
       reward_error: why scoring failed; an errored sample never counts as reward 0.
@@ -111,6 +111,11 @@ class Rollout:
     text: str = ""
     reward: float | None = None
     reward_error: str | None = None
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of all workers that have drawn a part of it, in order."""
+        return tuple(self.worker.split("+"))
 
 
 @dataclass(frozen=True, slots=True)

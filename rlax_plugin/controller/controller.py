@@ -28,7 +28,7 @@ from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.recorder import Recorder
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
 from rlax_plugin.controller.rewards import RewardPool
-from rlax_plugin.errors import ConfigError, PluginError, RlaxError, TrainingError
+from rlax_plugin.errors import ConfigError, DeadlineError, PluginError, RlaxError, TrainingError
 from rlax_plugin.host_fingerprint import digest
 from rlax_plugin.parameter_server import ParameterServer, ParameterServerClient
 from rlax_plugin.protocols import BuildContext, Launcher, Tracker
@@ -341,7 +341,13 @@ class Controller:
         )
         found = await evaluator.run(version, self.dashboard.advance)
         self.dashboard.estimates(f"{name} training", found)
-        await self._recorder.call(record, self.files, name, version, found)
+        deadline_s = self.section.deadlines.weights_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._recorder.call(record, self.files, name, version, found)
+        except TimeoutError:
+            what = "writing an evaluation"
+            raise DeadlineError(what, deadline_s, "rlax.deadlines.weights_s") from None
         return found
 
     # --- state ---------------------------------------------------------------------------------

@@ -342,7 +342,7 @@ def _contributors(before: Rollout | None, worker: str) -> str:
     """Names of the workers that have drawn a sample, in order."""
     if before is None or not len(before.tokens):
         return worker
-    if before.finish_reason != "cancelled" or worker in before.worker.split("+"):
+    if before.finish_reason != "cancelled" or worker in before.workers:
         return before.worker
     return f"{before.worker}+{worker}"
 

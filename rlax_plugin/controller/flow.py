@@ -315,8 +315,7 @@ class Flow:
 
     def _drop_of(self, worker: str) -> None:
         for group in list(self.book.ready.values()):
-            # A sample that was resumed names all workers that have drawn it: a+b.
-            if any(worker in r.worker.split("+") for r in group.rollouts):
+            if any(worker in r.workers for r in group.rollouts):
                 self._drop(group, "its worker was quarantined")
 
     def _drop(self, group: Group, reason: str) -> None:

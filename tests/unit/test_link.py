@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,17 +15,6 @@ from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.types import Canary, TrainBatch
 
 TOKENS = np.array([4, 2, 3], np.int32)
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
 
 
 class Published:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,6 @@ from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import Canary, WeightVersion
 
 ARRAYS = {"w": np.arange(4, dtype=np.float32)}
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
 
 
 class Store:
