@@ -50,7 +50,7 @@ class MaxTextTrainer(Trainer):
         config = initialize(argv)
         _check_rows(config, self._section)
         _check_length(config, self._section)
-        slots = resolve(self._section.objective, self._context.part)
+        slots = resolve(self._section, self._context.part)
         if self._section.warm_start.enabled:
             source = _answered_prompts(self._context)
             path = supervised.warm_start(argv, config, source, self._reporter(link))

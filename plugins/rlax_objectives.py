@@ -14,7 +14,8 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Choice, Extension, NoOptions, Section, hookimpl
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.advantages import AdvantageSlot, per_group
+from rlax_plugin.config import Overlong
 from rlax_plugin.objective import Preset, TokenInputs
 
 Positive = Annotated[float, Field(gt=0)]
@@ -32,21 +33,20 @@ def _options_are_the_part(config_class: type[Section]) -> Extension:
 # errored samples and padding rows do not count.
 
 
-def sequence_mean(mask_bt: Any) -> tuple[Any, Any]:
+def sequence_mean(inputs: TokenInputs) -> tuple[Any, Any]:
     """agg = 1/(G len_i): the mean over sequences of the mean over tokens; weight = sequences.
 
     GRPO, https://arxiv.org/abs/2402.03300.
     """
-    length_b = mask_bt.sum(axis=1, keepdims=True)
-    return mask_bt / length_b.clip(1), (length_b > 0).sum()
+    return inputs.mask_bt / inputs.length_bt.clip(1), inputs.sequence_count()
 
 
-def token_mean(mask_bt: Any) -> tuple[Any, Any]:
+def token_mean(inputs: TokenInputs) -> tuple[Any, Any]:
     """agg = 1/sum_i len_i: the mean over all tokens of the step; weight = tokens.
 
     DAPO, https://arxiv.org/abs/2503.14476.
     """
-    return mask_bt, mask_bt.sum()
+    return inputs.mask_bt, inputs.mask_bt.sum()
 
 
 class ConstantLength(Section):
@@ -62,11 +62,11 @@ class ConstantLength(Section):
 
 def _constant_length(
     config: ConstantLength, context: BuildContext
-) -> Callable[[Any], tuple[Any, Any]]:
+) -> Callable[[TokenInputs], tuple[Any, Any]]:
     max_tokens = config.max_tokens or context.section.rollouts.max_new_tokens
 
-    def constant_length(mask_bt: Any) -> tuple[Any, Any]:
-        return mask_bt / max_tokens, (mask_bt.sum(axis=1) > 0).sum()
+    def constant_length(inputs: TokenInputs) -> tuple[Any, Any]:
+        return inputs.mask_bt / max_tokens, inputs.sequence_count()
 
     return constant_length
 
@@ -98,20 +98,15 @@ class TruncatedRatio(Section):
     gradient of log pi stays where the ratio is cut. Aggregation weights are not re-normalised.
     """
 
-    carries_behaviour_ratio: ClassVar[bool] = True
+    ratio: ClassVar[str] = "old/behaviour"
+    corrects: ClassVar[bool] = True
     cap: Positive = Field(2.0, description="largest weight of a token")
 
     def __call__(self, inputs: TokenInputs) -> Any:
-        return _ratio(inputs).clip(max=self.cap)
+        return inputs.mismatch_bt.clip(max=self.cap)
 
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
-        return {"truncated_fraction": _ratio(inputs) > self.cap}
-
-
-def _ratio(inputs: TokenInputs) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.exp(inputs.logprobs_bt - inputs.behaviour_logprobs_bt)
+        return {"truncated_fraction": inputs.mismatch_bt > self.cap}
 
 
 @hookimpl
@@ -135,7 +130,7 @@ class ClippedRatio(Section):
     of r is the sampler, so do not combine it with a weight or correction that holds pi/mu.
     """
 
-    carries_behaviour_ratio: ClassVar[bool] = True
+    ratio: ClassVar[str] = "policy/old"
     low: Annotated[float, Field(gt=0, le=1)] = Field(0.2, description="clip below 1 - low")
     high: Positive = Field(0.2, description="clip above 1 + high")
 
@@ -145,7 +140,7 @@ class ClippedRatio(Section):
         clipped_high_bt, clipped_low_bt = self._clipped(inputs)
         keep_bt = ~(clipped_high_bt | clipped_low_bt)
         # Selected inside exp as well: an overflow that M removes must not make its gradient NaN.
-        log_ratio_bt = inputs.logprobs_bt - inputs.behaviour_logprobs_bt
+        log_ratio_bt = inputs.logprobs_bt - inputs.old_logprobs_bt
         return jnp.where(keep_bt, jnp.exp(jnp.where(keep_bt, log_ratio_bt, 0.0)), 0.0)
 
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
@@ -153,7 +148,7 @@ class ClippedRatio(Section):
         return {"clip_fraction_high": clipped_high_bt, "clip_fraction_low": clipped_low_bt}
 
     def _clipped(self, inputs: TokenInputs) -> tuple[Any, Any]:
-        ratio_bt = _ratio(inputs)
+        ratio_bt = inputs.ratio_bt
         return (
             (inputs.advantages_bt > 0) & (ratio_bt > 1 + self.high),
             (inputs.advantages_bt < 0) & (ratio_bt < 1 - self.low),
@@ -189,46 +184,21 @@ class GroupNormalised(Section):
     GRPO, https://arxiv.org/abs/2402.03300. Published code disagrees on ddof (mostly 1; 0 in
     open-instruct and cosmos-rl) and on epsilon (1e-9 .. 1e-4, mostly 1e-6). Without
     ``scale_by_std`` it is Dr. GRPO's R - mean, https://arxiv.org/abs/2503.20783.
-
-    With ``overlong_buffer_tokens`` L_c > 0, DAPO's soft overlong punishment
-    (https://arxiv.org/abs/2503.14476, eq. 13) is added to R first, times ``overlong_penalty``:
-    0 if len <= L_max - L_c, ((L_max - L_c) - len) / L_c up to L_max, -1 beyond.
     """
 
     ddof: Literal[0, 1] = Field(1, description="std divides by G - ddof")
     epsilon: Annotated[float, Field(ge=0)] = Field(1e-6, description="added to the std")
     scale_by_std: bool = Field(True, description="false leaves R - mean")
-    overlong_buffer_tokens: Annotated[int, Field(ge=0)] = Field(0, description="L_c; 0: off")
-    overlong_penalty: Positive = Field(1.0, description="punishment at L_max, in reward units")
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="L_max; None takes rlax.rollouts.max_new_tokens"
-    )
 
 
-def _group_normalised(
-    config: GroupNormalised, context: BuildContext
-) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    max_tokens = config.max_tokens or context.section.rollouts.max_new_tokens
-    buffer_tokens = config.overlong_buffer_tokens
-    if buffer_tokens > max_tokens:
-        raise ConfigError(
-            "rlax.objective.advantage.overlong_buffer_tokens",
-            buffer_tokens,
-            f"must not exceed max_tokens = {max_tokens}",
-        )
-
+def _group_normalised(config: GroupNormalised, context: BuildContext) -> AdvantageSlot:
     def group_normalised(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
-        if buffer_tokens:
-            over_g = (lengths_g - (max_tokens - buffer_tokens)) / buffer_tokens
-            rewards_g = rewards_g - config.overlong_penalty * np.clip(over_g, 0.0, 1.0)
-        if rewards_g.max() == rewards_g.min():
-            return np.zeros_like(rewards_g)
         centred_g = rewards_g - rewards_g.mean()
         if not config.scale_by_std:
             return centred_g
         return centred_g / (rewards_g.std(ddof=config.ddof) + config.epsilon)
 
-    return group_normalised
+    return per_group(group_normalised)
 
 
 def leave_one_out(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
@@ -236,8 +206,6 @@ def leave_one_out(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
 
     Not divided by a std.
     """
-    if rewards_g.max() == rewards_g.min():
-        return np.zeros_like(rewards_g)
     size = rewards_g.size
     return (rewards_g - rewards_g.mean()) * (size / (size - 1))
 
@@ -246,47 +214,29 @@ def leave_one_out(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
 def rlax_register_advantage() -> dict[str, Extension]:
     return {
         "group_normalised": Extension(GroupNormalised, _group_normalised),
-        "leave_one_out": _without_options(leave_one_out),
+        "leave_one_out": _without_options(per_group(leave_one_out)),
     }
 
 
-# Presets. With one update per batch, r differs from 1 only through staleness and numerics.
-
-
-def _stale_or_clipped(context: BuildContext, low: float, high: float) -> dict[str, Any]:
-    """grad_1 and corrections: PPO's clip collapses on stale samples, so those are corrected."""
-    if context.section.staleness.max_staleness > 1:
-        return {
-            "grad_1": Choice(name="log_prob"),
-            "corrections": (Choice(name="truncated_importance_sampling"),),
-        }
-    return {"grad_1": Choice(name="clipped_ratio", low=low, high=high)}
+# Presets.
 
 
 def _grpo(config: NoOptions, context: BuildContext) -> Preset:
-    """GRPO (https://arxiv.org/abs/2402.03300): 1/(G len) M r, low = high = 0.2, A = (R - mean)/std.
-
-    The KL term is left out (beta = 0, as is common). With ``max_staleness`` > 1 the clipped ratio
-    gives way to min(pi/mu, 2) grad log pi (truncated importance sampling).
-    """
+    """GRPO, https://arxiv.org/abs/2402.03300: 1/(G len) M r, 0.2/0.2, A = (R - mean)/std."""
     return Preset(
         aggregation=Choice(name="sequence_mean"),
         advantage=Choice(name="group_normalised"),
-        **_stale_or_clipped(context, low=0.2, high=0.2),
+        grad_1=Choice(name="clipped_ratio", low=0.2, high=0.2),
     )
 
 
 def _dapo(config: NoOptions, context: BuildContext) -> Preset:
-    """DAPO (https://arxiv.org/abs/2503.14476): 1/sum len, M r with 0.2/0.28, overlong punishment.
-
-    The overlong buffer is a fifth of ``max_new_tokens`` (the paper's 4096 of 20480). Dynamic
-    sampling is a gate: choose it under ``rlax.curation``. ``max_staleness`` > 1: see ``_grpo``.
-    """
-    buffer_tokens = context.section.rollouts.max_new_tokens // 5
+    """DAPO, https://arxiv.org/abs/2503.14476: 1/sum len, M r with 0.2/0.28, overlong punishment."""
     return Preset(
         aggregation=Choice(name="token_mean"),
-        advantage=Choice(name="group_normalised", overlong_buffer_tokens=buffer_tokens),
-        **_stale_or_clipped(context, low=0.2, high=0.28),
+        advantage=Choice(name="group_normalised"),
+        grad_1=Choice(name="clipped_ratio", low=0.2, high=0.28),
+        overlong=Overlong(penalty=1.0),
     )
 
 

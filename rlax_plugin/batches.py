@@ -31,6 +31,12 @@ ARRAYS: dict[str, np.dtype] = {
     # Version that the batch's update produces minus the token's version; 1 is on-policy.
     "rl_staleness": np.dtype(np.int32),
 }
+HOST_ARRAYS: dict[str, np.dtype] = {
+    # For advantages (``advantages.of_batch``); they need not reach a device. The group's place in
+    # the batch, from 1, on completion tokens of scored samples, 0 elsewhere; and the reward there.
+    "rl_group": np.dtype(np.int32),
+    "rl_rewards": np.dtype(np.float64),
+}
 
 
 def build_batch(

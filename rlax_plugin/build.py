@@ -17,19 +17,10 @@ from pydantic import BaseModel
 
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.objective import Preset
+from rlax_plugin.objective import Preset, algorithm_of, choices
 from rlax_plugin.plugins import KINDS, REGISTER, Manager, installed
 from rlax_plugin.protocols import BuildContext, Extension, WeightStore
 from rlax_plugin.validation import validate
-
-# Objective slot -> the kind of part that fills it.
-_SLOTS = {
-    "aggregation": "aggregation",
-    "importance_weight": "importance_weight",
-    "advantage": "advantage",
-    "grad_1": "gradient_term",
-    "grad_2": "gradient_term",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +166,8 @@ class Registry:
                 f"plug-in {plugin!r}: objective {objective.preset!r} built {preset!r}, expected "
                 "an objective.Preset"
             )
-        for slot, kind in _SLOTS.items():
-            yield Use(
-                f"rlax.objective.{slot}", kind, getattr(objective, slot) or getattr(preset, slot)
-            )
-        corrections = preset.corrections if objective.corrections is None else objective.corrections
-        for index, choice in enumerate(corrections):
-            yield Use(f"rlax.objective.corrections.{index}", "correction", choice)
+        for slot, kind, choice in choices(algorithm_of(objective, preset)):
+            yield Use(f"rlax.objective.{slot}", kind, choice)
 
     def validate(self, section: RlaxSection) -> None:
         """Checks every choice of a config: names and options. Builds nothing but the preset.

@@ -197,7 +197,7 @@ def check(
             maxtext_argv=(config, *(overrides or ())),
         )
         objective.resolve(
-            section.objective, lambda kind, choice, key: registry.part(kind, choice, key, context)
+            section, lambda kind, choice, key: registry.part(kind, choice, key, context)
         )
         typer.echo(f"ok  section rlax: and {len(section.plugins)} plug-ins of {config}")
         if not fast:

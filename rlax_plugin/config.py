@@ -114,16 +114,120 @@ class Curation(Section):
     )
 
 
-class Objective(Section):
-    """A preset of five slots; each slot and the corrections can be overridden."""
+class KL(Section):
+    """KL divergence to the reference policy; the estimators are J. Schulman's.
 
-    preset: str = "grpo"
+    With d = log pi - log pi_ref per token: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1
+    (http://joschu.net/blog/kl-approx.html).
+    """
+
+    coefficient: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="beta, per nat; 0: no KL, and no reference policy is kept"
+    )
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    placement: Literal["loss", "reward"] = Field(
+        default="loss",
+        description="loss: -beta K joins grad_2. reward: each token is paid -beta K, measured "
+        "on the sampler's log-probs, before advantages are computed",
+    )
+
+
+class Overlong(Section):
+    """DAPO's soft overlong punishment, added to rewards (https://arxiv.org/abs/2503.14476, eq. 13).
+
+    penalty * -1 * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
+    """
+
+    penalty: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="taken from the reward at max_tokens, in reward units; 0: off"
+    )
+    buffer_tokens: PositiveInt | None = Field(
+        default=None, description="L_c; None: a fifth of max_tokens"
+    )
+    max_tokens: PositiveInt | None = Field(
+        default=None, description="L_max; None takes rlax.rollouts.max_new_tokens"
+    )
+
+
+class Algorithm(Section):
+    """What makes an algorithm: the slots, and numbers that all of them understand.
+
+    A preset sets what it needs; what a config sets as well, wins. ``kl`` and ``overlong`` are
+    merged key by key, everything else is replaced.
+    """
+
     aggregation: Choice | None = None
-    importance_weight: Choice | None = None
+    importance_weight: Choice = Choice(name="one")
     advantage: Choice | None = None
     grad_1: Choice | None = None
-    grad_2: Choice | None = None
-    corrections: tuple[Choice, ...] | None = None
+    grad_2: Choice = Choice(name="none")
+    corrections: tuple[Choice, ...] = ()
+    old_policy: Literal["sampler", "reprefill", "proximal"] = Field(
+        default="sampler",
+        description="whose log-probs are pi_old: the sampler's own; those of its weights, computed "
+        "again by the trainer; or those of the weights just before the batch's first update",
+    )
+    kl: KL = KL()
+    entropy_coefficient: float = Field(
+        default=0.0, description="of the policy's entropy per token, per nat; 0: no bonus"
+    )
+    overlong: Overlong = Overlong()
+    mask_truncated: bool = Field(
+        default=False,
+        description="samples cut at max_new_tokens do not train; their rewards still count",
+    )
+
+
+class Reference(Section):
+    """The frozen policy that KL is measured to; kept only where ``kl.coefficient`` is above 0."""
+
+    path: str = Field(
+        default="",
+        description="MaxText parameters; empty: what training started from, kept under "
+        "<run_dir>/reference",
+    )
+    offload: bool = Field(default=False, description="keep it in host memory between steps")
+
+
+class Objective(Algorithm):
+    """A preset, and what is to differ from it."""
+
+    preset: str = "grpo"
+    epochs: PositiveInt = Field(default=1, description="passes over one batch")
+    mini_batches: PositiveInt = Field(
+        default=1,
+        description="updates per pass, each on as many rows; one RL step is epochs * mini_batches "
+        "MaxText steps, and only its last weights are published",
+    )
+    reference: Reference = Reference()
+    offload_old_policy: bool = Field(
+        default=False, description="keep the copy that old_policy: reprefill needs in host memory"
+    )
+    allow_uncorrected: bool = Field(
+        default=False,
+        description="train on samples older than one version without any correction for it",
+    )
+
+    @property
+    def updates_per_step(self) -> int:
+        """MaxText steps in one RL step."""
+        return self.epochs * self.mini_batches
+
+
+class Batches(Section):
+    """How samples are laid out in a batch, and how many make one."""
+
+    rows: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="rows of a batch; 0: one for each of groups_per_step * group_size"
+    )
+    sequences_per_row: PositiveInt = Field(
+        default=1, description="samples in one row at most; above 1 they are packed"
+    )
+    tokens: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="completion tokens that make a batch, reached by its last group (Ring-lite's "
+        "C3PO, https://arxiv.org/abs/2506.14731); 0: groups_per_step groups make one",
+    )
 
 
 class Weights(Section):
@@ -238,6 +342,7 @@ class RlaxSection(Section):
     staleness: Staleness = Staleness()
     curation: Curation = Curation()
     objective: Objective = Objective()
+    batches: Batches = Batches()
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     warm_start: WarmStart = WarmStart()
@@ -249,6 +354,35 @@ class RlaxSection(Section):
     allow_untested_maxtext: bool = Field(
         default=False, description="run although MaxText's source differs from what was tested"
     )
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of one batch, over all of its mini-batches."""
+        return self.batches.rows or self.rollouts.groups_per_step * self.rollouts.group_size
+
+    @property
+    def row_tokens(self) -> int:
+        """Length of a row."""
+        return self.rollouts.max_prompt_tokens + self.rollouts.max_new_tokens
+
+    @model_validator(mode="after")
+    def _batches_hold(self) -> RlaxSection:
+        rows, updates = self.batch_rows, self.objective.mini_batches
+        if rows % updates:
+            raise ConfigError(
+                "rlax.objective.mini_batches", updates, f"must divide the batch's {rows} rows"
+            )
+        group = self.rollouts.group_size
+        if rows * self.batches.sequences_per_row < group:
+            raise ConfigError("rlax.batches.rows", rows, f"must hold a group of {group} samples")
+        if self.objective.old_policy == "reprefill" and self.rollouts.on_new_weights == "continue":
+            raise ConfigError(
+                "rlax.objective.old_policy",
+                "reprefill",
+                "must not be used with rlax.rollouts.on_new_weights: continue, which draws one "
+                "sample with several versions: choose proximal",
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_be_deterministic(self) -> RlaxSection:

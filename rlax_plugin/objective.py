@@ -2,302 +2,411 @@
 
     J = sum_i sum_t sg[agg_it * is_it * corrections_it] * (sg[A_it] * grad_1_it + grad_2_it)
 
-``sg`` is stop-gradient and is applied here, so no slot can leak a gradient through a weight. A loss
-takes log-probabilities, never a model, and returns a sum and a weight: sums over micro-batches
-divided by the sum of weights is exact however unevenly the tokens are spread.
+``sg`` is stop-gradient and is applied here, so no slot can leak a gradient through a weight. KL and
+entropy, where the config asks for them, are part of grad_2: - beta K_it + c H_it. A loss takes
+log-probabilities, never a model, and returns a sum and a weight: sums over micro-batches divided by
+the sum of weights is exact however unevenly the tokens are spread.
 
 JAX is imported when a loss is made, not with this module: ``rlax check`` resolves an objective
 without it.
 
-Suffixes name axes: ``_bt`` is [rows, length], ``_g`` the samples of one group.
+Suffixes name axes: ``_bt`` is [rows, length]. A row holds one sequence, or several if packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
+from pydantic import Field
 
-from rlax_plugin.config import Choice, Objective
-from rlax_plugin.errors import ConfigError, PluginError, TrainingError
+from rlax_plugin import diagnostics
+from rlax_plugin.advantages import AdvantageSlot, Outcomes, shaped
+from rlax_plugin.config import Algorithm, Choice, Objective, RlaxSection
+from rlax_plugin.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     import jax
 
-GAP_BINS = 64
-# Upper edges of the log-prob gap's histogram, nats: 1e-8 .. 1e2 in steps of a factor 1.45, then
-# everything above (and NaN).
-GAP_EDGES = np.append(np.logspace(-8, 2, GAP_BINS - 1), np.inf)
 
-
-class TokenInputs(NamedTuple):
-    """What a slot sees of each token; every array is float32 [rows, length] and 0 on padding.
+class Scores(NamedTuple):
+    """What a model says of the target tokens, float32 [rows, length], temperature applied.
 
     Attributes:
-      logprobs_bt: log pi_theta of the target token, with gradient, temperature applied.
-      behaviour_logprobs_bt: log mu, the sampler's log-probability of the same token.
-      advantages_bt: A, the same for every token of a sample.
-      mask_bt: 1 on tokens that train, 0 elsewhere.
+      logprobs_bt: log pi_theta of the target.
+      entropy_bt: of pi_theta over the whole vocabulary, nats.
     """
 
     logprobs_bt: jax.Array
+    entropy_bt: jax.Array
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """What a slot sees of each token; every array is [rows, length] and 0 on padding.
+
+    Attributes:
+      logprobs_bt: log pi_theta of the target token, with gradient, temperature applied.
+      entropy_bt: of pi_theta, nats, with gradient.
+      old_logprobs_bt: log pi_old, as ``old_policy`` says.
+      trainer_logprobs_bt: log-probs before the update as the trainer computes them, to be compared
+        with the sampler's: log pi_old, but with ``old_policy: sampler``, where none is computed,
+        those of pi_theta, without gradient.
+      behaviour_logprobs_bt: log mu, the sampler's log-probability of the same token.
+      reference_logprobs_bt: log pi_ref; 0 without KL in the loss.
+      advantages_bt: A.
+      mask_bt: 1 on tokens that train, 0 elsewhere.
+      sequence_bt: int32, 1 .. ``max_sequences`` within a row on tokens that train, 0 elsewhere.
+      max_sequences: sequences in one row at most.
+    """
+
+    logprobs_bt: jax.Array
+    entropy_bt: jax.Array
+    old_logprobs_bt: jax.Array
+    trainer_logprobs_bt: jax.Array
     behaviour_logprobs_bt: jax.Array
+    reference_logprobs_bt: jax.Array
     advantages_bt: jax.Array
     mask_bt: jax.Array
+    sequence_bt: jax.Array
+    max_sequences: int = 1
 
+    @property
+    def ratio_bt(self) -> jax.Array:
+        """r = pi_theta / pi_old, with gradient; 1 on padding."""
+        import jax.numpy as jnp
+
+        return jnp.exp(self.logprobs_bt - self.old_logprobs_bt)
+
+    @property
+    def mismatch_bt(self) -> jax.Array:
+        """Trainer over sampler before the update: pi_old / mu; 1 on padding."""
+        import jax.numpy as jnp
+
+        return jnp.exp(self.trainer_logprobs_bt - self.behaviour_logprobs_bt)
+
+    @property
+    def length_bt(self) -> jax.Array:
+        """Trained tokens of each token's sequence; 0 on padding."""
+        return self.sequence_sum(self.mask_bt)
+
+    def sequence_sum(self, x_bt: jax.Array) -> jax.Array:
+        """[rows, length]: at each token that trains, the sum of x over its sequence."""
+        import jax.numpy as jnp
+
+        if self.max_sequences == 1:
+            return (x_bt * self.mask_bt).sum(axis=1, keepdims=True) * self.mask_bt
+        of_bts = self._membership()
+        sums_bs = jnp.where(of_bts, x_bt[..., None], 0).sum(axis=1)
+        # One term of the sum is not 0, so that it is exact.
+        return jnp.where(of_bts, sums_bs[:, None, :], 0).sum(axis=-1)
+
+    def sequence_count(self) -> jax.Array:
+        """Scalar: sequences with a token that trains."""
+        return self._membership().any(axis=1).sum().astype(self.mask_bt.dtype)
+
+    def _membership(self) -> jax.Array:
+        import jax.numpy as jnp
+
+        return self.sequence_bt[..., None] == jnp.arange(1, self.max_sequences + 1)
+
+    def frozen(self) -> TokenInputs:
+        """The same without gradients."""
+        import jax
+
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
+        return replace(self, **jax.lax.stop_gradient(arrays))
+
+
+Ratio = Literal["policy/old", "policy/behaviour", "old/behaviour"]
 
 TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
 """A slot. It may also have
 
 - ``metrics(inputs) -> {name: array_bt}``: reported as ``objective/<name>``, the mean over tokens;
-- ``carries_behaviour_ratio = True``, if it multiplies the term by pi/mu: at most one slot may.
+- ``ratio``: the ``Ratio`` it multiplies the term by; the product over the slots must make sense;
+- ``corrects = True``: it keeps samples of old weights from dominating, by cutting or masking what
+  their ratio to the sampler says.
 """
-Aggregation = Callable[[Any], tuple[Any, Any]]  # mask_bt -> (weights_bt, total_weight)
-Advantage = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rewards_g, lengths_g) -> [g]
-Loss = Callable[[Any, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
+Aggregation = Callable[[TokenInputs], tuple[Any, Any]]  # -> (weights_bt, total weight)
+Loss = Callable[[Scores, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """An algorithm: which part fills which slot. The config may override each of them."""
+class Preset(Algorithm):
+    """A named algorithm, and what to tell about it.
 
-    aggregation: Choice
-    advantage: Choice
-    grad_1: Choice
-    importance_weight: Choice = field(default_factory=lambda: Choice(name="one"))
-    grad_2: Choice = field(default_factory=lambda: Choice(name="none"))
-    corrections: tuple[Choice, ...] = ()
+    Attributes:
+      title: full name.
+      paper: address.
+      formula: the objective, to be maximised, in the notation of docs/objectives.md.
+      conventions: what a reader would otherwise have to find out, one sentence each.
+      peers: library -> how it differs.
+    """
+
+    title: str = ""
+    paper: str = ""
+    formula: str = ""
+    conventions: tuple[str, ...] = ()
+    peers: dict[str, str] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The parts of one objective, built.
+    """The parts of one objective, built, and its numbers.
 
     Attributes:
-      aggregation: mask_bt -> (weights_bt, total_weight).
-      advantage: (rewards_g float64 with NaN for errored samples, lengths_g) -> float64 [g]; numpy,
-        called by the controller; errored samples get 0 and do not enter the group's statistics.
+      aggregation: inputs -> (weights_bt, total weight).
+      advantages: outcomes -> float64 [n] or [n, t]; numpy. Called by the controller, and by a
+        trainer that adds token rewards.
       importance_weight: inputs -> weight_bt.
       grad_1: inputs -> term_bt, multiplied by the advantage.
       grad_2: inputs -> term_bt, added.
       corrections: inputs -> factor_bt, multiplied.
+      algorithm: preset and config, merged.
+      max_sequences: see ``TokenInputs``.
+      updates_per_step: optimizer updates with one batch.
     """
 
     aggregation: Aggregation
-    advantage: Advantage
+    advantages: AdvantageSlot
     importance_weight: TokenFunction
     grad_1: TokenFunction
     grad_2: TokenFunction
-    corrections: tuple[TokenFunction, ...] = ()
+    corrections: tuple[TokenFunction, ...]
+    algorithm: Algorithm
+    max_sequences: int = 1
+    updates_per_step: int = 1
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.algorithm.kl.coefficient > 0
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether the trainer adds ``rl_old_logprobs`` to a batch.
+
+        With one update per batch, the weights before it are those that the loss sees.
+        """
+        source = self.algorithm.old_policy
+        return source == "reprefill" or (source == "proximal" and self.updates_per_step > 1)
 
 
-def resolve(objective: Objective, part: Callable[[str, Choice, str], Any]) -> Slots:
+def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
+    """Preset and config, merged; see ``config.Algorithm``."""
+    merged = {name: getattr(preset, name) for name in Algorithm.model_fields}
+    for name in objective.model_fields_set & merged.keys():
+        given = getattr(objective, name)
+        if name in ("kl", "overlong"):
+            given = merged[name].model_copy(update=given.model_dump(exclude_unset=True))
+        merged[name] = given
+    return Algorithm(**merged)
+
+
+def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
+    """(config key below ``rlax.objective``, kind of part, choice) of every slot.
+
+    Raises:
+      PluginError: a preset leaves a slot empty.
+    """
+    for slot in ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2"):
+        choice = getattr(algorithm, slot)
+        if choice is None:
+            raise PluginError(f"the preset of the objective has nothing in its slot {slot!r}")
+        yield slot, "gradient_term" if slot.startswith("grad") else slot, choice
+    for index, choice in enumerate(algorithm.corrections):
+        yield f"corrections.{index}", "correction", choice
+
+
+def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Slots:
     """Builds the slots that the config asks for: the preset's, where it does not override them.
 
     Args:
-      objective: the config's ``rlax.objective``.
+      section: the whole config.
       part: (kind, choice, dotted config key) -> the built part.
 
     Raises:
-      ConfigError: the ratio to the sampler would be applied twice.
-      PluginError: the preset's plug-in did not return a ``Preset``.
+      ConfigError: ratios that do not multiply to one that makes sense; samples of old weights
+        without a correction.
+      PluginError: the preset's plug-in did not return a whole ``Preset``.
     """
+    objective = section.objective
     preset = part("objective", Choice(name=objective.preset), "rlax.objective.preset")
     if not isinstance(preset, Preset):
         raise PluginError(f"objective {objective.preset!r} built {preset!r}, expected a Preset")
-    ratio_keys: list[str] = []
+    algorithm = algorithm_of(objective, preset)
+    built = {
+        key: part(kind, choice, f"rlax.objective.{key}") for key, kind, choice in choices(algorithm)
+    }
+    names = {key: choice.name for key, _, choice in choices(algorithm)}
+    _check_ratios(objective.preset, algorithm, built, names)
+    _check_staleness(section, algorithm, built)
+    advantage, max_new_tokens = built["advantage"], section.rollouts.max_new_tokens
 
-    def build(kind: str, key: str, choice: Choice) -> Any:
-        key = f"rlax.objective.{key}"
-        built = part(kind, choice, key)
-        if getattr(built, "carries_behaviour_ratio", False):
-            ratio_keys.append(f"{key} ({choice.name})")
-        return built
+    def advantages(outcomes: Outcomes) -> Any:
+        rewards_n = shaped(
+            outcomes.rewards_n, outcomes.lengths_n, algorithm.overlong, max_new_tokens
+        )
+        return advantage(replace(outcomes, rewards_n=rewards_n))
 
-    corrections = preset.corrections if objective.corrections is None else objective.corrections
-    slots = Slots(
-        build("aggregation", "aggregation", objective.aggregation or preset.aggregation),
-        partial(
-            group_advantages,
-            build("advantage", "advantage", objective.advantage or preset.advantage),
-        ),
-        build(
-            "importance_weight",
-            "importance_weight",
-            objective.importance_weight or preset.importance_weight,
-        ),
-        build("gradient_term", "grad_1", objective.grad_1 or preset.grad_1),
-        build("gradient_term", "grad_2", objective.grad_2 or preset.grad_2),
-        tuple(build("correction", f"corrections.{i}", c) for i, c in enumerate(corrections)),
+    return Slots(
+        built["aggregation"],
+        advantages,
+        built["importance_weight"],
+        built["grad_1"],
+        built["grad_2"],
+        tuple(built[f"corrections.{i}"] for i in range(len(algorithm.corrections))),
+        algorithm,
+        section.batches.sequences_per_row,
+        objective.updates_per_step,
     )
-    if len(ratio_keys) > 1:
+
+
+def _check_ratios(
+    preset: str, algorithm: Algorithm, built: Mapping[str, Any], names: Mapping[str, str]
+) -> None:
+    """pi/mu may enter once: whole, or as pi/pi_old times pi_old/mu."""
+    used = [(key, part.ratio) for key, part in built.items() if getattr(part, "ratio", None)]
+    numerators = [ratio for _, ratio in used]
+    if algorithm.old_policy == "sampler":  # pi_old is mu, and the trainer computes no pi_old
+        twice = len(used) > 1
+    else:
+        twice = len(set(numerators)) < len(used) or (
+            "policy/behaviour" in numerators and len(used) > 1
+        )
+    if twice:
+        where = " and in ".join(f"rlax.objective.{key} ({names[key]}: {r})" for key, r in used)
         raise ConfigError(
             "rlax.objective",
-            objective.preset,
-            f"multiplies by pi/mu more than once, in {' and in '.join(ratio_keys)}: keep one "
-            "(a ratio as the term, or grad_1 'log_prob' with a weight or correction)",
+            preset,
+            f"multiplies by the policy's ratio more than once, in {where}: keep one, or set "
+            "rlax.objective.old_policy to proximal or reprefill, so that policy/old and "
+            "old/behaviour are two things",
         )
-    return slots
 
 
-def group_advantages(part: Advantage, rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
-    """Advantages of one group; errored samples (reward NaN) get 0 and influence no other.
+def _check_staleness(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) -> None:
+    if section.staleness.max_staleness == 1 or section.objective.allow_uncorrected:
+        return
+    for part in built.values():
+        if getattr(part, "corrects", False) and (
+            getattr(part, "ratio", None) != "policy/old" or algorithm.old_policy == "sampler"
+        ):
+            return
+    raise ConfigError(
+        "rlax.objective.preset",
+        section.objective.preset,
+        f"corrects nothing for samples of older weights, and rlax.staleness.max_staleness = "
+        f"{section.staleness.max_staleness} allows them; uncorrected clipping is known to collapse "
+        "there. Use decoupled_ppo or aipo, or set rlax.objective.old_policy: proximal with "
+        "corrections: [{name: truncated_importance_sampling}]; "
+        "rlax.objective.allow_uncorrected: true trains all the same",
+    )
+
+
+def kl_estimate(estimator: str, log_ratio: Any, xp: Any) -> Any:
+    """K1, K2 or K3 of d = log pi - log pi_ref; see ``config.KL``.
 
     Args:
-      part: the advantage slot; it sees scored samples only.
-      rewards_g: float64 [g], NaN where scoring failed.
-      lengths_g: int [g], completion tokens.
-
-    Raises:
-      TrainingError: the slot returned another shape, or a value that is not finite.
+      xp: ``numpy`` or ``jax.numpy``, as the array is.
     """
-    rewards_g = np.asarray(rewards_g, dtype=np.float64)
-    lengths_g = np.asarray(lengths_g)
-    if rewards_g.ndim != 1 or rewards_g.shape != lengths_g.shape:
-        raise TrainingError(
-            f"rewards {rewards_g.shape} and lengths {lengths_g.shape}: expected [g]"
-        )
-    scored_g = ~np.isnan(rewards_g)
-    advantages_g = np.zeros(rewards_g.shape, dtype=np.float64)
-    if scored_g.any():
-        values = np.asarray(part(rewards_g[scored_g], lengths_g[scored_g]), dtype=np.float64)
-        if values.shape != (int(scored_g.sum()),) or not np.isfinite(values).all():
-            raise TrainingError(f"advantages of rewards {rewards_g}: got {values}")
-        advantages_g[scored_g] = values
-    return advantages_g
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return log_ratio**2 / 2
+    return xp.exp(-log_ratio) + log_ratio - 1.0
 
 
 def make_loss(slots: Slots) -> Loss:
     """Returns the function that the trainer differentiates.
 
-    It is called as ``loss(logprobs_bt, data)``: ``logprobs_bt`` [rows, length] holds log pi_theta
-    of ``data["targets"]`` with the sampling temperature applied; ``data`` the arrays of
-    ``rlax_plugin.batches``. It returns
+    It is called as ``loss(scores, data)``: ``scores`` of ``data["targets"]`` under pi_theta;
+    ``data`` the arrays of ``rlax_plugin.batches``, and what the trainer adds: ``rl_old_logprobs`` with
+    ``rl_old_known`` if ``slots.needs_old_logprobs``, ``rl_reference_logprobs`` if KL is in the
+    loss. It returns
 
-    - loss_sum: float32 scalar, -J, to be minimised;
-    - weight: float32 scalar; the loss of a step is sum(loss_sum) / sum(weight);
-    - metrics: float32 sums (scalars, and ``gap_hist`` [64]) that add up over micro-batches;
-      ``summarise`` turns them into numbers to report.
+    - loss_sum: scalar, -J, to be minimised;
+    - weight: scalar; the loss of a step is sum(loss_sum) / sum(weight);
+    - metrics: sums (scalars, and ``gap_hist`` [64]) that add up over micro-batches;
+      ``diagnostics.summarise`` turns them into numbers to report.
 
-    What padding holds, even NaN, changes no bit of the three or of the gradient.
+    All are float32, or float64 if ``scores`` are. What padding holds, even NaN, changes no bit of
+    the three or of the gradient.
     """
     import chex
     import jax
     import jax.numpy as jnp
 
     stop = jax.lax.stop_gradient
+    algorithm = slots.algorithm
+    kl = algorithm.kl
+    kl_in_loss = kl.coefficient > 0 and kl.placement == "loss"
     slot_functions = (slots.importance_weight, slots.grad_1, slots.grad_2, *slots.corrections)
 
-    def loss(logprobs_bt: jax.Array, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-        names = ("rl_mask", "rl_advantages", "rl_behaviour_logprobs", "rl_staleness")
-        chex.assert_rank(logprobs_bt, 2)
-        chex.assert_equal_shape([logprobs_bt, *(data[name] for name in names)])
+    def token_inputs(scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
         trained_bt = data["rl_mask"] > 0
+        dtype = jnp.promote_types(scores.logprobs_bt.dtype, jnp.float32)
 
         def masked(x_bt: Any) -> jax.Array:
             # Selected before any arithmetic, so that neither value nor cotangent of padding counts.
-            return jnp.where(trained_bt, x_bt.astype(jnp.float32), 0.0)
+            return jnp.where(trained_bt, jnp.asarray(x_bt).astype(dtype), 0.0)
 
-        inputs = TokenInputs(
-            logprobs_bt=masked(logprobs_bt),
-            behaviour_logprobs_bt=masked(data["rl_behaviour_logprobs"]),
-            advantages_bt=stop(masked(data["rl_advantages"])),
-            mask_bt=trained_bt.astype(jnp.float32),
+        logprobs_bt = masked(scores.logprobs_bt)
+        behaviour_logprobs_bt = masked(data["rl_behaviour_logprobs"])
+        trainer_logprobs_bt = stop(logprobs_bt)
+        if slots.needs_old_logprobs:
+            known_bt = data["rl_old_known"] > 0
+            trainer_logprobs_bt = jnp.where(
+                known_bt, masked(data["rl_old_logprobs"]), trainer_logprobs_bt
+            )
+        from_sampler = algorithm.old_policy == "sampler"
+        return TokenInputs(
+            logprobs_bt=logprobs_bt,
+            entropy_bt=masked(scores.entropy_bt),
+            old_logprobs_bt=behaviour_logprobs_bt if from_sampler else trainer_logprobs_bt,
+            trainer_logprobs_bt=trainer_logprobs_bt,
+            behaviour_logprobs_bt=behaviour_logprobs_bt,
+            reference_logprobs_bt=masked(data["rl_reference_logprobs"] if kl_in_loss else 0.0),
+            advantages_bt=masked(data["rl_advantages"]),
+            mask_bt=trained_bt.astype(dtype),
+            sequence_bt=jnp.where(trained_bt, data["targets_segmentation"], 0),
+            max_sequences=slots.max_sequences,
         )
-        weights_bt, weight = slots.aggregation(inputs.mask_bt)
-        weights_bt = weights_bt * slots.importance_weight(inputs)
-        for correction in slots.corrections:
-            weights_bt = weights_bt * correction(inputs)
-        terms_bt = inputs.advantages_bt * slots.grad_1(inputs) + slots.grad_2(inputs)
-        chex.assert_equal_shape([weights_bt, terms_bt, logprobs_bt])
-        loss_sum = -masked(stop(weights_bt) * terms_bt).sum()
 
-        frozen = TokenInputs(*map(stop, inputs))
-        metrics = _metric_sums(frozen, data["rl_staleness"])
+    def loss(scores: Scores, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        names = ("rl_mask", "rl_advantages", "rl_behaviour_logprobs", "rl_staleness")
+        chex.assert_rank(scores.logprobs_bt, 2)
+        chex.assert_equal_shape([*scores, *(data[name] for name in names)])
+        inputs = token_inputs(scores, data)
+        frozen = inputs.frozen()
+
+        weights_bt, weight = slots.aggregation(frozen)
+        weights_bt = weights_bt * slots.importance_weight(frozen)
+        for correction in slots.corrections:
+            weights_bt = weights_bt * correction(frozen)
+        grad_2_bt = slots.grad_2(inputs)
+        if kl_in_loss:
+            log_ratio_bt = inputs.logprobs_bt - inputs.reference_logprobs_bt
+            grad_2_bt -= kl.coefficient * kl_estimate(kl.estimator, log_ratio_bt, jnp)
+        if algorithm.entropy_coefficient:
+            grad_2_bt += algorithm.entropy_coefficient * inputs.entropy_bt
+        terms_bt = inputs.advantages_bt * slots.grad_1(inputs) + grad_2_bt
+        chex.assert_equal_shape([weights_bt, terms_bt, scores.logprobs_bt])
+        loss_sum = -jnp.where(frozen.mask_bt > 0, stop(weights_bt) * terms_bt, 0.0).sum()
+
+        metrics = diagnostics.sums(frozen, data["rl_staleness"])
+        if kl_in_loss:
+            log_ratio_bt = frozen.logprobs_bt - frozen.reference_logprobs_bt
+            for name in ("k1", "k3"):
+                values_bt = kl_estimate(name, log_ratio_bt, jnp) * frozen.mask_bt
+                metrics[f"objective/reference_kl_{name}"] = values_bt.sum()
         for function in slot_functions:
             measure = getattr(function, "metrics", None)
             for name, value_bt in (measure(frozen) if measure else {}).items():
                 key = f"objective/{name}"
                 if key in metrics:
                     raise PluginError(f"two slots of the objective report the metric {name!r}")
-                metrics[key] = masked(value_bt).sum()
-        return loss_sum, stop(jnp.asarray(weight, jnp.float32)), metrics
+                metrics[key] = (value_bt * frozen.mask_bt).sum()
+        return loss_sum, stop(jnp.asarray(weight, inputs.mask_bt.dtype)), metrics
 
     return loss
-
-
-def _metric_sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
-    """Sums over tokens; the gap between trainer and sampler only where both held equal weights."""
-    import jax.numpy as jnp
-
-    log_ratio_bt = inputs.logprobs_bt - inputs.behaviour_logprobs_bt
-    ratio_bt = jnp.exp(log_ratio_bt)
-    means_bt = {
-        "ratio": ratio_bt,
-        "entropy": -inputs.logprobs_bt,
-        "kl": ratio_bt - 1.0 - log_ratio_bt,
-        "advantage": inputs.advantages_bt,
-        "advantage_abs": jnp.abs(inputs.advantages_bt),
-    }
-    metrics = {f"objective/{k}": (v_bt * inputs.mask_bt).sum() for k, v_bt in means_bt.items()}
-    metrics["tokens"] = inputs.mask_bt.sum()
-    metrics["rows"] = inputs.mask_bt.max(axis=1).sum()
-
-    fresh_bt = (inputs.mask_bt > 0) & (staleness_bt == 1)
-    gap_bt = jnp.where(fresh_bt, jnp.abs(log_ratio_bt), 0.0)
-    # ``not <=`` instead of ``>`` counts NaN in the last bin. XLA fuses the comparison into the sum.
-    above_bte = fresh_bt[..., None] & ~(gap_bt[..., None] <= GAP_EDGES[:-1].astype(np.float32))
-    above_e = above_bte.sum(axis=(0, 1), dtype=jnp.float32)
-    count = fresh_bt.sum(dtype=jnp.float32)
-    metrics["gap_sum"] = gap_bt.sum()
-    metrics["gap_count"] = count
-    metrics["gap_hist"] = jnp.append(count, above_e) - jnp.append(above_e, 0.0)
-    return metrics
-
-
-def gap_quantile(hist: np.ndarray, q: float) -> float:
-    """Upper edge, in nats, of the histogram bin that holds the quantile ``q``; q = 1 is the max.
-
-    Args:
-      hist: [64] counts over ``GAP_EDGES``.
-      q: in [0, 1].
-
-    Returns:
-      At most 1.45 times the true quantile (1e-8 for anything below); infinity above 1e2; NaN if
-      nothing was counted.
-    """
-    hist = np.asarray(hist, dtype=np.float64)
-    if hist.shape != (GAP_BINS,) or not 0 <= q <= 1:
-        raise ValueError(f"expected {GAP_BINS} counts and 0 <= q <= 1, got {hist.shape}, {q}")
-    cumulative = np.cumsum(hist)
-    total = cumulative[-1]
-    if total == 0:
-        return float("nan")
-    # The ceil(q n)-th smallest value, at least the first.
-    rank = max(np.ceil(q * total), 1.0)
-    return float(GAP_EDGES[np.searchsorted(cumulative, rank)])
-
-
-def summarise(sums: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers to report from the metric sums of a whole step (all micro-batches added up).
-
-    Returns:
-      ``objective/tokens``, ``objective/rows``, the mean over tokens of every ``objective/*`` sum,
-      and ``logprob_gap/{mean,p95,max,tokens}`` (nats, over tokens of staleness 1). What would be a
-      mean over nothing is left out.
-    """
-    tokens = float(sums["tokens"])
-    report = {"objective/tokens": tokens, "objective/rows": float(sums["rows"])}
-    if tokens > 0:
-        report |= {k: float(v) / tokens for k, v in sums.items() if k.startswith("objective/")}
-    fresh = float(sums["gap_count"])
-    report["logprob_gap/tokens"] = fresh
-    if fresh > 0:
-        hist = np.asarray(sums["gap_hist"])
-        report["logprob_gap/mean"] = float(sums["gap_sum"]) / fresh
-        report["logprob_gap/p95"] = gap_quantile(hist, 0.95)
-        report["logprob_gap/max"] = gap_quantile(hist, 1.0)
-    return report

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import yaml
 from rich.console import Console
 
-from rlax_plugin import batches
+from rlax_plugin import batches, diagnostics
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.controller import Controller
@@ -165,12 +165,10 @@ class _Run:
         def part(kind: str, choice: Any, key: str) -> Any:
             return self._registry.part(kind, choice, key, self._context)
 
-        return objective.resolve(self._section.objective, part)
+        return objective.resolve(self._section, part)
 
     def _summarise(self, metrics: Any) -> dict[str, float]:
-        from rlax_plugin import objective
-
-        return objective.summarise(metrics)
+        return diagnostics.summarise(metrics)
 
     def _build_batch(self, step: int, groups: tuple[Group, ...]) -> TrainBatch:
         r = self._section.rollouts
@@ -191,7 +189,7 @@ class _Run:
             config_hash=self._digest,
             last_step=self._last_step,
             dashboard=self._dashboard,
-            advantage=lambda: self._objective().advantage,
+            advantage=lambda: self._objective().advantages,
             summarise=self._summarise,
         )
         publisher: Publisher | None = None

@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin.config import Section
+from rlax_plugin.diagnostics import GAP_BINS, GAP_EDGES
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.loading import load_section
-from rlax_plugin.objective import GAP_BINS, GAP_EDGES
 from rlax_plugin.protocols import BuildContext, Trainer, TrainerLink
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
