@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from rlax_plugin import diagnostics
 from rlax_plugin.advantages import AdvantageSlot, Outcomes, shaped
-from rlax_plugin.config import Algorithm, Choice, Objective, RlaxSection
+from rlax_plugin.config import KL, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -317,12 +318,35 @@ def kl_estimate(estimator: str, log_ratio: Any, xp: Any) -> Any:
     return xp.exp(-log_ratio) + log_ratio - 1.0
 
 
+def kl_token_rewards(
+    kl: KL,
+    behaviour_logprobs_bt: np.ndarray,
+    reference_logprobs_bt: np.ndarray,
+    mask_bt: np.ndarray,
+) -> np.ndarray:
+    """What ``kl.placement: reward`` pays each token: -beta K(mu, pi_ref), see ``config.KL``.
+
+    Args:
+      behaviour_logprobs_bt: log mu, nats.
+      reference_logprobs_bt: log pi_ref of the same tokens, nats.
+      mask_bt: above 0 on tokens that are paid; the others get 0, whatever the arrays hold there.
+
+    Returns:
+      float64 [rows, length], for ``advantages.of_batch``.
+    """
+    paid_bt = np.asarray(mask_bt) > 0
+    behaviour_bt = np.where(paid_bt, np.asarray(behaviour_logprobs_bt, np.float64), 0.0)
+    reference_bt = np.where(paid_bt, np.asarray(reference_logprobs_bt, np.float64), 0.0)
+    # K of equal log-probs is 0.
+    return -kl.coefficient * kl_estimate(kl.estimator, behaviour_bt - reference_bt, np)
+
+
 def make_loss(slots: Slots) -> Loss:
     """Returns the function that the trainer differentiates.
 
     It is called as ``loss(scores, data)``: ``scores`` of ``data["targets"]`` under pi_theta;
-    ``data`` the arrays of ``rlax_plugin.batches``, and what the trainer adds: ``rl_old_logprobs`` with
-    ``rl_old_known`` if ``slots.needs_old_logprobs``, ``rl_reference_logprobs`` if KL is in the
+    ``data`` the arrays of ``rlax_plugin.batches``, and what the trainer adds: ``rl_old_logprobs``
+    with ``rl_old_known`` if ``slots.needs_old_logprobs``, ``rl_reference_logprobs`` if KL is in the
     loss. It returns
 
     - loss_sum: scalar, -J, to be minimised;
