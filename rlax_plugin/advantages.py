@@ -75,6 +75,7 @@ def per_group(function: GroupAdvantage) -> AdvantageSlot:
                 advantages_n[members_n] = function(rewards_g, outcomes.lengths_n[members_n])
         return advantages_n
 
+    advantages.__doc__ = function.__doc__  # what ``rlax objective`` shows
     return advantages
 
 
@@ -102,7 +103,8 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[Group]) -> tuple[Group, ...]
     scored_n = ~np.isnan(rewards_n)  # the others say nothing and influence no other
     outcomes = Outcomes(rewards_n[scored_n], lengths_n[scored_n], group_n[scored_n])
     found_nt = _computed(slot, outcomes)
-    if (found_nt != found_nt[:, :1]).any():
+    differs_nt = found_nt != found_nt[:, :1]
+    if differs_nt.any() and (differs_nt & outcomes.mask_nt).any():
         raise TrainingError("an advantage slot without token rewards or values differs by token")
     advantages_n = np.zeros(len(rewards_n))
     advantages_n[scored_n] = found_nt[:, 0]
@@ -161,16 +163,14 @@ def _completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[int, np.nda
 
 
 def _computed(slot: AdvantageSlot, outcomes: Outcomes) -> np.ndarray:
-    """float64 [n, t]."""
-    shape = outcomes.mask_nt.shape
+    """float64 [n, t], or [n, 1] of a slot that returned one number per sample."""
+    shape = (outcomes.lengths_n.size, int(outcomes.lengths_n.max(initial=0)))
     if not shape[0]:
         return np.zeros((0, 1))
     found = np.asarray(slot(outcomes), np.float64)
-    if found.shape == shape[:1]:
-        found = np.broadcast_to(found[:, None], shape)
-    if found.shape != shape or not np.isfinite(found).all():
+    if found.shape not in (shape[:1], shape) or not np.isfinite(found).all():
         raise TrainingError(
             f"advantages of rewards {outcomes.rewards_n}: got {found}, expected finite numbers, "
             f"{list(shape[:1])} or {list(shape)}"
         )
-    return found
+    return found.reshape(shape[0], -1)

@@ -297,6 +297,53 @@ def plugins(
             listing.print_used(console, config, document["used"])
 
 
+@_command("rlax objective dapo rlax.objective.entropy_coefficient=0.01")
+def objective(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", show_default=False, help="a preset; default: list them all"),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE...",
+            show_default=False,
+            help="keys below rlax.objective to set, such as rlax.objective.kl.coefficient=0.04",
+        ),
+    ] = None,
+    *,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(show_default=False, help="a plug-in to load as well; may be repeated"),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="print the tables of docs/objectives.md")
+    ] = False,
+) -> None:
+    """Explains an algorithm: formula, sources, parts, options, and one update in numbers.
+
+    An objective is one sum with five slots: aggregation, importance weight, advantage, grad_1 and
+    grad_2. A preset fills them; a config may replace any, and add corrections, KL to a reference
+    policy or an entropy bonus. What is shown is what rlax train would compute.
+
+    The worked example has four samples of one prompt, with rewards 1, 0, 0 and 1: their
+    advantages, and for every token its ratios, its weight and the gradient of the loss.
+    """
+    with _exit_status():
+        from rich.console import Console
+
+        from rlax_plugin import explain
+        from rlax_plugin.build import registry_for
+
+        section = explain.section_for(name or "", overrides or (), plugin or ())
+        if markdown:
+            typer.echo(explain.markdown(registry_for(section)), nl=False)
+        elif name is None:
+            explain.list_presets(Console(), registry_for(section))
+        else:
+            explain.show_preset(Console(), section)
+
+
 @_command("rlax version")
 def version() -> None:
     """Prints the version of rlax_plugin and of the libraries underneath."""

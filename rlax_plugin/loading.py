@@ -124,10 +124,18 @@ def merged(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -
     Raises:
       ConfigError: the files cannot be read.
     """
-    content = _read(Path(config_path), ())
+    return overridden(_read(Path(config_path), ()), overrides)
+
+
+def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A config's content with ``key=value`` arguments merged into it.
+
+    Raises:
+      ConfigError: an argument is no ``key=value``, or does not fit the content.
+    """
     for override in overrides:
         content = _merge(content, _parse_override(override), "")
-    return content
+    return dict(content)
 
 
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:

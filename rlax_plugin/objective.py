@@ -20,12 +20,12 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from rlax_plugin import diagnostics
 from rlax_plugin.advantages import AdvantageSlot, Outcomes, shaped
 from rlax_plugin.config import KL, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.presets import Preset
 
 if TYPE_CHECKING:
     import jax
@@ -41,6 +41,19 @@ class Scores(NamedTuple):
 
     logprobs_bt: jax.Array
     entropy_bt: jax.Array
+
+
+MAX_LOG_RATIO = 40.0  # nats
+
+
+def ratio_of(log_ratio_bt: jax.Array) -> jax.Array:
+    """exp(min(x, 40)): a ratio that is finite, so that a weight or an advantage of 0 removes it.
+
+    e^40 is 2e17; an infinite ratio would turn the product with 0, and its gradient, into NaN.
+    """
+    import jax.numpy as jnp
+
+    return jnp.exp(jnp.minimum(log_ratio_bt, MAX_LOG_RATIO))
 
 
 @dataclass(frozen=True)
@@ -76,16 +89,12 @@ class TokenInputs:
     @property
     def ratio_bt(self) -> jax.Array:
         """r = pi_theta / pi_old, with gradient; 1 on padding."""
-        import jax.numpy as jnp
-
-        return jnp.exp(self.logprobs_bt - self.old_logprobs_bt)
+        return ratio_of(self.logprobs_bt - self.old_logprobs_bt)
 
     @property
     def mismatch_bt(self) -> jax.Array:
         """Trainer over sampler before the update: pi_old / mu; 1 on padding."""
-        import jax.numpy as jnp
-
-        return jnp.exp(self.trainer_logprobs_bt - self.behaviour_logprobs_bt)
+        return ratio_of(self.trainer_logprobs_bt - self.behaviour_logprobs_bt)
 
     @property
     def length_bt(self) -> jax.Array:
@@ -134,24 +143,6 @@ Aggregation = Callable[[TokenInputs], tuple[Any, Any]]  # -> (weights_bt, total 
 Loss = Callable[[Scores, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
 
 
-class Preset(Algorithm):
-    """A named algorithm, and what to tell about it.
-
-    Attributes:
-      title: full name.
-      paper: address.
-      formula: the objective, to be maximised, in the notation of docs/objectives.md.
-      conventions: what a reader would otherwise have to find out, one sentence each.
-      peers: library -> how it differs.
-    """
-
-    title: str = ""
-    paper: str = ""
-    formula: str = ""
-    conventions: tuple[str, ...] = ()
-    peers: dict[str, str] = Field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class Slots:
     """The parts of one objective, built, and its numbers.
@@ -178,6 +169,10 @@ class Slots:
     algorithm: Algorithm
     max_sequences: int = 1
     updates_per_step: int = 1
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.needs_reference and self.algorithm.kl.placement == "loss"
 
     @property
     def needs_reference(self) -> bool:
@@ -341,6 +336,50 @@ def kl_token_rewards(
     return -kl.coefficient * kl_estimate(kl.estimator, behaviour_bt - reference_bt, np)
 
 
+def token_inputs(slots: Slots, scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
+    """What the slots see of a batch; the arguments are those of ``make_loss``'s function."""
+    import jax
+    import jax.numpy as jnp
+
+    trained_bt = data["rl_mask"] > 0
+    dtype = jnp.promote_types(scores.logprobs_bt.dtype, jnp.float32)
+
+    def masked(x_bt: Any) -> jax.Array:
+        # Selected before any arithmetic, so that neither value nor cotangent of padding counts.
+        return jnp.where(trained_bt, jnp.asarray(x_bt).astype(dtype), 0.0)
+
+    logprobs_bt = masked(scores.logprobs_bt)
+    behaviour_logprobs_bt = masked(data["rl_behaviour_logprobs"])
+    trainer_logprobs_bt = jax.lax.stop_gradient(logprobs_bt)
+    if slots.needs_old_logprobs:
+        known_bt = data["rl_old_known"] > 0
+        trainer_logprobs_bt = jnp.where(
+            known_bt, masked(data["rl_old_logprobs"]), trainer_logprobs_bt
+        )
+    from_sampler = slots.algorithm.old_policy == "sampler"
+    return TokenInputs(
+        logprobs_bt=logprobs_bt,
+        entropy_bt=masked(scores.entropy_bt),
+        old_logprobs_bt=behaviour_logprobs_bt if from_sampler else trainer_logprobs_bt,
+        trainer_logprobs_bt=trainer_logprobs_bt,
+        behaviour_logprobs_bt=behaviour_logprobs_bt,
+        reference_logprobs_bt=masked(data["rl_reference_logprobs"] if slots.kl_in_loss else 0.0),
+        advantages_bt=masked(data["rl_advantages"]),
+        mask_bt=trained_bt.astype(dtype),
+        sequence_bt=jnp.where(trained_bt, data["targets_segmentation"], 0),
+        max_sequences=slots.max_sequences,
+    )
+
+
+def term_weights(slots: Slots, inputs: TokenInputs) -> tuple[Any, Any]:
+    """agg * is * corrections per token, [rows, length], and the total weight of ``agg``."""
+    weights_bt, weight = slots.aggregation(inputs)
+    weights_bt = weights_bt * slots.importance_weight(inputs)
+    for correction in slots.corrections:
+        weights_bt = weights_bt * correction(inputs)
+    return weights_bt, weight
+
+
 def make_loss(slots: Slots) -> Loss:
     """Returns the function that the trainer differentiates.
 
@@ -364,52 +403,18 @@ def make_loss(slots: Slots) -> Loss:
     stop = jax.lax.stop_gradient
     algorithm = slots.algorithm
     kl = algorithm.kl
-    kl_in_loss = kl.coefficient > 0 and kl.placement == "loss"
     slot_functions = (slots.importance_weight, slots.grad_1, slots.grad_2, *slots.corrections)
-
-    def token_inputs(scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
-        trained_bt = data["rl_mask"] > 0
-        dtype = jnp.promote_types(scores.logprobs_bt.dtype, jnp.float32)
-
-        def masked(x_bt: Any) -> jax.Array:
-            # Selected before any arithmetic, so that neither value nor cotangent of padding counts.
-            return jnp.where(trained_bt, jnp.asarray(x_bt).astype(dtype), 0.0)
-
-        logprobs_bt = masked(scores.logprobs_bt)
-        behaviour_logprobs_bt = masked(data["rl_behaviour_logprobs"])
-        trainer_logprobs_bt = stop(logprobs_bt)
-        if slots.needs_old_logprobs:
-            known_bt = data["rl_old_known"] > 0
-            trainer_logprobs_bt = jnp.where(
-                known_bt, masked(data["rl_old_logprobs"]), trainer_logprobs_bt
-            )
-        from_sampler = algorithm.old_policy == "sampler"
-        return TokenInputs(
-            logprobs_bt=logprobs_bt,
-            entropy_bt=masked(scores.entropy_bt),
-            old_logprobs_bt=behaviour_logprobs_bt if from_sampler else trainer_logprobs_bt,
-            trainer_logprobs_bt=trainer_logprobs_bt,
-            behaviour_logprobs_bt=behaviour_logprobs_bt,
-            reference_logprobs_bt=masked(data["rl_reference_logprobs"] if kl_in_loss else 0.0),
-            advantages_bt=masked(data["rl_advantages"]),
-            mask_bt=trained_bt.astype(dtype),
-            sequence_bt=jnp.where(trained_bt, data["targets_segmentation"], 0),
-            max_sequences=slots.max_sequences,
-        )
 
     def loss(scores: Scores, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         names = ("rl_mask", "rl_advantages", "rl_behaviour_logprobs", "rl_staleness")
         chex.assert_rank(scores.logprobs_bt, 2)
         chex.assert_equal_shape([*scores, *(data[name] for name in names)])
-        inputs = token_inputs(scores, data)
+        inputs = token_inputs(slots, scores, data)
         frozen = inputs.frozen()
 
-        weights_bt, weight = slots.aggregation(frozen)
-        weights_bt = weights_bt * slots.importance_weight(frozen)
-        for correction in slots.corrections:
-            weights_bt = weights_bt * correction(frozen)
+        weights_bt, weight = term_weights(slots, frozen)
         grad_2_bt = slots.grad_2(inputs)
-        if kl_in_loss:
+        if slots.kl_in_loss:
             log_ratio_bt = inputs.logprobs_bt - inputs.reference_logprobs_bt
             grad_2_bt -= kl.coefficient * kl_estimate(kl.estimator, log_ratio_bt, jnp)
         if algorithm.entropy_coefficient:
@@ -419,7 +424,7 @@ def make_loss(slots: Slots) -> Loss:
         loss_sum = -jnp.where(frozen.mask_bt > 0, stop(weights_bt) * terms_bt, 0.0).sum()
 
         metrics = diagnostics.sums(frozen, data["rl_staleness"])
-        if kl_in_loss:
+        if slots.kl_in_loss:
             log_ratio_bt = frozen.logprobs_bt - frozen.reference_logprobs_bt
             for name in ("k1", "k3"):
                 values_bt = kl_estimate(name, log_ratio_bt, jnp) * frozen.mask_bt

@@ -12,7 +12,8 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 Everything around them is the real thing: controller, ledger, gRPC, parameter server, workers and
 reward processes. So the author of a sampler, gate, reward, advantage or tracker sees it at work
 within seconds, and a fault test can end processes as often as it likes. What it cannot try is an
-objective's other slots: the trainer's is plain REINFORCE.
+objective's other slots: the trainer's is plain REINFORCE. For them there is ``evaluate_objective``,
+which computes one update on arrays of your own.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from rlax_plugin.hookspecs import hookimpl
 from rlax_plugin.protocols import BuildContext, Extension
 from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+from rlax_plugin.testing.objectives import Evaluation, evaluate_objective
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
+
+__all__ = ["Evaluation", "evaluate_objective"]
 
 object_store.register()  # with the plug-in, so before any process opens the run's directory
 

@@ -67,8 +67,8 @@ class Checkpoints:
 class BigramTrainer(Trainer):
     """Calls the link in the order of MaxText's loop. The weights are all the state there is.
 
-    The objective is REINFORCE whatever ``rlax.objective`` says; its advantages are the config's,
-    because the controller computes them.
+    The objective is REINFORCE, in one update, whatever slots ``rlax.objective`` has; its advantages
+    are the config's, because the controller computes them.
 
     Args:
       files: the run's directory.
@@ -88,7 +88,16 @@ class BigramTrainer(Trainer):
 
     @classmethod
     def build(cls, config: BigramConfig, context: BuildContext) -> BigramTrainer:
-        """The trainer of a run; ``steps`` is MaxText's own key."""
+        """The trainer of a run; ``steps`` is MaxText's own key.
+
+        Raises:
+          ConfigError: several updates per step.
+        """
+        objective = context.section.objective
+        for key in ("epochs", "mini_batches"):
+            if (given := getattr(objective, key)) != 1:
+                reason = "must be 1 with trainer bigram, which updates once per step"
+                raise ConfigError(f"rlax.objective.{key}", given, reason)
         _, maxtext = load_section(context.maxtext_argv[0], context.maxtext_argv[1:])
         return cls(
             config,
@@ -120,7 +129,7 @@ class BigramTrainer(Trainer):
     def _update(
         self, weights: policy.Weights, batch: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """New weights in new buffers, and the step's metric sums for ``objective.summarise``."""
+        """New weights in new buffers, and the step's metric sums for ``diagnostics.summarise``."""
         time.sleep(self._config.train_s)
         gradient, logprobs_n = policy.reinforce(weights, batch, self._temperature)
         rate = np.float32(self._config.learning_rate)
@@ -143,13 +152,21 @@ def _publish(link: TrainerLink, step: int, weights: policy.Weights) -> None:
 
 def _metric_sums(batch: Mapping[str, np.ndarray], logprobs_n: np.ndarray) -> dict[str, Any]:
     trained_bt = batch["rl_mask"] > 0
+    behaviour_n = batch["rl_behaviour_logprobs"][trained_bt]
+    weight_n = np.exp(logprobs_n - behaviour_n)
+    row_n, _ = np.nonzero(trained_bt)
+    sequence_n = np.stack((row_n, batch["targets_segmentation"][trained_bt]))
     fresh_n = batch["rl_staleness"][trained_bt] == 1
-    gap_n = np.abs(logprobs_n - batch["rl_behaviour_logprobs"][trained_bt])[fresh_n]
+    gap_n = np.abs(logprobs_n - behaviour_n)[fresh_n]
     bins_n = np.searchsorted(GAP_EDGES[:-1], gap_n)
     return {
         "tokens": logprobs_n.size,
-        "rows": trained_bt.any(axis=1).sum(),
+        "sequences": np.unique(sequence_n, axis=1).shape[1],
         "objective/entropy": -logprobs_n.sum(),
+        "behaviour/w": weight_n.sum(),
+        "behaviour/w2": (weight_n**2).sum(),
+        "behaviour/logprob": logprobs_n.sum(),
+        "behaviour/behaviour_logprob": behaviour_n.sum(),
         "gap_count": gap_n.size,
         "gap_sum": gap_n.sum(),
         "gap_hist": np.bincount(bins_n, minlength=GAP_BINS),

@@ -109,11 +109,10 @@ def test_every_choice_of_a_config_is_looked_at(folder: Path) -> None:
         ("rlax.trackers.0", "tracker", "track"),
         ("rlax.trainer", "trainer", "train"),
     ]
-    stale = section(staleness={"max_staleness": 2})
-    corrected = [use for use in registry.uses(stale) if use.kind == "correction"]
-    assert [(use.key, use.choice.name) for use in corrected] == [
-        ("rlax.objective.corrections.0", "truncated_importance_sampling")
-    ]
+    corrected = section(objective={"preset": "aipo", "corrections": [{"name": "icepop"}]})
+    uses = {use.key: use.choice.name for use in registry.uses(corrected)}
+    assert uses["rlax.objective.importance_weight"] == "truncated"
+    assert uses["rlax.objective.corrections.0"] == "icepop"
 
 
 def test_an_unknown_name_names_key_nearest_match_and_alternatives(folder: Path) -> None:
@@ -122,7 +121,7 @@ def test_an_unknown_name_names_key_nearest_match_and_alternatives(folder: Path) 
     assert "did you mean 'right'? known: right" in error.reason
     error = problem(objective={"preset": "grop"})
     assert error.key == "rlax.objective.preset"
-    assert "did you mean 'grpo'? known: dapo, grpo" in error.reason
+    assert "did you mean 'grpo'? known: aipo, cispo, dapo, " in error.reason
     error = problem(objective={"grad_2": {"name": "clip"}})
     assert error.key == "rlax.objective.grad_2.name" and "clipped_ratio" in error.reason
 

@@ -18,12 +18,14 @@ PLUGINS = sorted(
 )
 # What plug-ins may see of the framework: records, contracts and arithmetic, nothing that runs it.
 PUBLIC = {
+    "advantages",
     "batches",
     "config",
     "errors",
     "fingerprint",
     "hookspecs",
     "objective",
+    "presets",
     "proof",
     "protocols",
     "statistics",
@@ -65,6 +67,7 @@ def test_nothing_is_imported_with_the_stack_underneath() -> None:
         "rlax_plugin",
         "rlax_plugin.cli",
         "rlax_plugin.build",
+        "rlax_plugin.explain",
         "rlax_plugin.loading",
         "rlax_plugin.parameter_server",
         "rlax_plugin.worker.serve",

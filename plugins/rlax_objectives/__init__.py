@@ -1,0 +1,93 @@
+"""Objective plug-in: the slots of the unified objective, and the published algorithms as presets.
+
+``rlax_plugin.objective`` holds the sum that the slots enter. Importing this package does not import
+JAX: a slot does when it is traced.
+
+Notation, here and in ``presets.yml``: r = pi_theta / pi_old; mu the sampler's distribution; A the
+advantage; len the trained tokens of a sequence; G the sequences; sg a stop-gradient. Formulas are
+to be maximised.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlax_objectives import advantages, aggregations, terms, weights
+from rlax_plugin import Extension, NoOptions, Section, hookimpl
+from rlax_plugin.advantages import per_group
+from rlax_plugin.presets import presets_from_yaml
+
+PRESETS = Path(__file__).with_name("presets.yml")
+
+
+def _function(part: Any) -> Extension:
+    return Extension(NoOptions, lambda config, context: part)
+
+
+def _with_options(config_class: type[Section]) -> Extension:
+    """Of a config class whose instances are the part."""
+    return Extension(config_class, lambda config, context: config)
+
+
+@hookimpl
+def rlax_register_aggregation() -> dict[str, Extension]:
+    return {
+        "sequence_mean": _function(aggregations.sequence_mean),
+        "token_mean": _function(aggregations.token_mean),
+        "constant_length": Extension(
+            aggregations.ConstantLength, aggregations.build_constant_length
+        ),
+        "sequence_sum": _function(aggregations.sequence_sum),
+    }
+
+
+@hookimpl
+def rlax_register_importance_weight() -> dict[str, Extension]:
+    return {
+        "one": _function(weights.one),
+        "truncated": _with_options(weights.Truncated),
+        "decoupled": _with_options(weights.Decoupled),
+        "ratio": _with_options(weights.PolicyRatio),
+        "clipped": _with_options(weights.Clipped),
+        "topr": _with_options(weights.Topr),
+    }
+
+
+@hookimpl
+def rlax_register_correction() -> dict[str, Extension]:
+    return {
+        "truncated_importance_sampling": _with_options(weights.TruncatedImportanceSampling),
+        "icepop": _with_options(weights.IcePop),
+        "sequence_mask": _with_options(weights.SequenceMask),
+        "veto": _with_options(weights.Veto),
+    }
+
+
+@hookimpl
+def rlax_register_gradient_term() -> dict[str, Extension]:
+    return {
+        "clipped_ratio": _with_options(terms.ClippedRatio),
+        "sequence_ratio": _with_options(terms.SequenceRatio),
+        "sequence_ratio_token": _with_options(terms.SequenceRatioToken),
+        "log_prob": _function(terms.log_prob),
+        "none": _function(terms.none),
+    }
+
+
+@hookimpl
+def rlax_register_advantage() -> dict[str, Extension]:
+    return {
+        "group_normalised": Extension(
+            advantages.GroupNormalised, lambda config, context: per_group(config)
+        ),
+        "leave_one_out": _function(per_group(advantages.leave_one_out)),
+        "length_weighted": _function(per_group(advantages.length_weighted)),
+        "batch_normalised": _with_options(advantages.BatchNormalised),
+        "gae": _with_options(advantages.Gae),
+    }
+
+
+@hookimpl
+def rlax_register_objective() -> dict[str, Extension]:
+    return presets_from_yaml(PRESETS)

@@ -1,0 +1,145 @@
+"""Advantages, in numpy and float64; ``rlax_plugin.advantages`` says when they are called.
+
+Statistics are over scored samples. Equal rewards give exactly 0, in a group or, where the whole
+batch is normalised, in the batch: in floating point their mean may differ from them, and the
+quotient by a tiny std would be of order 1.
+
+Suffixes as there: ``_g`` samples of a group, ``_n`` of a batch, ``_nt`` [samples, tokens].
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rlax_plugin import Section
+from rlax_plugin.advantages import Outcomes, per_group
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class GroupNormalised(Section):
+    """A = (R - mean) / (std + epsilon) over the group: GRPO, https://arxiv.org/abs/2402.03300.
+
+    Without ``scale_by_std`` it is Dr. GRPO's R - mean, https://arxiv.org/abs/2503.20783. Published
+    code disagrees on ddof (mostly 1) and on epsilon (1e-9 .. 1e-4, mostly 1e-6).
+    """
+
+    ddof: Literal[0, 1] = Field(1, description="std divides by G - ddof")
+    epsilon: NonNegative = Field(1e-6, description="added to the std")
+    scale_by_std: bool = Field(True, description="false leaves R - mean")
+
+    def __call__(self, rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
+        centred_g = rewards_g - rewards_g.mean()
+        if not self.scale_by_std:
+            return centred_g
+        return centred_g / (rewards_g.std(ddof=self.ddof) + self.epsilon)
+
+
+def leave_one_out(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
+    """A_i = R_i - mean of the others: RLOO, https://arxiv.org/abs/2402.14740. No std."""
+    size = rewards_g.size
+    return (rewards_g - rewards_g.mean()) * (size / (size - 1))
+
+
+def length_weighted(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
+    """A = R - sum(len R) / sum(len): OPO, https://arxiv.org/abs/2505.23585.
+
+    The baseline of least variance where the squared gradient of a sequence grows as its length.
+    """
+    return rewards_g - (lengths_g * rewards_g).sum() / lengths_g.sum()
+
+
+class Whitening(Section):
+    """Options of A = (x - mean) / std over the tokens or samples of a batch."""
+
+    whiten_over: Literal["tokens", "samples", "none"] = Field(
+        "tokens", description="mean and std count every token, or every sample, as one; none: A = x"
+    )
+    ddof: Literal[0, 1] = Field(1, description="the variance divides by their number less ddof")
+    epsilon: NonNegative = Field(1e-8, description="keeps the variance from 0")
+    epsilon_rule: Literal["add", "floor"] = Field(
+        "add", description="std = sqrt(var + epsilon), or sqrt(max(var, epsilon))"
+    )
+
+    def whitened(self, x_nt: np.ndarray, outcomes: Outcomes) -> np.ndarray:
+        """[n, t]: what is behind a sample's end neither counts nor means anything."""
+        mask_nt = outcomes.mask_nt
+        if self.whiten_over == "none":
+            return x_nt
+        if x_nt[mask_nt].max() == x_nt[mask_nt].min():
+            return np.zeros_like(x_nt)
+        weight_nt = mask_nt.astype(np.float64)
+        if self.whiten_over == "samples":
+            weight_nt /= outcomes.lengths_n[:, None]
+        # Of samples the sum of weights is their number, though not in floating point.
+        count = mask_nt.sum() if self.whiten_over == "tokens" else len(mask_nt)
+        centred_nt = x_nt - (weight_nt * x_nt).sum() / count
+        variance = (weight_nt * centred_nt**2).sum() / max(count - self.ddof, 1)
+        if self.epsilon_rule == "add":
+            return centred_nt / np.sqrt(variance + self.epsilon)
+        return centred_nt / np.sqrt(max(variance, self.epsilon))
+
+
+def returns(rewards_n: np.ndarray, outcomes: Outcomes) -> np.ndarray:
+    """[n, t]: the sample's reward, and the token rewards from each token on (return-to-go)."""
+    to_go_nt = np.zeros(outcomes.mask_nt.shape)
+    if outcomes.token_rewards_nt is not None:
+        to_go_nt = np.cumsum(outcomes.token_rewards_nt[:, ::-1], axis=1)[:, ::-1]
+    return rewards_n[:, None] + to_go_nt
+
+
+class BatchNormalised(Whitening):
+    """A = (x - mean) / std over the batch: REINFORCE++, https://arxiv.org/abs/2501.03262.
+
+    x is R, or R - mean of its group with ``baseline: group_mean``, plus what the tokens from here
+    on are paid (KL in the reward).
+    """
+
+    baseline: Literal["none", "group_mean"] = Field(
+        "none", description="taken from the reward before whitening"
+    )
+
+    def __call__(self, outcomes: Outcomes) -> np.ndarray:
+        rewards_n = outcomes.rewards_n
+        if self.baseline == "group_mean":
+            alone = Outcomes(rewards_n, outcomes.lengths_n, outcomes.group_n)
+            rewards_n = per_group(lambda rewards_g, lengths_g: rewards_g - rewards_g.mean())(alone)
+        return self.whitened(returns(rewards_n, outcomes), outcomes)
+
+
+class Gae(Whitening):
+    """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = R_t + gamma V_{t+1} - V_t, then whitened.
+
+    GAE, https://arxiv.org/abs/1506.02438; the sample's reward is paid with its last token, and the
+    value behind it is 0. Without a critic's values every token gets the sample's reward and the
+    token rewards from there on; gamma and lam then mean nothing.
+    """
+
+    gamma: Fraction = Field(1.0, description="discount per token")
+    lam: Fraction = Field(1.0, description="1: returns less values; 0: one-step differences")
+
+    def __call__(self, outcomes: Outcomes) -> np.ndarray:
+        if outcomes.values_nt is None:
+            advantages_nt = returns(outcomes.rewards_n, outcomes)
+        else:
+            advantages_nt = self._estimated(outcomes, outcomes.values_nt)
+        return self.whitened(advantages_nt, outcomes)
+
+    def _estimated(self, outcomes: Outcomes, values_nt: np.ndarray) -> np.ndarray:
+        mask_nt = outcomes.mask_nt
+        samples, longest = mask_nt.shape
+        rewards_nt = np.zeros(mask_nt.shape)
+        if outcomes.token_rewards_nt is not None:
+            rewards_nt += outcomes.token_rewards_nt
+        rewards_nt[np.arange(samples), outcomes.lengths_n - 1] += outcomes.rewards_n
+        values_nt = np.pad(np.where(mask_nt, values_nt, 0.0), ((0, 0), (0, 1)))
+        advantages_nt, running_n = np.zeros(mask_nt.shape), np.zeros(samples)
+        for t in reversed(range(longest)):
+            delta_n = rewards_nt[:, t] + self.gamma * values_nt[:, t + 1] - values_nt[:, t]
+            running_n = np.where(mask_nt[:, t], delta_n + self.gamma * self.lam * running_n, 0.0)
+            advantages_nt[:, t] = running_n
+        return advantages_nt

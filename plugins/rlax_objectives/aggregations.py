@@ -1,0 +1,59 @@
+"""Aggregations: inputs -> (weights_bt, total weight). Micro-batches add up sums and weights.
+
+A sequence counts if a token of it trains, so errored samples and padding rows do not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rlax_plugin import BuildContext, Section
+from rlax_plugin.objective import Aggregation, TokenInputs
+
+
+def sequence_mean(inputs: TokenInputs) -> tuple[Any, Any]:
+    """agg = 1/(G len_i): the mean over sequences of the mean over tokens; weight = sequences.
+
+    GRPO, https://arxiv.org/abs/2402.03300.
+    """
+    return inputs.mask_bt / inputs.length_bt.clip(1), inputs.sequence_count()
+
+
+def token_mean(inputs: TokenInputs) -> tuple[Any, Any]:
+    """agg = 1/sum_i len_i: the mean over all tokens of the step; weight = tokens.
+
+    DAPO, https://arxiv.org/abs/2503.14476.
+    """
+    return inputs.mask_bt, inputs.mask_bt.sum()
+
+
+def sequence_sum(inputs: TokenInputs) -> tuple[Any, Any]:
+    """agg = 1/G: the mean over sequences of the sum over tokens; weight = sequences.
+
+    With ``log_prob`` the term of a sequence is A log pi(sequence). RLOO,
+    https://arxiv.org/abs/2402.14740.
+    """
+    return inputs.mask_bt, inputs.sequence_count()
+
+
+class ConstantLength(Section):
+    """agg = 1/(G L_max): token sums over a constant; weight = sequences.
+
+    Dr. GRPO, https://arxiv.org/abs/2503.20783 (the reading of most implementations).
+    """
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="L_max; None takes rlax.rollouts.max_new_tokens"
+    )
+
+
+def build_constant_length(config: ConstantLength, context: BuildContext) -> Aggregation:
+    """Takes L_max from the run where the config leaves it open."""
+    max_tokens = config.max_tokens or context.section.rollouts.max_new_tokens
+
+    def constant_length(inputs: TokenInputs) -> tuple[Any, Any]:
+        return inputs.mask_bt / max_tokens, inputs.sequence_count()
+
+    return constant_length

@@ -1,0 +1,227 @@
+"""Importance weights and corrections: inputs -> factor_bt, without gradient.
+
+``m`` is ``inputs.mismatch_bt``, pi_old / mu as the trainer computes pi_old. With one update per
+batch pi_old is pi_theta without gradient, and m is pi_theta / mu. A correction looks at m only, so
+it composes with every term; ``ratio`` says what a factor multiplies by, and ``resolve`` refuses two
+that make no sense together. Aggregation weights are not re-normalised for what a factor removes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rlax_plugin import Section
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective import Ratio, TokenInputs, ratio_of
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Per = Literal["token", "sequence"]
+
+
+def _summed(inputs: TokenInputs, log_ratio_bt: Any, per: Per) -> Any:
+    """log ratio of each token, or of its whole sequence: products are sums of logarithms."""
+    return inputs.sequence_sum(log_ratio_bt) if per == "sequence" else log_ratio_bt
+
+
+def one(inputs: TokenInputs) -> Any:
+    """is = 1."""
+    return inputs.mask_bt * 0.0 + 1.0
+
+
+class Truncated(Section):
+    """is = min(pi_theta/mu, rho) per token: AIPO (LlamaRL, https://arxiv.org/abs/2505.24034).
+
+    With ``log_prob`` the gradient stays where the ratio is cut: rho A grad log pi.
+    """
+
+    ratio: ClassVar[Ratio] = "policy/behaviour"
+    corrects: ClassVar[bool] = True
+    cap: Positive = Field(2.0, description="rho, largest weight of a token; the paper uses 2 .. 10")
+
+    def __call__(self, inputs: TokenInputs) -> Any:
+        return self._ratio(inputs).clip(max=self.cap)
+
+    def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
+        return {"truncated_fraction": self._ratio(inputs) > self.cap}
+
+    def _ratio(self, inputs: TokenInputs) -> Any:
+        return ratio_of(inputs.logprobs_bt - inputs.behaviour_logprobs_bt)
+
+
+class TruncatedImportanceSampling(Section):
+    """min(m, C) per token, with m = pi_old/mu: TIS, https://fengyao.notion.site/off-policy-rl.
+
+    ``above_cap: mask`` drops the token instead. With ``log_prob`` and one update per batch it is
+    AIPO's weight.
+    """
+
+    ratio: ClassVar[Ratio] = "old/behaviour"
+    corrects: ClassVar[bool] = True
+    prefix: ClassVar[str] = "tis"
+    cap: Positive = Field(2.0, description="C, largest weight of a token")
+    above_cap: Literal["truncate", "mask"] = Field(
+        "truncate", description="tokens above the cap get weight C, or none"
+    )
+
+    def __call__(self, inputs: TokenInputs) -> Any:
+        import jax.numpy as jnp
+
+        above = self.cap if self.above_cap == "truncate" else 0.0
+        return jnp.where(inputs.mismatch_bt > self.cap, above, inputs.mismatch_bt)
+
+    def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
+        what = "truncated" if self.above_cap == "truncate" else "masked"
+        return {f"{self.prefix}_{what}_fraction": inputs.mismatch_bt > self.cap}
+
+
+class Decoupled(TruncatedImportanceSampling):
+    """is = min(pi_prox/mu, C): decoupled PPO, AReaL (https://arxiv.org/abs/2505.24298).
+
+    The formula of ``truncated_importance_sampling``, as importance weight and with AReaL's cap.
+    pi_prox is pi_old under ``old_policy: proximal``; the term is then M pi/pi_prox.
+    """
+
+    prefix: ClassVar[str] = "decoupled"
+    cap: Positive = Field(5.0, description="C, largest weight of a token")
+
+
+class PolicyRatio(Section):
+    """is = sg[r] per token, or prod_t r_t over the sequence: REINFORCE on samples of pi_old.
+
+    Nothing bounds it; with ``per: sequence`` its variance grows with the length.
+    """
+
+    ratio: ClassVar[Ratio] = "policy/old"
+    per: Per = Field("token", description="the token's ratio, or the product over its sequence")
+
+    def __call__(self, inputs: TokenInputs) -> Any:
+        log_ratio_bt = inputs.logprobs_bt - inputs.old_logprobs_bt
+        return ratio_of(_summed(inputs, log_ratio_bt, self.per))
+
+
+class Clipped(Section):
+    """is = clip(r, 1 - low, 1 + high) per token: CISPO (MiniMax-M1, 2506.13585).
+
+    https://arxiv.org/abs/2506.13585. By default there is no lower bound, as in the paper's
+    experiments. With ``log_prob`` every token keeps its gradient.
+    """
+
+    ratio: ClassVar[Ratio] = "policy/old"
+    corrects: ClassVar[bool] = True
+    low: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="weights below 1 - low are raised to it; None: no lower bound"
+    )
+    high: Positive = Field(4.0, description="weights above 1 + high are cut to it")
+
+    def __call__(self, inputs: TokenInputs) -> Any:
+        return inputs.ratio_bt.clip(self._least, 1 + self.high)
+
+    def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
+        return {
+            "weight_clip_fraction_high": inputs.ratio_bt > 1 + self.high,
+            "weight_clip_fraction_low": inputs.ratio_bt < self._least,
+        }
+
+    @property
+    def _least(self) -> float:
+        return 0.0 if self.low is None else 1 - self.low
+
+
+class Topr(Section):
+    """is = 1 where A >= 0, else clip(prod_t pi_theta/mu, 0, 1): TOPR.
+
+    https://arxiv.org/abs/2503.14286. ``per: token`` truncates each token's ratio, as ROLL does.
+    """
+
+    ratio: ClassVar[Ratio] = "policy/behaviour"
+    corrects: ClassVar[bool] = True
+    per: Per = Field("sequence", description="the ratio of the whole sequence, or of each token")
+
+    def __call__(self, inputs: TokenInputs) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.where(inputs.advantages_bt < 0, ratio_of(self._log_ratio(inputs)).clip(max=1), 1)
+
+    def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
+        cut_bt = (inputs.advantages_bt < 0) & (self._log_ratio(inputs) > 0)
+        return {"topr_truncated_fraction": cut_bt}
+
+    def _log_ratio(self, inputs: TokenInputs) -> Any:
+        return _summed(inputs, inputs.logprobs_bt - inputs.behaviour_logprobs_bt, self.per)
+
+
+class _Mask(Section):
+    """1 on tokens to keep, 0 elsewhere."""
+
+    corrects: ClassVar[bool] = True
+    prefix: ClassVar[str]
+
+    def keeps(self, inputs: TokenInputs) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, inputs: TokenInputs) -> Any:
+        return self.keeps(inputs).astype(inputs.mask_bt.dtype)
+
+    def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
+        return {f"{self.prefix}_masked_fraction": ~self.keeps(inputs)}
+
+
+class _Band(_Mask):
+    low: Annotated[float, Field(ge=0)]
+    high: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _Band:
+        if self.low > self.high:
+            raise ConfigError("low", self.low, f"must not exceed high = {self.high}")
+        return self
+
+
+class IcePop(_Band):
+    """1 iff low <= m <= high, else 0, per token: IcePop (Ring-1T, 2510.18855).
+
+    https://arxiv.org/abs/2510.18855. The paper also multiplies what it keeps by m: put
+    ``truncated_importance_sampling`` with ``cap: 5`` beside it.
+    """
+
+    prefix: ClassVar[str] = "icepop"
+    low: Annotated[float, Field(ge=0)] = Field(0.5, description="smallest m that trains")
+    high: Positive = Field(5.0, description="largest m that trains")
+
+    def keeps(self, inputs: TokenInputs) -> Any:
+        return (inputs.mismatch_bt >= self.low) & (inputs.mismatch_bt <= self.high)
+
+
+class SequenceMask(_Band):
+    """1 iff low <= (prod_t m_t)^(1/len) <= high, else 0, for all tokens of a sequence.
+
+    Published bands reach from 0.99 .. 1.01 to 0.1 .. 10 and belong to one model and sampler: look
+    at ``objective/sequence_mask_masked_fraction``.
+    """
+
+    prefix: ClassVar[str] = "sequence_mask"
+    low: Annotated[float, Field(ge=0)] = Field(0.5, description="smallest mean ratio that trains")
+    high: Positive = Field(2.0, description="largest mean ratio that trains")
+
+    def keeps(self, inputs: TokenInputs) -> Any:
+        log_m_bt = inputs.trainer_logprobs_bt - inputs.behaviour_logprobs_bt
+        mean_bt = ratio_of(inputs.sequence_sum(log_m_bt) / inputs.length_bt.clip(1))
+        return (mean_bt >= self.low) & (mean_bt <= self.high)
+
+
+class Veto(_Mask):
+    """0 on all tokens of a sequence that has a token with m < threshold, else 1.
+
+    A guard against tokens that the trainer finds impossible. It bounds no ratio from above, so it
+    does not count as a correction for stale samples.
+    """
+
+    corrects: ClassVar[bool] = False
+    prefix: ClassVar[str] = "veto"
+    threshold: Positive = Field(1e-4, description="smallest m that a sequence may hold")
+
+    def keeps(self, inputs: TokenInputs) -> Any:
+        below_bt = inputs.mismatch_bt < self.threshold
+        return inputs.sequence_sum(below_bt.astype(inputs.mask_bt.dtype)) == 0
