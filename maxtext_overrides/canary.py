@@ -41,8 +41,6 @@ class CanaryForward:
     def __call__(self, loop: Loop, arrays: Mapping[str, jax.Array]) -> Canary | None:
         """Launches the pass and returns at once; the log-probs stay on the device.
 
-        ``num_vocab_tiling`` above 1, where the model returns no logits, is refused with the config.
-
         Args:
           arrays: of ``train_loop.fresh_weights``; they are read, never donated.
 

@@ -44,7 +44,6 @@ _Refusal = tuple[str, Callable[[Any], bool], str]
 # What would bypass the RL loss, its batches or its metrics. Looked at before MaxText's own
 # validation, which asks JAX for devices.
 _REFUSED: tuple[_Refusal, ...] = (
-    ("num_vocab_tiling", lambda v: v > 1, "must be 1: a tiled model returns no logits"),
     ("dropout_rate", lambda v: v > 0, "must be 0: rollouts are drawn without dropout"),
     ("training_objective", lambda v: v == "block_diffusion", "must be causal_lm"),
     ("attention_type", lambda v: v == "block_diffusion", "must be causal"),
@@ -64,9 +63,21 @@ _REFUSED: tuple[_Refusal, ...] = (
     ("dcn_context_parallelism", lambda v: v > 1, "must be 1: it would reorder MaxText's arrays"),
 )
 
+# With ``num_vocab_tiling`` above 1, in addition.
+_REFUSED_TILED: tuple[_Refusal, ...] = (
+    ("shard_mode", lambda v: v == "explicit", "must be auto with num_vocab_tiling above 1"),
+    (
+        "parameter_memory_host_offload",
+        bool,
+        "must be false with num_vocab_tiling above 1: each tile would be fetched from the host",
+    ),
+    ("vocab_tiling_ag_once", bool, "must be false: tiles lie along the vocabulary, not the batch"),
+)
+
 
 def _refuse(values: Mapping[str, Any]) -> None:
-    for key, is_bad, reason in _REFUSED:
+    tiled = (values.get("num_vocab_tiling") or 1) > 1
+    for key, is_bad, reason in _REFUSED + (_REFUSED_TILED if tiled else ()):
         value = values.get(key)
         if value is not None and is_bad(value):
             raise ConfigError(key, value, reason)

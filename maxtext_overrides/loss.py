@@ -1,4 +1,4 @@
-"""The RL loss inside MaxText's own ``loss_fn``.
+"""The RL loss inside MaxText's own ``loss_fn``, and the same log-probs without a loss.
 
 The stock function runs as it is, except that the cross-entropy it calls is answered with zeros
 while it runs under the tracer. What it returns is then exactly its auxiliary terms (MoE load
@@ -6,25 +6,33 @@ balance, multi-token prediction, indexer), and its router-bias updates come alon
 
     no accumulation     total = rl_sum / rl_weight + aux
     accumulation        total = rl_sum + aux * rl_weight    (MaxText divides by sum(rl_weight))
+
+With ``num_vocab_tiling`` above 1 the model returns hidden states instead of logits, and the stock
+function calls another cross-entropy, which is answered likewise. Our tiles lie along the
+vocabulary; MaxText's, which only ``warm_start`` uses, along the tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from maxtext_overrides import output_head
 from maxtext_overrides.signatures import Override, OverrideError
+from maxtext_overrides.vocabulary import dense_scores
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective import Scores
 
-Objective = Callable[[jax.Array, Mapping[str, jax.Array]], tuple[Any, Any, dict[str, Any]]]
-"""(log-probs [rows, length], batch arrays) -> (sum, weight, additive metrics)."""
+Objective = Callable[[Scores, Mapping[str, jax.Array]], tuple[Any, Any, dict[str, Any]]]
+"""(scores, batch arrays, all [rows, length]) -> (sum, weight, additive metrics)."""
 
 LossFn = Callable[..., tuple[Any, dict[str, Any]]]  # with MaxText's signature
+ScoresFn = Callable[[Any, Mapping[str, jax.Array]], Scores]
 
 OVERRIDES = (
     Override(
@@ -48,65 +56,71 @@ OVERRIDES = (
         why="relied on: it sums losses and aux['total_weights'] and divides once",
         delete_when="MaxText documents what a loss returns under accumulation",
     ),
+    Override(
+        symbol="maxtext.trainers.pre_train.train.vocab_tiling_nnx_loss",
+        signature="(model, hidden_states, data, config, is_train)",
+        sha256="bec30eccc6507cf1128dd00eb974d1b8f9e6558078b86b0b3ee47994dbabf862",
+        why="replaced likewise: with num_vocab_tiling there are hidden states, and no logits",
+        delete_when="MaxText's train_loop takes a loss function",
+    ),
+    *output_head.OVERRIDES,
 )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def target_logprobs(logits_btv: jax.Array, targets_bt: jax.Array, temperature: float) -> jax.Array:
-    """log softmax(logits / temperature) at the targets, float32 [rows, length].
-
-    Selects by comparing instead of gathering, so that a vocabulary sharded over devices stays so,
-    and keeps only the logits themselves for the backward pass.
+def make_scores_fn(config: Any, temperature: float) -> ScoresFn:
+    """A forward pass of the trainer's model: its own graph and tiling, no loss, no gradient.
 
     Args:
-      logits_btv: [rows, length, vocabulary], any float dtype.
-      targets_bt: int32 [rows, length].
-      temperature: above 0.
+      config: MaxText's.
+      temperature: above 0; what the logits are divided by.
+
+    Returns:
+      ``scores(model, data) -> Scores`` of ``data["targets"]``, to be traced by JAX under
+      ``Loop.shardings()``. ``model`` is what MaxText's loss_fn gets, an ``nnx.Module``
+      (``nnx.merge(graph, state)``), and is left unchanged; ``data`` holds MaxText's six arrays,
+      int32 [rows, length], others are ignored.
     """
-    return _forward(logits_btv, targets_bt, temperature)[0]
 
+    def scores(model: Any, data: Mapping[str, jax.Array]) -> Scores:
+        # A pass leaves intermediates in its model, and each trace needs variables of its own.
+        model = nnx.merge(*nnx.split(model), copy=True)
+        nnx.pop(model, nnx.Intermediate)
+        logits_btv = model(
+            decoder_input_tokens=data["inputs"],
+            decoder_positions=data["inputs_position"],
+            decoder_segment_ids=data["inputs_segmentation"],
+            enable_dropout=False,
+            decoder_target_tokens=data["targets"],
+            decoder_target_mask=data["targets_segmentation"],
+        )
+        if config.num_vocab_tiling > 1:
+            (hidden_bte,) = nnx.pop(model, nnx.Intermediate)["decoder"]["hidden_states"].get_value()
+            found = output_head.head_scores(model, hidden_bte, data["targets"], temperature)
+        else:
+            found = dense_scores(logits_btv, data["targets"], temperature)
+        return jax.lax.stop_gradient(found)
 
-def _is_target(logits_btv: jax.Array, targets_bt: jax.Array) -> jax.Array:
-    vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits_btv.shape, 2)
-    return vocabulary == targets_bt[..., None]
-
-
-def _forward(logits_btv: jax.Array, targets_bt: jax.Array, temperature: float) -> tuple[Any, Any]:
-    scaled_btv = logits_btv.astype(jnp.float32) / temperature
-    log_z_bt = jax.nn.logsumexp(scaled_btv, axis=-1)
-    target_bt = jnp.sum(jnp.where(_is_target(logits_btv, targets_bt), scaled_btv, 0.0), axis=-1)
-    return target_bt - log_z_bt, (logits_btv, targets_bt, log_z_bt)
-
-
-def _backward(temperature: float, saved: Any, cotangent_bt: jax.Array) -> tuple[Any, None]:
-    logits_btv, targets_bt, log_z_bt = saved
-    p_btv = jnp.exp(logits_btv.astype(jnp.float32) / temperature - log_z_bt[..., None])
-    one_hot_btv = _is_target(logits_btv, targets_bt).astype(jnp.float32)
-    gradient_btv = (one_hot_btv - p_btv) * (cotangent_bt / temperature)[..., None]
-    return gradient_btv.astype(logits_btv.dtype), None
-
-
-target_logprobs.defvjp(_forward, _backward)
+    return scores
 
 
 @contextmanager
-def _replaced_cross_entropy(max_utils: Any, replacement: Callable[..., Any]) -> Iterator[None]:
-    original = max_utils.cross_entropy_with_logits
-    max_utils.cross_entropy_with_logits = replacement
+def _replaced(train: Any, cross_entropy: Any, tiled_cross_entropy: Any) -> Iterator[None]:
+    """Replaces both in MaxText and puts them back however the block ends."""
+    max_utils = train.max_utils
+    stock = max_utils.cross_entropy_with_logits, train.vocab_tiling_nnx_loss
+    max_utils.cross_entropy_with_logits = cross_entropy
+    train.vocab_tiling_nnx_loss = tiled_cross_entropy
     try:
         yield
     finally:
-        max_utils.cross_entropy_with_logits = original
+        max_utils.cross_entropy_with_logits, train.vocab_tiling_nnx_loss = stock
 
 
-def make_loss_fn(
-    stock_loss_fn: LossFn, max_utils: Any, objective: Objective, temperature: float
-) -> LossFn:
+def make_loss_fn(train: Any, objective: Objective, temperature: float) -> LossFn:
     """A ``loss_fn`` for MaxText's train step.
 
     Args:
-      stock_loss_fn: MaxText's.
-      max_utils: the module as ``train.py`` sees it.
+      train: the module ``maxtext.trainers.pre_train.train``; its present ``loss_fn`` is called.
       objective: traced by JAX. Its weight is a count, 0 or at least 1, as MaxText divides by
         max(sum of weights, 1). Its metrics are sums; they come out in
         ``aux["intermediate_outputs"]["rlax"]``, added up over micro-batches.
@@ -117,6 +131,7 @@ def make_loss_fn(
     """
     if temperature <= 0:
         raise ConfigError("rlax.rollouts.temperature", temperature, "must be above 0 to train")
+    stock_loss_fn = train.loss_fn
 
     def loss_fn(
         model: Any,
@@ -128,30 +143,40 @@ def make_loss_fn(
         is_train: bool = True,
     ) -> tuple[Any, dict[str, Any]]:
         data = dict(data)  # the stock function cuts its arrays in place
-        logprobs: list[jax.Array] = []
+        scores: list[Scores] = []
 
-        def keep_logprobs(logits: jax.Array, targets: jax.Array, z_loss: float = 0.0) -> Any:
+        def keep_scores(logits: jax.Array, targets: jax.Array, z_loss: float = 0.0) -> Any:
             del targets, z_loss  # one-hot, unused and so never computed
-            logprobs.append(target_logprobs(logits, data["targets"], temperature))
+            scores.append(dense_scores(logits, data["targets"], temperature))
             zeros = jnp.zeros(logits.shape[:-1], jnp.float32)
             return zeros, zeros
 
-        with _replaced_cross_entropy(max_utils, keep_logprobs):
+        def keep_tiled_scores(
+            model: Any, hidden_states: jax.Array, data: Any, config: Any, is_train: bool
+        ) -> Any:
+            del config, is_train
+            targets_bt = data["targets"]
+            scores.append(output_head.head_scores(model, hidden_states, targets_bt, temperature))
+            return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+
+        with _replaced(train, keep_scores, keep_tiled_scores):
             auxiliary, aux = stock_loss_fn(
                 model, config, data, dropout_rng, params, sparsity_state, is_train
             )
-        if len(logprobs) != 1:
+        if len(scores) != 1:
             raise OverrideError(
-                f"MaxText's loss_fn called its cross-entropy {len(logprobs)} times, expected once: "
+                f"MaxText's loss_fn called its cross-entropy {len(scores)} times, expected once: "
                 "this config takes another path through it"
             )
-        rl_sum, rl_weight, metrics = objective(logprobs[0], data)
+        rl_sum, rl_weight, metrics = objective(scores[0], data)
         if config.gradient_accumulation_steps > 1:
             stock_weight = jnp.maximum(aux["total_weights"], 1)
             total = rl_sum + auxiliary * (rl_weight / stock_weight)
         else:
             total = rl_sum / jnp.maximum(rl_weight, 1) + auxiliary
         aux["xent_sum"], aux["total_weights"] = rl_sum, rl_weight
+        # Accumulation would add up the hidden states of all micro-batches.
+        aux["intermediate_outputs"].get("decoder", {}).pop("hidden_states", None)
         aux["intermediate_outputs"]["rlax"] = metrics
         return total, aux
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from maxtext_overrides.loss import target_logprobs
+from maxtext_overrides.loss import make_scores_fn
 
 
 def target_logprobs_of(
@@ -24,13 +24,5 @@ def target_logprobs_of(
     Returns:
       float32 [rows, length], nats.
     """
-    # copy=True: each trace needs variables of its own.
-    logits_btv = nnx.merge(graph, model_state, copy=True)(
-        decoder_input_tokens=data["inputs"],
-        decoder_positions=data["inputs_position"],
-        decoder_segment_ids=data["inputs_segmentation"],
-        enable_dropout=False,
-        decoder_target_tokens=data["targets"],
-        decoder_target_mask=data["targets_segmentation"],
-    )
-    return target_logprobs(logits_btv, data["targets"], temperature)
+    model = nnx.merge(graph, model_state)
+    return make_scores_fn(model.config, temperature)(model, data).logprobs_bt

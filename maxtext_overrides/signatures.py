@@ -6,10 +6,10 @@ Importing this module imports nothing of MaxText. A check takes a few millisecon
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.metadata
 import inspect
 import logging
+import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -47,15 +47,15 @@ class Override:
 
 
 def resolve(symbol: str) -> tuple[Any, str, Any]:
-    """(module, attribute name, object) of a dotted name.
+    """(module or class, attribute name, object) of a dotted name.
 
     Raises:
       OverrideError: the module or the attribute does not exist.
     """
-    module_name, _, name = symbol.rpartition(".")
+    owner_name, _, name = symbol.rpartition(".")
     try:
-        module = importlib.import_module(module_name)
-        return module, name, getattr(module, name)
+        owner = pkgutil.resolve_name(owner_name)
+        return owner, name, getattr(owner, name)
     except (ImportError, AttributeError) as error:
         raise OverrideError(f"{symbol} does not exist: {error}") from None
 

@@ -1,9 +1,12 @@
 """Runs MaxText's stock ``train_loop`` with our batches, our loss and our events.
 
-Steps count from 1 here: step s is what MaxText calls s - 1 and labels its checkpoint with.
-Everything happens on the calling thread, in this order:
+Steps are RL steps and count from 1. Each has u updates, ``rlax.objective.updates_per_step``, and
+each update is a train step of MaxText: step s is what MaxText calls (s - 1) u .. s u - 1, from 0.
+``steps``, ``checkpoint_period`` and the learning-rate schedule count train steps; a checkpoint that
+falls due inside an RL step is saved at its end, under the label s u - 1. Everything happens on the
+calling thread, in this order:
 
-    on_start(completed)  batches(s)  [train step]  before_checkpoint(s)  [save]  on_step_end(s)
+    on_start(completed)  batches(s)  [u train steps]  before_checkpoint(s)  [save]  on_step_end(s)
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from flax import nnx
 from maxtext_overrides import lean_imports, tied_head
 from maxtext_overrides import loss as rl_loss
 from maxtext_overrides.signatures import Override, check, resolve
+from maxtext_overrides.updates import StepMetrics, Updates
 from maxtext_overrides.variables import published
 from rlax_plugin.errors import TrainingError
 
@@ -92,7 +96,8 @@ OVERRIDES = (
         symbol="maxtext.common.checkpointing.save_checkpoint",
         signature="(checkpoint_manager, step, state, config=None, data_iterator=None, force=False)",
         sha256="251902bcdd93f422a0a6b7125e06b093e4be8a861f4e6d3c9164b44c2bd33d29",
-        why="wrapped: the controller's state is saved before each checkpoint",
+        why="wrapped: the controller's state is saved before each checkpoint, and none is saved "
+        "inside an RL step",
         delete_when="train_loop calls back before it saves",
     ),
     Override(
@@ -111,12 +116,12 @@ class Loop:
 
     Attributes:
       config: of this loop.
-      completed: finished training steps, those of earlier processes included.
+      completed: finished steps, those of earlier processes included.
       started_from: ``completed`` when this process began.
       mesh: the devices.
       graph: the model's ``nnx.GraphDef``.
       model_state: the model's variables after ``completed`` steps. The next train step donates
-        their buffers: read or copy them before.
+        their buffers: read or copy them before ``batches`` or ``on_step_end`` returns.
     """
 
     config: Any
@@ -140,9 +145,10 @@ class Events:
     """What is called from inside the loop. An exception in any of them ends the loop with it.
 
     Attributes:
-      batches: step -> arrays [rows, length]; may block.
+      batches: step -> arrays [rows, length], for all of the step's updates; may block.
       on_step_end: (loop, metrics) after each step; True saves a checkpoint and ends the loop.
-        Metrics are device values: MaxText's scalars, and the objective's under their own names.
+        Metrics are device values: MaxText's scalars, means over the step's updates, and the
+        objective's sums over them, under their own names.
       on_start: once the weights are there, before the train step is compiled.
       before_checkpoint: step, right before MaxText saves the checkpoint of that step.
     """
@@ -178,6 +184,12 @@ class _Extension:
     ):
         self.train, self.config, self.events, self.arrays = train, config, events, arrays
         self.rl = rl
+        chosen = config.rlax.objective
+        self.updates = (
+            Updates(chosen.epochs, chosen.mini_batches, config.rlax.seed) if rl else Updates()
+        )
+        self.metrics = StepMetrics()
+        self.save_due = False
         self.loop: Loop | None = None
         self.failure: Exception | None = None
 
@@ -196,26 +208,28 @@ class _Extension:
             raise TrainingError("MaxText asked for a batch before setup_train_loop returned")
         return self.loop
 
-    def __iter__(self) -> _Extension:
-        return self
-
-    def __next__(self) -> dict[str, np.ndarray]:
+    def _data(self) -> Iterator[dict[str, np.ndarray]]:
         with self._remembered():
-            step = self.started().completed + 1
-            batch = self.events.batches(step)
-            shape = (self.config.global_batch_size_to_load, self.config.max_target_length)
-            for name, dtype in self.arrays.items():
-                found = batch.get(name)
-                if found is None or found.shape != shape or found.dtype != dtype:
-                    what = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
-                    raise TrainingError(
-                        f"batch of step {step}: {name} is {what}, expected {dtype}{list(shape)}"
-                    )
-            return {name: batch[name] for name in self.arrays}
+            while True:
+                step = self.started().completed + 1
+                yield from self.updates.of(step, self._batch(step))
+
+    def _batch(self, step: int) -> dict[str, np.ndarray]:
+        batch = self.events.batches(step)
+        rows = self.config.global_batch_size_to_load * self.updates.mini_batches
+        shape = (rows, self.config.max_target_length)
+        for name, dtype in self.arrays.items():
+            found = batch.get(name)
+            if found is None or found.shape != shape or found.dtype != dtype:
+                what = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
+                raise TrainingError(
+                    f"batch of step {step}: {name} is {what}, expected {dtype}{list(shape)}"
+                )
+        return {name: batch[name] for name in self.arrays}
 
     def create_data_iterator(self, config: Any, mesh: Any) -> tuple[Any, None]:
         del config, mesh
-        return self, None
+        return self._data(), None
 
     def get_shaped_batch(
         self, config: Any, batch_sharding: Any = None, is_eval: bool = False
@@ -234,12 +248,20 @@ class _Extension:
         def setup(config: Any, recorder: Any, devices: Any = None) -> Any:
             result = stock(config, recorder, devices)
             model, mesh, state = result[3], result[4], result[-1]
-            completed = self.train.get_first_step(model, state)
+            trained = self.train.get_first_step(model, state)
+            completed, extra = divmod(trained, self.updates.per_step)
             graph, model_state = nnx.split(state.model)
             self.loop = Loop(config, completed, completed, mesh, graph, model_state)
             with self._remembered():
+                if extra:
+                    raise TrainingError(
+                        f"the checkpoint is of {trained} updates, which is no whole number of "
+                        f"steps of {self.updates.per_step}: rlax.objective.epochs = "
+                        f"{self.updates.epochs} or mini_batches = {self.updates.mini_batches} "
+                        "is not what the run was started with"
+                    )
                 self.events.on_start(self.loop)
-            if completed >= config.steps:
+            if trained >= config.steps:
                 raise _NothingLeft
             return result
 
@@ -266,28 +288,40 @@ class _Extension:
         def iteration(jax_device_state: Any, python_vars: Any, immutable_data: Any) -> Any:
             loop = self.started()
             metrics = stock(jax_device_state, python_vars, immutable_data)
+            self.metrics.add(metrics["scalar"], metrics.get("rlax", {}))
+            completed, extra = divmod(python_vars["step"] + 1, self.updates.per_step)
+            if extra:
+                return metrics
             state = jax_device_state["state"]
-            loop.completed, loop.model_state = python_vars["step"] + 1, state.model
+            loop.completed, loop.model_state = completed, state.model
+            saving = (python_vars["checkpoint_manager"], state, python_vars["data_iterator"])
+            if self.save_due:
+                self._save(*saving)
             with self._remembered():
-                stop = self.events.on_step_end(loop, metrics["scalar"] | metrics.get("rlax", {}))
+                stop = self.events.on_step_end(loop, self.metrics.take())
             if stop:
-                self._save(python_vars["checkpoint_manager"], state, python_vars["data_iterator"])
+                self._save_once(*saving)
                 raise self.train.exceptions.StopTraining(f"asked to after step {loop.completed}")
             return metrics
 
         return iteration
 
     def _save(self, manager: Any, state: Any, data_iterator: Any) -> None:
-        """Saves the checkpoint of the step just finished, unless the loop already has."""
+        """Saves the checkpoint of the step just finished, whatever ``checkpoint_period`` says."""
+        label = self.started().completed * self.updates.per_step - 1
+        self.train.checkpointing.save_checkpoint(
+            manager, label, state, self.config, data_iterator, force=True
+        )
+
+    def _save_once(self, manager: Any, state: Any, data_iterator: Any) -> None:
+        """The same, unless the loop already has; on disk when it returns."""
         if manager is None:
             return
         checkpointing = self.train.checkpointing
-        label = self.started().completed - 1
+        label = self.started().completed * self.updates.per_step - 1
         checkpointing.wait_until_finished(manager)
         if label not in checkpointing.all_steps(manager):
-            checkpointing.save_checkpoint(
-                manager, label, state, self.config, data_iterator, force=True
-            )
+            self._save(manager, state, data_iterator)
             checkpointing.wait_until_finished(manager)
 
     def save_checkpoint(self, stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -299,8 +333,12 @@ class _Extension:
             data_iterator: Any = None,
             force: bool = False,
         ) -> Any:
+            completed, extra = divmod(step + 1, self.updates.per_step)
+            self.save_due = bool(extra)  # until this RL step ends
+            if extra:
+                return False
             with self._remembered():
-                self.events.before_checkpoint(step + 1)
+                self.events.before_checkpoint(completed)
                 return stock(checkpoint_manager, step, state, config, data_iterator, force)
 
         return save
@@ -346,9 +384,11 @@ def run_train_loop(
     With a checkpoint of that step it returns after ``on_start``: nothing is left to train.
 
     Args:
-      config: of ``config.initialize``.
+      config: of ``config.initialize``. With an objective, ``rlax.objective`` says how many updates
+        a step has; they must divide ``steps``.
       events: see there.
-      arrays: names and dtypes of a batch's arrays, all [rows, max_target_length].
+      arrays: names and dtypes of the arrays of a batch that the device gets, all
+        [rows, max_target_length].
       objective: the RL objective; None trains with MaxText's own loss.
 
     Returns:
@@ -356,7 +396,8 @@ def run_train_loop(
 
     Raises:
       OverrideError: MaxText is not what was tested.
-      TrainingError: a batch of wrong shape; the loss became NaN or infinite.
+      TrainingError: a batch of wrong shape; the loss became NaN or infinite; the checkpoint lies
+        inside an RL step, because ``rlax.objective`` has changed.
       Exception: whatever ``events`` raised, unchanged.
     """
     train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
@@ -365,7 +406,7 @@ def run_train_loop(
     loss_fn = None
     if objective is not None:
         temperature = config.rlax.rollouts.temperature
-        loss_fn = rl_loss.make_loss_fn(train.loss_fn, train.max_utils, objective, temperature)
+        loss_fn = rl_loss.make_loss_fn(train, objective, temperature)
     recorder = train.create_goodput_recorder(config)
     train.record_goodput(recorder, train.RECORD_JOB_START_TIME)
     with (

@@ -38,7 +38,7 @@ def rlax_register_importance_weight() -> Extensions:
 
 @hookspec
 def rlax_register_advantage() -> Extensions:
-    """Objective slot ``advantage``: rewards and lengths of one group to advantages (numpy)."""
+    """Objective slot ``advantage``: a batch's ``Outcomes`` to advantages (numpy)."""
     raise NotImplementedError
 
 
@@ -121,7 +121,10 @@ def rlax_on_run_start(run_dir: str, config_hash: str) -> None:
 
 @hookspec
 def rlax_on_group_scored(group: Group, refused: str | None) -> None:
-    """After a group is scored; ``refused`` is None when it was admitted to training."""
+    """After a group is scored; ``refused`` is None when it was admitted to training.
+
+    Its ``advantages`` are None: they are computed when its batch is known.
+    """
 
 
 @hookspec

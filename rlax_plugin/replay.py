@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from rlax_plugin import batches
+from rlax_plugin import batches, objective
 from rlax_plugin.build import registry_for
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.controller.directory import quiet
 from rlax_plugin.controller.publisher import fingerprints
 from rlax_plugin.errors import ConfigError, TrainingError
@@ -46,13 +46,15 @@ class ReplayLink(TrainerLink):
     def __init__(
         self,
         section: RlaxSection,
+        algorithm: Algorithm,
         files: RunFiles,
         segments: Mapping[int, Segment],
         last_step: int,
         recorded: Mapping[int, str],
         on_step: Callable[[int], object],
     ):
-        self._section, self._files, self._segments = section, files, segments
+        self._section, self._algorithm = section, algorithm
+        self._files, self._segments = files, segments
         self._last_step, self._recorded, self._on_step = last_step, recorded, on_step
         self._done = 0
         self.digests: dict[int, str] = {}
@@ -61,14 +63,8 @@ class ReplayLink(TrainerLink):
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         segment = self._segments[step]
         judged = journal.read_samples(self._files, segment, segment.batch)
-        rollouts = self._section.rollouts
-        batch = batches.build_batch(
-            step,
-            [group for group, _ in judged],
-            rows=rollouts.groups_per_step * rollouts.group_size,
-            length=rollouts.max_prompt_tokens + rollouts.max_new_tokens,
-        )
-        return batch.arrays
+        groups = [group for group, _ in judged]
+        return batches.batch_of(self._section, self._algorithm, step, groups).arrays
 
     @property
     def canary_tokens(self) -> np.ndarray:
@@ -176,12 +172,18 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
         maxtext_argv=argv,
         run_url=str(directory.resolve() / "replayed"),
     )
-    trainer: Trainer = registry.part("trainer", section.trainer, "rlax.trainer", context)
+
+    def part(kind: str, choice: Choice, key: str) -> Any:
+        return registry.part(kind, choice, key, context)
+
+    algorithm = objective.resolve(section, part).algorithm
+    trainer: Trainer = part("trainer", section.trainer, "rlax.trainer")
     with quiet(directory / "trainer.log") as console:
         with Progress(console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task(f"replaying {files.url}", total=last_step)
             link = ReplayLink(
                 section,
+                algorithm,
                 files,
                 segments,
                 last_step,

@@ -120,14 +120,14 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All completions of one prompt, the unit of curation, advantages and staleness.
+    """All completions of one prompt, the unit of curation and staleness.
 
     Attributes:
       id: see ``GroupRequest.group_id``.
       attempt: the attempt that succeeded.
       prompt: the question.
       rollouts: n samples in index order.
-      advantages: float64 [n], set once the group is admitted; None before.
+      advantages: float64 [n], computed over the whole batch the group trains in; None before.
       measured_pass_rate: the prompt's pass rate before this group, None if never seen.
     """
 

@@ -38,7 +38,7 @@ def audit(
         reason = "holds no journal: it is not a run's directory, or nothing has happened in it yet"
         raise ConfigError(files.location(), None, reason)
     limits = read_limits(files)
-    history = History(limits.groups_per_step, figures, findings)
+    history = History(limits, figures, findings)
     contents = Contents(files, limits, figures, findings)
     snapshots.compare(0, journal.START, history)
     try:

@@ -10,6 +10,7 @@ import numpy as np
 from rlax_plugin.audit.history import Alive, History
 from rlax_plugin.audit.limits import Limits
 from rlax_plugin.audit.report import Figures, Findings, Rule
+from rlax_plugin.batches import place, sizes
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import FileRecord, JournalError, Segment
@@ -49,6 +50,13 @@ class Contents:
             elif (one := history.batch.get(group.id)) is not None and one.digest:
                 self._check_unchanged(group, refused, one, segment.step)
         for group, refused in others:
+            if group.advantages is not None:
+                self._findings.violation(
+                    Rule.JUDGEMENT_DIFFERS,
+                    f"group {group.id}: expected no advantages outside of a batch, found "
+                    f"{group.advantages.tolist()}",
+                    group=group.id,
+                )
             if (one := history.alive.get(group.id)) is not None:
                 one.digest = _digest((group, refused))
 
@@ -120,6 +128,7 @@ class Contents:
             oldest.append(int(versions.min()))
             self._figures.samples += len(group.rollouts)
             self._figures.tokens += len(versions)
+        self._check_fits(step, [group for group, _ in batch])
         staleness = step - min(oldest, default=step)
         self._figures.max_staleness = max(self._figures.max_staleness, staleness)
         if len(oldest) == len(batch) and staleness != trained.staleness:
@@ -127,6 +136,17 @@ class Contents:
                 Rule.STALENESS_DIFFERS,
                 f"step {step} says that its staleness is {trained.staleness}: expected "
                 f"{staleness}, as its samples say",
+                step=step,
+            )
+
+    def _check_fits(self, step: int, groups: list[Group]) -> None:
+        limits, sizes_n = self._limits, sizes(groups)
+        if place(sizes_n, limits.rows, limits.row_tokens, limits.sequences_per_row) is None:
+            self._findings.violation(
+                Rule.WRONG_BATCH,
+                f"step {step} trains {len(sizes_n)} samples of {sum(sizes_n)} positions: expected "
+                f"as many as fit {limits.rows} rows of {limits.row_tokens}, with "
+                f"{limits.sequences_per_row} samples each at most",
                 step=step,
             )
 
@@ -207,13 +227,11 @@ class Contents:
             "reason for refusal": event.refused,
             "rewards": event.scored,
             "passed samples": event.passed,
-            "advantages": event.refused is None,
         }
         found = {
             "reason for refusal": refused,
             "rewards": len(rewards),
             "passed samples": int(np.sum(rewards >= self._limits.pass_threshold)),
-            "advantages": group.advantages is not None,
         }
         return _first_difference(said, found)
 
@@ -268,12 +286,11 @@ def _runs(rollout: Rollout) -> str:
 
 
 def _digest(judged: Judged) -> str:
-    """Checksum of what training depends on."""
+    """Checksum of what was drawn and scored, on which training depends."""
     group, refused = judged
     arrays = ("tokens", "logprob_full", "logprob_sampled", "versions")
     content = [
         (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), refused),
-        None if group.advantages is None else group.advantages.tobytes(),
         *((r.index, r.seed, r.finish_reason, r.worker, r.reward) for r in group.rollouts),
         *(getattr(r, name).tobytes() for r in group.rollouts for name in arrays),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from rlax_plugin.audit.limits import Limits
 from rlax_plugin.audit.report import Figures, Findings, Rule
 from rlax_plugin.records import events as ev
 
@@ -42,13 +43,10 @@ class History:
       next_id, next_step: what the next group and the next batch must be called.
       scored, trained, batch: of the present segment: groups scored, ``Trained`` events, and the
         groups that these name.
-
-    Args:
-      groups_per_step: of a batch.
     """
 
-    def __init__(self, groups_per_step: int, figures: Figures, findings: Findings):
-        self._groups_per_step, self._figures, self._findings = groups_per_step, figures, findings
+    def __init__(self, limits: Limits, figures: Figures, findings: Findings):
+        self._limits, self._figures, self._findings = limits, figures, findings
         self.alive: dict[int, Alive] = {}
         self._ends = array("q")  # by group id; 0: alive
         self.next_step = 1
@@ -193,13 +191,9 @@ class History:
                 step=step,
             )
         groups = list(event.groups)
-        if groups != sorted(groups) or len(groups) != self._groups_per_step:
-            self._findings.violation(
-                Rule.WRONG_BATCH,
-                f"step {step} trains groups {groups}: expected {self._groups_per_step}, in issue "
-                "order",
-                step=step,
-            )
+        if wanted := self._wrong_batch(groups):
+            message = f"step {step} trains groups {groups}: expected {wanted}"
+            self._findings.violation(Rule.WRONG_BATCH, message, step=step)
         for group in groups:
             one = self._ready(group, f"trained at step {step}", step)
             if one is not None:
@@ -210,6 +204,26 @@ class History:
         self.trained.append(event)
         self.next_step = step + 1
         self._figures.steps += 1
+
+    def _wrong_batch(self, groups: list[int]) -> str | None:
+        """What was expected instead. Whether the samples fit is not known here."""
+        if not groups or groups != sorted(groups):
+            return "at least one, in issue order"
+        limits, drawn = self._limits, [self.alive[g].generated for g in groups if g in self.alive]
+        room = limits.rows - sum(event.samples for event in drawn if event)
+        wanted = limits.tokens_per_batch
+        if wanted:
+            tokens_n = [event.tokens for event in drawn if event]
+            enough, more = sum(tokens_n) >= wanted, sum(tokens_n[:-1]) >= wanted
+            what = f"{wanted} tokens, reached by the last one, found {tokens_n}"
+        else:
+            wanted = limits.groups_per_step
+            enough, more = len(groups) >= wanted, len(groups) > wanted
+            what = str(wanted)
+        # One more would have fitted for certain if there was a row for each of its samples.
+        if more or (not enough and room >= limits.group_size):
+            return what
+        return None
 
     def _look_for_overtaken(self, step: int, youngest: int) -> None:
         for group, one in self.alive.items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from rlax_plugin.config import Curation, Rollouts, Section, Staleness
+from rlax_plugin.config import Batches, Curation, Rollouts, Section, Staleness
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.validation import validate
@@ -16,12 +16,21 @@ CONFIG = "config.yml"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the run's config demands; see ``rlax_plugin.config`` for the meaning."""
+    """What the run's config demands; see ``rlax_plugin.config`` for the meaning.
+
+    Attributes:
+      tokens_per_batch: 0: ``groups_per_step`` groups make a batch.
+      rows, row_tokens, sequences_per_row: of a batch.
+    """
 
     max_staleness: int
     on_new_weights: str
     group_size: int
     groups_per_step: int
+    tokens_per_batch: int
+    rows: int
+    row_tokens: int
+    sequences_per_row: int
     pass_threshold: float
 
 
@@ -48,11 +57,18 @@ def read_limits(files: RunFiles) -> Limits:
         given = section.get(name) or {}
         return validate(model, {key: given[key] for key in keys if key in given}, f"rlax.{name}")
 
-    rollouts = part(Rollouts, "rollouts", "on_new_weights", "group_size", "groups_per_step")
+    size, per_step = "group_size", "groups_per_step"
+    lengths = "max_prompt_tokens", "max_new_tokens"
+    rollouts = part(Rollouts, "rollouts", "on_new_weights", size, per_step, *lengths)
+    batches = part(Batches, "batches", "rows", "sequences_per_row", "tokens")
     return Limits(
         max_staleness=part(Staleness, "staleness", "max_staleness").max_staleness,
         on_new_weights=rollouts.on_new_weights,
         group_size=rollouts.group_size,
         groups_per_step=rollouts.groups_per_step,
+        tokens_per_batch=batches.tokens,
+        rows=batches.rows or rollouts.groups_per_step * rollouts.group_size,
+        row_tokens=rollouts.max_prompt_tokens + rollouts.max_new_tokens,
+        sequences_per_row=batches.sequences_per_row,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
     )

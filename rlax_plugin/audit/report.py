@@ -24,12 +24,12 @@ class Rule(enum.StrEnum):
     LOST_GROUP = "lost-group"  # a younger group trained first: this one never will
     DROPPED_WITHOUT_REASON = "dropped-without-reason"
     STEP_ORDER = "step-order"  # steps count from 1 without gaps, one to a segment with a batch
-    WRONG_BATCH = "wrong-batch"  # groups_per_step groups, in issue order
+    WRONG_BATCH = "wrong-batch"  # in issue order, as many groups as the config says and rows hold
     BATCH_DIFFERS = "batch-differs"  # the batch's file is not what trained
     ROLLOUTS_DIFFER = "rollouts-differ"  # the other samples' file is not what was scored
     SAMPLES_CHANGED = "samples-changed"  # between scoring and training
     GENERATION_DIFFERS = "generation-differs"  # samples are not those of Issued and Generated
-    JUDGEMENT_DIFFERS = "judgement-differs"  # rewards and advantages are not those of Scored
+    JUDGEMENT_DIFFERS = "judgement-differs"  # rewards are not those of Scored; or early advantages
     REPEATED_SEED = "repeated-seed"  # a seed is one sample's only: two with one seed are one sample
     MIXED_VERSIONS = "mixed-versions"  # a sample has one version; "continue": never an older one
     FUTURE_VERSION = "future-version"  # step s trains tokens of versions before s

@@ -103,7 +103,7 @@ class Book:
         """Makes what an event says true.
 
         Args:
-          group: of a ``Scored`` event, with advantages if it was admitted.
+          group: of a ``Scored`` event.
 
         Raises:
           TrainingError: a recorded choice of prompts comes out otherwise than it did.

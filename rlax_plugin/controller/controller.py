@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from rlax_plugin.advantages import AdvantageSlot
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.book import Book
@@ -19,7 +20,7 @@ from rlax_plugin.controller.dashboard import Dashboard
 from rlax_plugin.controller.dispatch import Dispatcher, wait_for_worker
 from rlax_plugin.controller.evaluation import Evaluator, record, recorded
 from rlax_plugin.controller.fleet import Fleet, Worker
-from rlax_plugin.controller.flow import Advantage, Flow, StepStats
+from rlax_plugin.controller.flow import Flow, StepStats
 from rlax_plugin.controller.link import FinishedStep
 from rlax_plugin.controller.metrics import RunStats, Summarise, step_metrics
 from rlax_plugin.controller.metrics_file import MetricsFile
@@ -51,6 +52,7 @@ class Controller:
     Args:
       argv: config path and overrides, as workers are to be started with.
       last_step: the run's last training step.
+      advantage_slot: makes the objective's; called once, after the reward pool is there.
     """
 
     def __init__(
@@ -63,14 +65,14 @@ class Controller:
         config_hash: str,
         last_step: int,
         dashboard: Dashboard,
-        advantage: Callable[[], Advantage],
+        advantage_slot: Callable[[], AdvantageSlot],
         summarise: Summarise,
     ):
         self.section: RlaxSection = context.section
         self._context, self._registry, self._argv = context, registry, argv
         self._config_hash, self._last_step = config_hash, last_step
         self.dashboard = dashboard
-        self._advantage, self._summarise = advantage, summarise
+        self._advantage_slot, self._summarise = advantage_slot, summarise
         self.files = files
         self._state_dir: Path = context.run_dir
         self.stats = RunStats()
@@ -173,7 +175,7 @@ class Controller:
             section=s,
             source=self.source,
             gates=gates,
-            advantage=self._advantage(),
+            advantage_slot=self._advantage_slot(),
             dispatcher=self.dispatcher,
             rewards=self.rewards,
             book=self.book,
@@ -326,7 +328,9 @@ class Controller:
 
     def _step_metrics(self, done: FinishedStep, publish_s: float) -> dict[str, float]:
         workers = len(self.fleet.workers)
-        return step_metrics(done, self._summarise, workers=workers, publish_s=publish_s)
+        return step_metrics(
+            done, self.section, self._summarise, workers=workers, publish_s=publish_s
+        )
 
     # --- evaluation ----------------------------------------------------------------------------
 

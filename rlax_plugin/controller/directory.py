@@ -130,8 +130,14 @@ def train_command(argv: Sequence[str]) -> str:
     return shlex.join(("rlax", "train", *argv))
 
 
-def print_results(out: Console, files: RunFiles, argv: Sequence[str], steps: int) -> None:
-    """What a run of that many steps has left behind, and how to go on."""
+def print_results(
+    out: Console, files: RunFiles, argv: Sequence[str], steps: int, updates: int
+) -> None:
+    """What a run of that many steps has left behind, and how to go on.
+
+    Args:
+      updates: in one step; MaxText's key ``steps`` counts them.
+    """
     before, after = recorded(files, "before"), recorded(files, "after", version=steps)
     if before and after:
         out.print(before_after_table(before, after))
@@ -148,7 +154,9 @@ def print_results(out: Console, files: RunFiles, argv: Sequence[str], steps: int
     ):
         if files.exists(name.rstrip("/")):
             out.print(f"{what:20} {_shown(files)}/{name}")
-    longer = [word for word in argv if not word.startswith("steps=")] + [f"steps={2 * steps}"]
+    longer = [word for word in argv if not word.startswith("steps=")] + [
+        f"steps={2 * steps * updates}"
+    ]
     out.print(f"go on training:      {train_command(longer)}")
     out.print(f"check the records:   {shlex.join(('rlax', 'audit', files.url))}")
     if files.exists("tensorboard"):

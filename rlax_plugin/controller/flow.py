@@ -6,7 +6,8 @@ what runs side by side, and when.
 Two integers bound staleness (RLAX): a worker reloads once per ``reload_every`` = j versions, and a
 sample trains at step s only if s minus its oldest token's version is at most ``max_staleness`` = k.
 At most ``(k - j + 1)`` steps' worth of groups are outstanding, so that in the ordinary case nothing
-is ever too stale; the check itself is strict and drops what slipped through.
+is ever too stale; the check itself is strict and drops what slipped through. ``BatchRule`` says
+what a step's worth is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin import advantages
+from rlax_plugin.advantages import AdvantageSlot
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.book import Book, Open
 from rlax_plugin.controller.dispatch import Dispatcher
 from rlax_plugin.controller.recorder import Commit, Recorder
@@ -34,8 +38,6 @@ from rlax_plugin.protocols import Gate, PromptSource
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
 from rlax_plugin.types import Group, GroupRequest, Rollout
-
-Advantage = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(slots=True)
@@ -64,8 +66,7 @@ class Flow:
 
     Args:
       latest_version: newest published weight version.
-      advantage: rewards [n] float64 (NaN where scoring failed) and lengths [n] of one group ->
-        advantages [n] float64.
+      advantage_slot: called with each new batch.
       on_scored: called with each scored group and why it was refused, None if admitted.
     """
 
@@ -75,7 +76,7 @@ class Flow:
         section: RlaxSection,
         source: PromptSource,
         gates: Sequence[Gate],
-        advantage: Advantage,
+        advantage_slot: AdvantageSlot,
         dispatcher: Dispatcher,
         rewards: RewardPool,
         book: Book,
@@ -84,15 +85,16 @@ class Flow:
         on_scored: Callable[[Group, str | None], None] = lambda group, refused: None,
     ):
         self._section, self._source, self._gates = section, source, gates
-        self._advantage, self._dispatcher, self._rewards = advantage, dispatcher, rewards
+        self._advantage_slot = advantage_slot
+        self._dispatcher, self._rewards = dispatcher, rewards
         self._latest_version, self._on_scored = latest_version, on_scored
         self.book, self._recorder = book, recorder
         self._sampling = sampling_params(section, source)
-        self._batch_groups = section.rollouts.groups_per_step
+        self._rule = BatchRule.of(section)
         stale = section.staleness
         self._max_staleness = stale.max_staleness
         self._lead = stale.max_staleness - stale.reload_every + 1  # steps
-        self._capacity = math.ceil(self._lead * self._batch_groups * section.curation.oversample)
+        self._capacity = math.ceil(self._lead * self._rule.groups * section.curation.oversample)
         self._last_step: int | None = None
         self._recovery: Recovery | None = None
         self._in_flight: dict[int, asyncio.Task[None]] = {}
@@ -150,15 +152,19 @@ class Flow:
 
     # --- issuing -------------------------------------------------------------------------------
 
-    @property
-    def outstanding(self) -> int:
-        return len(self.book.open) + len(self.book.ready)
+    def _outstanding(self) -> int:
+        """Groups that will train before the next one issued, as the batch rule counts them.
+
+        As long as this is not a step's worth, the next batch lacks something. So once nothing is
+        open any more, there is room for what it lacks.
+        """
+        return len(self.book.open) + self._rule.worth(self._ready())
 
     def _wanted_version(self, ahead: int) -> int:
         """The oldest version a group may be drawn with if ``ahead`` groups train before it."""
         # Groups beyond those that can train in time are spares, as fresh as the last of them.
-        ahead = min(ahead, self._lead * self._batch_groups - 1)
-        trains_at = self.book.next_step + ahead // self._batch_groups
+        ahead = min(ahead, self._lead * self._rule.groups - 1)
+        trains_at = self.book.next_step + ahead // self._rule.groups
         return max(0, trains_at - self._max_staleness)
 
     def refresh(self, request: GroupRequest) -> GroupRequest:
@@ -189,31 +195,32 @@ class Flow:
         """Issues as many groups as the bounds on flight and staleness allow."""
         assert self._last_step is not None
         steps_left = self._last_step - self.book.next_step + 1
-        capacity = min(self._capacity, math.ceil(steps_left * self._batch_groups))
-        while (room := capacity - self.outstanding) > 0:
-            version = self._wanted_version(self.outstanding)
+        capacity = min(self._capacity, steps_left * self._rule.groups)
+        while (ahead := self._outstanding()) < capacity:
+            version = self._wanted_version(ahead)
             if version > self._latest_version():
                 return  # its publication wakes us
-            if self.book.issued_for_step >= self._section.curation.max_refill * self._batch_groups:
+            if self.book.issued_for_step >= self._section.curation.max_refill * self._rule.groups:
                 self._give_up()
                 return
             # Those that share a step share a wanted version: choose them together.
-            in_step = self._batch_groups - self.outstanding % self._batch_groups
-            event = self.book.choose(min(room, in_step), version)
+            in_step = self._rule.groups - ahead % self._rule.groups
+            event = self.book.choose(min(capacity - ahead, in_step), version)
             self._recorder.add(event)
             for offset in range(len(event.prompts)):
                 self._issue(event.first + offset, self.book.open[event.first + offset])
             self.stats.issued += len(event.prompts)
 
     def _give_up(self) -> None:
-        if self.book.open or len(self.book.ready) >= self._batch_groups:
+        ready = self._ready()
+        if self.book.open or self._rule.completes(ready):
             return  # what is still in flight may yet do
         reasons = Counter(refused for _, refused in self.stats.scored if refused)
         self.fail(
             TrainingError(
                 f"step {self.book.next_step}: {self.book.issued_for_step} groups were issued and "
-                f"only {len(self.book.ready)} of {self._batch_groups} were admitted (refused: "
-                f"{dict(reasons)}). The task is too easy, too hard, or the gates are too strict; "
+                f"only {self._rule.shortfall(ready)} were admitted (refused: {dict(reasons)}). The "
+                "task is too easy, too hard, or the gates are too strict; "
                 "rlax.curation.max_refill sets how long to go on"
             )
         )
@@ -284,9 +291,6 @@ class Flow:
         refused = None if valid.any() else "all rewards failed"
         for gate in self._gates:
             refused = refused or gate.refuse(group)
-        lengths = np.array([len(r.tokens) for r in rollouts])
-        if refused is None:
-            group = dataclasses.replace(group, advantages=self._advantage(rewards, lengths))
         self._note(
             ev.Generated(
                 group=group.id,
@@ -295,7 +299,7 @@ class Flow:
                 oldest_version=group.oldest_version,
                 newest_version=max(int(r.versions.max()) for r in rollouts),
                 samples=len(rollouts),
-                tokens=int(lengths.sum()),
+                tokens=sum(len(r.tokens) for r in rollouts),
             )
         )
         passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
@@ -327,8 +331,8 @@ class Flow:
     async def batch(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
         """The groups that train at ``step``, oldest issued first, and what happened on the way.
 
-        A batch that an earlier process committed is the same again. A new one is committed before
-        it is returned.
+        A batch that an earlier process committed is the same again. A new one gets its advantages,
+        which may depend on all of its groups, and is committed before it is returned.
 
         Raises:
           RlaxError: whatever made the flow fail.
@@ -341,14 +345,16 @@ class Flow:
                     return await self._recorded(self._recovery, step)
                 if step != self.book.next_step:
                     raise TrainingError(f"asked for step {step}, next is {self.book.next_step}")
-                groups = self._oldest(step)
-                if groups is not None:
+                chosen = self._oldest(step)
+                if chosen is not None:
                     break
             self._changed.clear()
             await self._changed.wait()
+        groups = advantages.of_groups(self._advantage_slot, chosen)
         staleness = max(step - g.oldest_version for g in groups)
         self._note(ev.Trained(step, tuple(g.id for g in groups), staleness))
         stats, self.stats = self.stats, StepStats()
+        self._drop_stale(step + 1)
         self.wake()
         began_s = time.perf_counter()
         self._remember_homes(await self._recorder.commit(step, groups))
@@ -384,18 +390,27 @@ class Flow:
         state["ready"] = {g: home or kept[g] for g, home in state["ready"].items()}
         return commit, state
 
+    def _ready(self) -> list[Group]:
+        """Admitted groups, in issue order."""
+        return [self.book.ready[group_id] for group_id in sorted(self.book.ready)]
+
     def _oldest(self, step: int) -> tuple[Group, ...] | None:
-        """The first full batch in issue order, or None while an older group is still out."""
-        for group in list(self.book.ready.values()):
-            if step - group.oldest_version > self._max_staleness:
-                self._drop(group, "too stale")
-                self.wake()
-        ids = sorted(self.book.ready)[: self._batch_groups]
-        if len(ids) < self._batch_groups:
-            return None
-        if min(self.book.open, default=ids[-1]) < ids[-1]:
-            return None
-        return tuple(self.book.ready[i] for i in ids)
+        """The first batch in issue order, or None while an older group is still out."""
+        if self._drop_stale(step):
+            self.wake()
+        if self._section.deterministic and self.book.open:
+            return None  # a batch may need fewer groups than were issued: see what becomes of all
+        oldest_open = min(self.book.open, default=math.inf)
+        return self._rule.choose([group for group in self._ready() if group.id < oldest_open])
+
+    def _drop_stale(self, step: int) -> bool:
+        """Drops what can train neither at ``step`` nor later; returns whether there was any."""
+        stale = [
+            group for group in self._ready() if step - group.oldest_version > self._max_staleness
+        ]
+        for group in stale:
+            self._drop(group, "too stale")
+        return bool(stale)
 
     def fail(self, error: BaseException) -> None:
         """Makes the trainer's wait raise ``error``."""

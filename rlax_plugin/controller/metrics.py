@@ -9,13 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.batches import sizes
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.link import FinishedStep
 
 Summarise = Callable[[Mapping[str, Any]], dict[str, float]]
 
 
 def step_metrics(
-    done: FinishedStep, summarise: Summarise, *, workers: int, publish_s: float
+    done: FinishedStep,
+    section: RlaxSection,
+    summarise: Summarise,
+    *,
+    workers: int,
+    publish_s: float,
 ) -> dict[str, float]:
     """Metrics of one step, named ``stage/name``. Waits for the device's figures."""
     scored = [g for g, _ in done.stats.scored]
@@ -24,6 +31,7 @@ def step_metrics(
     trained = [len(r.tokens) for g in done.groups for r in g.rollouts]
     staleness = [done.step - g.oldest_version for g in done.groups]
     refused = Counter(reason for _, reason in done.stats.scored if reason)
+    positions = sum(sizes(done.groups))
     metrics = {
         # Of all scored groups, also those that were refused: the policy's own figure.
         "reward/mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else 0.0,
@@ -34,6 +42,11 @@ def step_metrics(
         "curation/groups_dropped": float(done.stats.dropped),
         "length/issued_mean": float(np.mean(lengths)) if lengths else 0.0,
         "length/trained_mean": float(np.mean(trained)) if trained else 0.0,
+        "batch/groups": float(len(done.groups)),
+        # Of all rows, empty ones too, and of their real tokens, prompts included.
+        "batch/rows": float(section.batch_rows),
+        "batch/tokens": float(positions),
+        "batch/packing_efficiency": positions / (section.batch_rows * section.row_tokens),
         "staleness/max": float(max(staleness, default=0)),
         "staleness/mean": float(np.mean(staleness)) if staleness else 0.0,
         "rollout/tokens": float(sum(lengths)),

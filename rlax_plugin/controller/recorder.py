@@ -125,7 +125,7 @@ class Recorder:
 
         Args:
           step: the batch's, or without one the step that is next.
-          batch: the groups that train at ``step``; None commits no batch.
+          batch: the groups that train at ``step``, with advantages; None commits no batch.
 
         Raises:
           RlaxError: it cannot be written.
@@ -190,22 +190,15 @@ class Recorder:
     ) -> Commit:
         self._to_ledger(news, judged)
         rows = pa.concat_tables(self._rows) if self._rows else samples.to_table([])
+        in_batch = {group.id for group in batch or ()}
         scored = dict.fromkeys(rows.column("group_id").to_pylist())
-        batch_rows = None
-        if batch is not None:
-            ids = [group.id for group in batch]
-            earlier = [(group, None) for group in batch if group.id not in scored]
-            whole = pa.concat_tables([rows, samples.to_table(earlier)]) if earlier else rows
-            batch_rows = samples.select(whole, ids)
-            for group_id in ids:
-                scored.pop(group_id, None)
-        kept = tuple(scored)
+        kept = tuple(group_id for group_id in scored if group_id not in in_batch)
         checksum = journal.write(
             self._files,
             number=self._number + 1,
             previous=self._checksum,
             step=step,
-            batch=batch_rows,
+            batch=None if batch is None else samples.to_table([(group, None) for group in batch]),
             others=samples.select(rows, kept) if kept else None,
             events=self._lines,
         )

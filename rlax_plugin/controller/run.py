@@ -7,6 +7,7 @@ lives on an event loop on a second thread. ``Link`` is where they meet.
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import sys
 import threading
@@ -18,9 +19,9 @@ from typing import Any, TypeVar
 import yaml
 from rich.console import Console
 
-from rlax_plugin import batches, diagnostics
+from rlax_plugin import batches, diagnostics, objective
 from rlax_plugin.build import registry_for
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.controller.dashboard import Dashboard
 from rlax_plugin.controller.directory import (
@@ -108,11 +109,12 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
     digest = config_hash(config_path, overrides)
     (state_dir / "logs").mkdir(parents=True, exist_ok=True)
     check_same_run(files, digest)
-    argv, last_step = (config_path, *overrides), int(maxtext["steps"])
+    argv, updates = (config_path, *overrides), section.objective.updates_per_step
+    last_step = int(maxtext["steps"]) // updates
     if (document := finished(files, last_step, section.evaluation.problems > 0)) is not None:
         out = console(sys.stdout)
         out.print(f"the run is complete: {document['steps']} steps")
-        print_results(out, files, argv, document["steps"])
+        print_results(out, files, argv, document["steps"], updates)
         return 0
     with locked(state_dir), quiet(state_dir / "logs" / "trainer.log") as out:
         files.put_json(
@@ -159,25 +161,15 @@ class _Run:
         self._link: Link | None = None
         self._closing = False
 
-    def _objective(self) -> Any:
-        from rlax_plugin import objective  # JAX: imported after the reward pool was spawned
-
-        def part(kind: str, choice: Any, key: str) -> Any:
+    @functools.cached_property
+    def _objective(self) -> objective.Slots:
+        def part(kind: str, choice: Choice, key: str) -> Any:
             return self._registry.part(kind, choice, key, self._context)
 
         return objective.resolve(self._section, part)
 
-    def _summarise(self, metrics: Any) -> dict[str, float]:
-        return diagnostics.summarise(metrics)
-
     def _build_batch(self, step: int, groups: tuple[Group, ...]) -> TrainBatch:
-        r = self._section.rollouts
-        return batches.build_batch(
-            step,
-            groups,
-            rows=r.groups_per_step * r.group_size,
-            length=r.max_prompt_tokens + r.max_new_tokens,
-        )
+        return batches.batch_of(self._section, self._objective.algorithm, step, groups)
 
     def execute(self) -> int:
         thread = _Loop()
@@ -189,8 +181,8 @@ class _Run:
             config_hash=self._digest,
             last_step=self._last_step,
             dashboard=self._dashboard,
-            advantage=lambda: self._objective().advantages,
-            summarise=self._summarise,
+            advantage_slot=lambda: self._objective.advantages,
+            summarise=diagnostics.summarise,
         )
         publisher: Publisher | None = None
         try:
@@ -303,4 +295,5 @@ class _Run:
             out.print(f"interrupted after step {step}")
             out.print(f"continue with:  {train_command(argv)}")
         else:
-            print_results(out, self._files, argv, self._last_step)
+            updates = self._section.objective.updates_per_step
+            print_results(out, self._files, argv, self._last_step, updates)

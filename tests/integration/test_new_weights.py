@@ -18,6 +18,7 @@ SETTINGS = (
     "rlax.staleness.reload_every=1",
     f"rlax.staleness.max_staleness={MAX_STALENESS}",
     "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+    "rlax.objective.old_policy=proximal",
     "rlax.rollouts.max_new_tokens=12",
     "rlax.rollouts.engine.token_s=0.02",
     "rlax.rollouts.progress_s=0.02",

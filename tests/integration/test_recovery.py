@@ -99,6 +99,18 @@ def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
     assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
 
 
+def assert_replays(directory: Path) -> None:
+    replayed = subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", "replay", "runs/testing"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert f"identical: {STEPS + 1} versions" in replayed.stdout
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> RunFiles:
     directory = tmp_path_factory.mktemp("undisturbed")
@@ -133,15 +145,44 @@ def test_a_run_killed_while_it_recovers_ends_the_same(tmp_path, undisturbed):
     again = train(tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert_same_run(RunFiles(tmp_path / "runs/testing"), undisturbed)
-    replayed = subprocess.run(
-        [sys.executable, "-m", "rlax_plugin", "replay", "runs/testing"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    assert_replays(tmp_path)
+
+
+def test_packed_batches_of_tokens_end_the_same_and_are_replayed(tmp_path):
+    packed = (
+        "rlax.batches.tokens=75",
+        "rlax.batches.rows=18",
+        "rlax.batches.sequences_per_row=3",
     )
-    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    assert f"identical: {STEPS + 1} versions" in replayed.stdout
+    directories = [tmp_path / "undisturbed", tmp_path / "killed"]
+    for directory in directories:
+        directory.mkdir()
+    undisturbed, files = (RunFiles(directory / "runs/testing") for directory in directories)
+    done = train(directories[0], *packed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert audit(undisturbed).violation is None
+    killed = train(directories[1], *packed, kill_at="step-trained:5")
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    again = train(directories[1], *packed)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert_same_run(files, undisturbed)
+    assert_replays(directories[1])
+
+    metrics = [json.loads(line) for line in files.get("metrics.jsonl").decode().splitlines()]
+    assert len({m["batch/groups"] for m in metrics}) > 1
+    for m in metrics:
+        assert m["batch/rows"] == 18 and m["train/tokens"] >= 75
+        # Prompts have one or two tokens: a sample takes as many positions as it has tokens, or one
+        # more. Rows have ten.
+        samples = 4 * m["batch/groups"]
+        assert m["train/tokens"] <= m["batch/tokens"] <= m["train/tokens"] + samples
+        assert m["batch/packing_efficiency"] == m["batch/tokens"] / 180
+        assert m["objective/sequences"] == samples
+    assert max(m["objective/sequences"] for m in metrics) > 18  # more than one in some rows
+    rows = pq.read_table(files.location("batches/00000001.parquet")).to_pylist()
+    assert all(row["advantage"] is not None for row in rows)
+    others = [pq.read_table(files.location(f"rollouts/{n}")) for n in files.names("rollouts")]
+    assert not any(a is not None for table in others for a in table["advantage"].to_pylist())
 
 
 def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undisturbed):
@@ -168,6 +209,7 @@ def test_finished_groups_are_kept_and_only_open_ones_are_drawn_again(tmp_path):
         "rlax.deterministic=false",
         "rlax.staleness.max_staleness=3",
         "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+        "rlax.objective.old_policy=proximal",
         "rlax.trainer.train_s=0.4",
         "rlax.rollouts.engine.latency_s=0.6",
     )

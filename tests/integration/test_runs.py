@@ -79,6 +79,7 @@ def test_staleness_never_exceeds_its_bound(tmp_path, j, k, slow):
         f"rlax.staleness.reload_every={j}",
         f"rlax.staleness.max_staleness={k}",
         "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+        "rlax.objective.old_policy=proximal",
         *slow.split(),
     )
     status, out = run.end()

@@ -23,6 +23,8 @@ from rlax_plugin.records.files import RunFiles
 
 ROOT = Path(__file__).parents[2]
 STEPS = 8
+# Of a step; mini-batches are dealt out by chance, which must be the same chance in each process.
+UPDATES = 2
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +42,13 @@ def rlax(command: str, *arguments: str, kill_at: str = "") -> subprocess.Complet
 
 def train(directory: Path, kill_at: str = "") -> subprocess.CompletedProcess[str]:
     where = f"base_output_directory={directory}"
-    return rlax("train", "tests/configs/maxtext.yml", where, kill_at=kill_at)
+    updates = (
+        f"steps={UPDATES * STEPS}",
+        f"rlax.objective.mini_batches={UPDATES}",
+        f"per_device_batch_size={16 // UPDATES}",
+        "rlax.objective.old_policy=proximal",
+    )
+    return rlax("train", "tests/configs/maxtext.yml", where, *updates, kill_at=kill_at)
 
 
 def final_weights(run: Path) -> dict[str, bytes]:

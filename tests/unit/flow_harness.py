@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import yaml
 
+from rlax_plugin.advantages import per_group
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.book import Book
 from rlax_plugin.controller.dispatch import Answer
@@ -19,7 +19,6 @@ from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.recorder import Recorder
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
-from rlax_plugin.objective import group_advantages
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.types import GroupRequest, Prompt, Rollout
@@ -82,8 +81,8 @@ class Answers:
         self.unscored[rollouts[0].group_id] = (rollouts, future)
         return await future
 
-    def draw(self, group_id, version, rewards=(0.0, 1.0), worker="w"):
-        """Answers a group; one version for all tokens."""
+    def draw(self, group_id, version, rewards=(0.0, 1.0), worker="w", length=2):
+        """Answers a group; one version for all tokens, ``length`` tokens in each sample."""
         request, future = self.open.pop(group_id)
         drawn_by = self.workers.setdefault(worker, SimpleNamespace(trusted=True))
         future.set_result(
@@ -94,10 +93,10 @@ class Answers:
                         group_id,
                         i,
                         seed,
-                        np.array([5, 1], np.int32),
-                        np.zeros(2, np.float32),
-                        np.zeros(2, np.float32),
-                        np.full(2, version, np.int32),
+                        np.array([*[5] * (length - 1), 1], np.int32),
+                        np.zeros(length, np.float32),
+                        np.zeros(length, np.float32),
+                        np.full(length, version, np.int32),
                         "stop",
                         worker=worker,
                         reward=rewards[i],
@@ -113,8 +112,8 @@ class Answers:
         if not future.done():
             future.set_result(rollouts)
 
-    async def answer(self, group_id, version, rewards=(0.0, 1.0)):
-        self.draw(group_id, version, rewards)
+    async def answer(self, group_id, version, rewards=(0.0, 1.0), length=2):
+        self.draw(group_id, version, rewards, length=length)
         await settle()
 
 
@@ -143,11 +142,13 @@ class Harness:
         step=0,
         last_step=100,
         sampler=None,
+        batches=None,
     ):
         rlax = {
             "prompt_source": {"name": "x"},
             "rewards": [{"name": "x"}],
-            "rollouts": {"group_size": 2, "groups_per_step": groups},
+            "rollouts": {"group_size": 2, "groups_per_step": groups, "max_prompt_tokens": 1},
+            "batches": batches or {},
             "staleness": {"reload_every": j, "max_staleness": k},
             "curation": {"max_refill": refill, "oversample": oversample},
             "deterministic": deterministic,
@@ -170,7 +171,7 @@ class Harness:
             section=RlaxSection.model_validate(rlax),
             source=Source(),
             gates=gates,
-            advantage=partial(group_advantages, lambda rewards, lengths: rewards - rewards.mean()),
+            advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
             dispatcher=self.answers,
             rewards=self.answers,
             book=self.book,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,6 @@ def group(number: int, version: int, prompt: str, attempt: int = 1, **changes: A
             "attempt": attempt,
             "prompt": Prompt(prompt, np.array([1, 2], np.int32), f"text of {prompt}", "reference"),
             "rollouts": tuple(rollout(number, i, [version] * (2 + i)) for i in range(SIZE)),
-            "advantages": np.array([-1.0, 1.0]),
             "measured_pass_rate": 0.25,
             **changes,
         }
@@ -54,7 +54,13 @@ def group(number: int, version: int, prompt: str, attempt: int = 1, **changes: A
 
 
 def refused(number: int, version: int, prompt: str, reason: str) -> Judged:
-    return group(number, version, prompt, advantages=None), reason
+    return group(number, version, prompt), reason
+
+
+def in_batch(judged: Judged) -> Judged:
+    """With advantages: they are computed when a batch is made."""
+    one, reason = judged
+    return dataclasses.replace(one, advantages=np.linspace(-1.0, 1.0, len(one.rollouts))), reason
 
 
 def scored(judged: Judged) -> list[ev.Event]:
@@ -76,7 +82,7 @@ class Draft:
     """A segment before it is written.
 
     Attributes:
-      batch: of ``step``.
+      batch: of ``step``; gets its advantages when it is written.
       others: the other samples.
       snapshot: the snapshot taken after it; segment and checksum are filled in unless given.
     """
@@ -140,7 +146,7 @@ class History:
         self.groups = g
         self.config: dict[str, Any] = {
             "staleness": {"max_staleness": 2},
-            "rollouts": {"group_size": SIZE, "groups_per_step": 2},
+            "rollouts": {"group_size": SIZE, "groups_per_step": 2, "max_prompt_tokens": 2},
         }
         self.segments = [
             Draft(
@@ -207,7 +213,9 @@ class History:
                 number=number,
                 previous=checksum,
                 step=draft.step or 4,
-                batch=None if draft.batch is None else samples.to_table(draft.batch),
+                batch=None
+                if draft.batch is None
+                else samples.to_table([in_batch(judged) for judged in draft.batch]),
                 others=samples.to_table(draft.others) if draft.others else None,
                 events=[ev.encode(event) for event in draft.events],
             )

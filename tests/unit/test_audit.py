@@ -141,7 +141,7 @@ def other_tokens(g: Group) -> Group:
 
 
 def a_sample_less(g: Group) -> Group:
-    return dataclasses.replace(g, rollouts=g.rollouts[:1], advantages=np.array([-1.0]))
+    return dataclasses.replace(g, rollouts=g.rollouts[:1])
 
 
 def unfinished(g: Group) -> Group:
@@ -185,9 +185,8 @@ def other_batch(h: History) -> None:
     second(h).batch, second(h).others = [h.groups[3], h.groups[5]], [h.groups[4]]
 
 
-def refused_with_advantages(h: History) -> None:
-    judged = (group(2, 0, "c"), "too easy")
-    first(h).others[0] = judged
+def advantages_outside_of_a_batch(h: History) -> None:
+    first(h).others[1] = (dataclasses.replace(h.groups[3][0], advantages=np.zeros(2)), None)
 
 
 def too_old(h: History) -> None:
@@ -250,8 +249,8 @@ FALSIFIED = [
      Rule.WRONG_ORDER, 1, None, 3),
     ("another prompt", changed_seventh(prompt=group(7, 2, "z").prompt),
      Rule.GENERATION_DIFFERS, 4, None, 7),
-    ("a refused group with advantages", refused_with_advantages,
-     Rule.JUDGEMENT_DIFFERS, 1, None, 2),
+    ("advantages outside of a batch", advantages_outside_of_a_batch,
+     Rule.JUDGEMENT_DIFFERS, 1, None, 3),
     ("another reason on disk",
      lambda h: first(h).others.__setitem__(0, refused(2, 0, "c", "too hard")),
      Rule.JUDGEMENT_DIFFERS, 1, None, 2),
@@ -328,6 +327,50 @@ def test_the_bound_is_the_configs_and_its_default_one(tmp_path: Path) -> None:
     history = History()
     del history.config["staleness"]
     assert place(audited(tmp_path, history)) == (Rule.TOO_STALE, 2, 2, 3)
+
+
+# Every batch has two groups of 2 + 3 tokens, in 2 + 2 samples of 3 and 4 positions.
+BATCHES = [
+    ("ten tokens", {"tokens": 10, "rows": 6}, None),
+    ("six tokens, which need both groups", {"tokens": 6, "rows": 6}, None),
+    ("five tokens, which one group has", {"tokens": 5}, "expected 5 tokens, reached by the last"),
+    ("eleven tokens, for which there is room", {"tokens": 11, "rows": 6}, "expected 11 tokens"),
+    ("eleven tokens, for which there may be none", {"tokens": 11, "rows": 5}, None),
+    ("two rows", {"rows": 2}, "expected as many as fit 2 rows of 10, with 1 samples each"),
+    ("two rows of two", {"rows": 2, "sequences_per_row": 2}, None),
+    (
+        "a row of four, too short",
+        {"rows": 1, "sequences_per_row": 4},
+        "as many as fit 1 rows of 10",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"), [case[1:] for case in BATCHES], ids=[case[0] for case in BATCHES]
+)
+def test_batches_are_as_large_as_the_config_says(
+    tmp_path: Path, batches: dict[str, int], message: str | None
+) -> None:
+    history = History()
+    history.config["batches"] = batches
+    history.config["rollouts"]["max_new_tokens"] = 8  # with 2 of the prompt, rows of 10
+    report = audited(tmp_path, history)
+    if message is None:
+        assert report.violation is None
+    else:
+        assert place(report) == (Rule.WRONG_BATCH, 1, 1, None)
+        assert report.violations == {"wrong-batch": 3}
+        assert report.violation is not None and message in report.violation.message
+
+
+def test_a_batch_may_be_small_where_one_more_group_may_not_fit(tmp_path: Path) -> None:
+    history = History()
+    history.config["batches"] = {"rows": 3, "sequences_per_row": 2}
+    fewer_groups(history)
+    violations = audited(tmp_path, history).violations
+    # What becomes of group 4 is another matter.
+    assert Rule.WRONG_BATCH not in violations and Rule.LOST_GROUP in violations
 
 
 def test_other_weights_after_a_restart_are_a_warning(tmp_path: Path) -> None:

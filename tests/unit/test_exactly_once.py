@@ -3,7 +3,8 @@
 The flow, book, recorder, journal, ledger, recovery and audit are the real ones. Hypothesis plays
 workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
 quarantined, rewards are slow or fail, groups are refused, versions come late, and the process dies
-at any moment, with or without its local disk.
+at any moment, with or without its local disk. Batches are of a number of groups or of tokens, and
+packed into more or fewer rows than that takes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ from rlax_plugin.records import journal
 
 REWARDS = st.sampled_from([(0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (None, 1.0), (None, None)])
 WORKERS = st.sampled_from(["a", "b", "c"])
+LENGTHS = st.sampled_from([1, 2, 5, 8])  # of both samples of a group; rows have 17
+BATCHES = st.sampled_from(
+    [
+        {},
+        {"rows": 1, "sequences_per_row": 2},  # one group at most
+        {"rows": 2, "sequences_per_row": 3},
+        {"tokens": 12, "rows": 6},
+        {"tokens": 30, "rows": 3, "sequences_per_row": 4},  # either may be reached first
+    ]
+)
 
 
 class Run(RuleBasedStateMachine):
@@ -34,8 +45,9 @@ class Run(RuleBasedStateMachine):
         bounds=st.sampled_from([(1, 1), (1, 2), (2, 3), (1, 4)]),
         oversample=st.sampled_from([1.0, 1.5]),
         deterministic=st.booleans(),
+        batches=BATCHES,
     )
-    def begin(self, bounds, oversample, deterministic):
+    def begin(self, bounds, oversample, deterministic, batches):
         self.directory = Path(tempfile.mkdtemp())
         self.loop = asyncio.new_event_loop()
         self.settings = {
@@ -44,6 +56,7 @@ class Run(RuleBasedStateMachine):
             "gates": [MixedOnly()],
             "refill": 1000,
             "oversample": oversample,
+            "batches": batches,
         }
         if bounds == (1, 1) and oversample == 1.0:
             self.settings["deterministic"] = deterministic
@@ -65,7 +78,7 @@ class Run(RuleBasedStateMachine):
         await settle()
         totals = self.run_.book.totals
         ended = totals.trained + sum(totals.filtered.values()) + sum(totals.dropped.values())
-        assert totals.issued == ended + self.run_.flow.outstanding
+        assert totals.issued == ended + len(self.run_.book.open) + len(self.run_.book.ready)
 
     def act(self, function, *arguments):
         """Calls something on the event loop, and lets everything happen that follows from it."""
@@ -88,23 +101,23 @@ class Run(RuleBasedStateMachine):
     # --- workers and rewards -------------------------------------------------------------------
 
     @precondition(lambda self: self.run_.answers.open)
-    @rule(data=st.data(), rewards=REWARDS, worker=WORKERS, newest=st.booleans())
-    def a_group_is_drawn(self, data, rewards, worker, newest):
+    @rule(data=st.data(), rewards=REWARDS, worker=WORKERS, newest=st.booleans(), length=LENGTHS)
+    def a_group_is_drawn(self, data, rewards, worker, newest, length):
         group = self.pick(self.run_.answers.open, data)
         request, _ = self.run_.answers.open[group]
         assert request.min_version <= self.run_.latest  # else it would wait for ever
         version = self.run_.latest if newest else request.min_version
-        self.act(self.run_.answers.draw, group, version, rewards, worker)
+        self.act(self.run_.answers.draw, group, version, rewards, worker, length)
 
     @precondition(lambda self: self.run_.answers.unscored)
     @rule(data=st.data())
     def a_group_is_scored(self, data):
         self.act(self.run_.answers.reward, self.pick(self.run_.answers.unscored, data))
 
-    @rule(worker=WORKERS, rewards=REWARDS)
-    def everything_is_drawn_and_scored(self, worker, rewards):
+    @rule(worker=WORKERS, rewards=REWARDS, length=LENGTHS)
+    def everything_is_drawn_and_scored(self, worker, rewards, length):
         for group in sorted(self.run_.answers.open):
-            self.act(self.run_.answers.draw, group, self.run_.latest, rewards, worker)
+            self.act(self.run_.answers.draw, group, self.run_.latest, rewards, worker, length)
         for group in sorted(self.run_.answers.unscored):
             self.act(self.run_.answers.reward, group)
 
@@ -149,6 +162,21 @@ class Run(RuleBasedStateMachine):
         # The commit, if there is one, is ahead of this on the recorder's thread.
         await self.run_.recorder.call(lambda: None)
         await settle()
+
+    @rule(length=LENGTHS)
+    def a_batch_comes_if_all_goes_well(self, length):
+        """However it came to this, nothing waits for what nobody will do."""
+        while self.unpublished:
+            self.act(self.run_.publish, self.unpublished.pop(0))
+        step = self.step
+        if self.waiting is None:
+            self.the_trainer_asks_for_a_batch()
+        for _ in range(30):  # at least one sample of a token each time
+            if self.step > step:
+                return
+            self.everything_is_drawn_and_scored("a", (0.0, 1.0), length)
+            self.look()
+        raise AssertionError(f"the batch of step {step + 1} does not come")
 
     @precondition(lambda self: self.unpublished)
     @rule()

@@ -10,6 +10,8 @@ from flow_harness import Harness, MixedOnly, settle
 
 from rlax_plugin.controller.requests import sample_seed
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
 
 
 @pytest.fixture
@@ -149,3 +151,137 @@ def test_a_deep_pipeline_that_waits_for_its_trainer_is_no_failure(make):
         assert [g.id for g in groups] == [0, 1]
 
     asyncio.run(main())
+
+
+# --- batches of tokens, and packed ones ----------------------------------------------------------
+
+
+async def draw_all(run, version, lengths):
+    """Answers everything that is open with the lengths that belong to it."""
+    for group in sorted(run.answers.open):
+        await run.answers.answer(group, version, length=lengths[group])
+
+
+def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
+    """Two groups are expected to hold 16 tokens; a group has twice its length."""
+    lengths = {0: 2, 1: 1, 2: 5, 3: 1, 4: 1, 5: 7, 6: 7, 7: 8, 8: 1, 9: 1}
+
+    async def main():
+        flow, answers, run = make(1, 1, groups=2, batches={"tokens": 16, "rows": 8}, last_step=3)
+        await run.start()
+        await settle()
+        assert sorted(answers.open) == [0, 1]
+        waiting = asyncio.ensure_future(flow.batch(1))
+        await answers.answer(0, 0, length=lengths[0])
+        # 4 of 16 tokens are half a group's: with group 1 there is room for one, not for two.
+        assert sorted(answers.open) == [1, 2]
+        await draw_all(run, 0, lengths)  # 4 + 2 + 10 tokens, and group 3, issued in between
+        groups, stats = await waiting
+        assert [g.id for g in groups] == [0, 1, 2]
+        assert stats.issued == 4 and sorted(answers.open) == [3]
+        run.publish(1)
+        await settle()
+        assert sorted(answers.open) == [3, 4]  # a worker may still draw 3 with version 1
+        await answers.answer(3, 0, length=lengths[3])
+        waiting = asyncio.ensure_future(flow.batch(2))
+        await settle()
+        assert flow.book.totals.dropped == Counter({"too stale": 1})  # it did not
+        assert sorted(answers.open) == [4, 5]
+        await draw_all(run, 1, lengths)
+        groups, _ = await waiting
+        assert [g.id for g in groups] == [4, 5]  # 2 + 14 tokens
+        run.publish(2)
+        await settle()
+        await draw_all(run, 2, lengths)
+        last, _ = await flow.batch(3)
+        assert [g.id for g in last] == [6, 7]  # 14 and 16: one alone is not enough
+        run.publish(3)
+        await settle()
+        assert answers.open == {}  # the run is at its end
+        assert flow.book.totals.trained == 7 and flow.book.totals.issued == 8
+
+    asyncio.run(main())
+
+
+def test_packed_batches_take_what_fits_and_the_rest_trains_next(make):
+    """Three groups to a step, but two rows of 17 hold four samples of at most 34 positions."""
+    lengths = dict(enumerate([8, 8, 8, 9, 8, 8]))
+
+    async def main():
+        packed = {"rows": 2, "sequences_per_row": 2}
+        flow, answers, run = make(1, 2, groups=3, batches=packed, last_step=3)
+        await run.start()
+        await settle()
+        assert sorted(answers.open) == [0, 1, 2, 3, 4, 5]
+        await draw_all(run, 0, lengths)
+        trained = []
+        for step in (1, 2):
+            groups, _ = await flow.batch(step)
+            trained.append([g.id for g in groups])
+            run.publish(step)
+            await settle()
+        # Nine and eight fill a row of 17; nothing is split, nothing is overtaken.
+        assert trained == [[0, 1], [2, 3]]
+        # Groups 4 and 5 were drawn with version 0, which is too old for step 3.
+        assert flow.book.totals.dropped == Counter({"too stale": 2})
+        await draw_all(run, 2, dict.fromkeys(range(6, 12), 8))
+        groups, _ = await flow.batch(3)
+        assert [g.id for g in groups] == [6, 7]
+
+    asyncio.run(main())
+
+
+def test_a_group_that_no_batch_can_hold_ends_the_run(make):
+    async def main():
+        flow, answers, run = make(groups=2, batches={"rows": 1, "sequences_per_row": 2})
+        await run.start()
+        await settle()
+        waiting = asyncio.ensure_future(flow.batch(1))
+        await answers.answer(0, 0, length=9)
+        with pytest.raises(TrainingError, match=r"group 0 .*\[9, 9\].*1 rows of 17"):
+            await asyncio.wait_for(waiting, 1)
+
+    asyncio.run(main())
+
+
+def test_tokens_that_never_come_end_the_run_with_their_number(make):
+    async def main():
+        flow, answers, run = make(groups=2, refill=2, batches={"tokens": 99, "rows": 50})
+        await run.start()
+        await settle()
+        while answers.open:
+            await draw_all(run, 0, dict.fromkeys(range(99), 3))
+        with pytest.raises(TrainingError, match=r"4 groups were issued and only 24 of 99 tokens"):
+            await asyncio.wait_for(flow.batch(1), 1)
+
+    asyncio.run(main())
+
+
+def test_deterministic_runs_do_the_same_whenever_the_trainer_asks(tmp_path):
+    lengths = dict(enumerate([3, 1, 8, 8, 8, 2, 2, 8, 1, 1, 6, *[1] * 9]))
+
+    async def history(directory, asks_early):
+        batches = {"tokens": 24, "rows": 4, "sequences_per_row": 3}
+        run = Harness(directory, groups=4, deterministic=True, batches=batches, last_step=3)
+        await run.start()
+        for step in (1, 2, 3):
+            asked = asyncio.ensure_future(run.flow.batch(step)) if asks_early else None
+            await settle()
+            if step > 1:
+                run.publish(step - 1)
+            await settle()
+            while run.answers.open:
+                for group in sorted(run.answers.open, reverse=asks_early):
+                    await run.answers.answer(group, step - 1, length=lengths[group])
+            await (asked or run.flow.batch(step))
+        await run.flow.commit()
+        return [event for segment, _ in journal.read(run.files) for event in segment.events]
+
+    late = asyncio.run(history(tmp_path / "late", False))
+    assert asyncio.run(history(tmp_path / "early", True)) == late
+    # 24 tokens: 6 + 2 + 16; 4 + 4 + 16; 12 + 5 * 2, which leaves no place for a thirteenth sample.
+    trained = [event.groups for event in late if isinstance(event, ev.Trained)]
+    assert trained == [(0, 1, 2), (5, 6, 7), (10, 11, 12, 13, 14, 15)]
+    # Group 4 was issued when groups 0 and 1 were seen to be short, before 2 was seen to be long.
+    dropped = [event.group for event in late if isinstance(event, ev.Dropped)]
+    assert dropped == [3, 4, 8, 9, 16]

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from histories import History, group, refused, rollout, scored
+from histories import History, group, in_batch, refused, rollout, scored
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import events as ev
@@ -207,7 +207,9 @@ def test_a_journal_comes_back(files: RunFiles) -> None:
     assert [s.step for s, _ in found] == [1, 2, None, 3, None]
     for (one, _), draft in zip(found, history.segments, strict=True):
         assert list(one.events) == draft.events
-        assert bits(journal.read_samples(files, one, one.batch)) == bits(draft.batch or [])
+        assert bits(journal.read_samples(files, one, one.batch)) == bits(
+            [in_batch(judged) for judged in draft.batch or []]
+        )
         assert bits(journal.read_samples(files, one, one.rollouts)) == bits(draft.others)
     checksums = [checksum for _, checksum in found]
     assert [s.previous for s, _ in found] == ["00000000", *checksums[:-1]]

@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from rlax_plugin.advantages import of_groups
+from rlax_plugin.batches import build_batch
 from rlax_plugin.testing import policy
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.types import Group, Prompt, Rollout, SamplingParams
 
 V = 64
 
@@ -23,6 +25,26 @@ def batch(seed: int, rows: int = 3, length: int = 7) -> dict[str, np.ndarray]:
         "rl_mask": mask,
         "rl_advantages": rng.standard_normal((rows, length)).astype(np.float32),
     }
+
+
+def group(number: int, rng: np.random.Generator) -> Group:
+    """Two samples of up to six tokens; one of them is rewarded."""
+    prompt = Prompt("p", rng.integers(2, V, 3, dtype=np.int32), "", "")
+    rollouts = tuple(
+        Rollout(
+            group_id=number,
+            index=i,
+            seed=i,
+            tokens=rng.integers(1, V, length, dtype=np.int32),
+            logprob_full=np.zeros(length, np.float32),
+            logprob_sampled=np.zeros(length, np.float32),
+            versions=np.zeros(length, np.int32),
+            finish_reason="stop",
+            reward=float(i),
+        )
+        for i, length in enumerate(rng.integers(1, 7, 2))
+    )
+    return Group(number, 1, prompt, rollouts)
 
 
 def test_log_probs_of_equal_logits_are_equal() -> None:
@@ -68,6 +90,20 @@ def test_the_gradient_is_that_of_finite_differences(temperature: float) -> None:
         assert slope == pytest.approx((gradient[name] * direction).sum(), rel=1e-6), name
     unseen = sorted(set(range(V)) - set(data["inputs"][trained].tolist()))
     assert not gradient["table"][unseen].any()
+
+
+def test_packed_samples_have_the_gradient_of_samples_in_rows_of_their_own() -> None:
+    weights = policy.initial_weights(0)
+    rng = np.random.default_rng(4)
+    groups = of_groups(lambda outcomes: outcomes.rewards_n, [group(n, rng) for n in range(3)])
+    apart = build_batch(1, groups, rows=6, length=16).arrays
+    packed = build_batch(1, groups, rows=3, length=16, sequences_per_row=3).arrays
+    one, logprobs = policy.reinforce(weights, apart)
+    other, same = policy.reinforce(weights, packed)
+    assert packed["targets_segmentation"].max() > 1
+    np.testing.assert_array_equal(np.sort(logprobs), np.sort(same))
+    for name in policy.SHAPES:
+        np.testing.assert_allclose(one[name], other[name], atol=1e-6)
 
 
 def test_a_step_without_tokens_changes_nothing() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.diagnostics import summarise
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective import summarise
+from rlax_plugin.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.trainer import CANARY_TOLERANCE, BigramConfig, BigramTrainer, Checkpoints
@@ -27,6 +29,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
     return {
         "inputs": rng.integers(2, 64, shape, dtype=np.int32),
         "targets": rng.integers(1, 64, shape, dtype=np.int32),
+        "targets_segmentation": np.array([[1] * 6] * 3 + [[1, 1, 2, 2, 2, 3]], np.int32),
         "rl_mask": mask,
         "rl_advantages": rng.standard_normal(shape).astype(np.float32),
         "rl_behaviour_logprobs": np.full(shape, -4.0, np.float32),
@@ -139,9 +142,15 @@ def test_metrics_are_the_sums_that_the_controller_reports(tmp_path: Path) -> Non
     data = batch(1)
     trained = data["rl_mask"] > 0
     rows = policy.log_probs(policy.initial_weights(3), data["inputs"][trained], 0.8)
-    gaps = np.abs(rows[np.arange(21), data["targets"][trained]] + 4.0)
+    logprobs = rows[np.arange(21), data["targets"][trained]]
+    gaps = np.abs(logprobs + 4.0)
     assert report["objective/tokens"] == report["logprob_gap/tokens"] == 21
-    assert report["objective/rows"] == 4
+    assert report["objective/sequences"] == 6  # three in the last row
+    weights = np.exp(logprobs + 4.0)
+    assert report["objective/chi_squared"] == pytest.approx((weights**2).mean() - 1, rel=1e-5)
+    assert report["objective/perplexity_gap"] == pytest.approx(
+        np.exp(-logprobs.mean()) / np.exp(4.0) - 1, rel=1e-5
+    )
     assert report["logprob_gap/mean"] == pytest.approx(gaps.mean(), rel=1e-5)
     assert gaps.max() <= report["logprob_gap/max"] <= 1.45 * gaps.max()
 
@@ -151,6 +160,20 @@ def test_published_buffers_are_never_changed_afterwards(tmp_path: Path) -> None:
     first = {name: array.copy() for name, array in link.published[0].items()}
     train(tmp_path, 3, link)
     assert same_bits(first, link.published[0])
+
+
+@pytest.mark.parametrize("key", ["epochs", "mini_batches"])
+def test_it_updates_once_per_step(key: str, tmp_path: Path) -> None:
+    section = RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "x"}],
+            "objective": {key: 2},
+        }
+    )
+    context = BuildContext(run_dir=tmp_path, seed=0, section=section)
+    with pytest.raises(ConfigError, match=rf"rlax\.objective\.{key} = 2: must be 1 with"):
+        BigramTrainer.build(BigramConfig(), context)
 
 
 def test_greedy_samples_cannot_train() -> None:

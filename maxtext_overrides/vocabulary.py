@@ -1,0 +1,280 @@
+"""Log-prob of the target and entropy of the next token, exact over the whole vocabulary.
+
+With s = logits / temperature, log Z = log sum exp(s), p = exp(s - log Z) and the target t, in nats:
+
+    logprob = s_t - log Z                 d logprob / d s_v = [v = t] - p_v
+    H       = -sum p log p                d H / d s_v       = -p_v (log p_v + H)
+
+``dense_scores`` has the logits. ``tiled_scores`` has the hidden states and the weights of the
+output head: it computes the logits of one tile of the vocabulary after the other, forgets them, and
+merges each tile's own log Z_i and H_i (online softmax, https://arxiv.org/abs/1805.02867):
+
+    log Z = log sum_i Z_i                 H = sum_i Z_i / Z (H_i + log Z - log Z_i)
+
+Its backward pass computes each tile's logits again (https://arxiv.org/abs/2411.09009). Both forms
+compute in float32 from logits of any dtype.
+
+Suffixes name axes: b rows, t length, e features, v vocabulary, w one tile of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from rlax_plugin.objective import Scores
+
+
+class _Part(NamedTuple):
+    """A part of the vocabulary by itself, float32 [rows, length]."""
+
+    log_z_bt: jax.Array
+    entropy_bt: jax.Array  # of the softmax over the part
+    target_bt: jax.Array  # s of the target, 0 if it lies elsewhere
+
+    @classmethod
+    def nothing(cls, shape: tuple[int, ...]) -> _Part:
+        zeros_bt = jnp.zeros(shape, jnp.float32)
+        return cls(jnp.full(shape, jnp.finfo(jnp.float32).min), zeros_bt, zeros_bt)
+
+    @classmethod
+    def of(cls, s_btw: jax.Array, position_bt: jax.Array, counted_w: jax.Array | None) -> _Part:
+        """Sums over one tile.
+
+        Args:
+          s_btw: logits / temperature.
+          position_bt: of the target among them; -1 if it lies elsewhere.
+          counted_w: which entries belong to the part; None: all.
+        """
+        log_z_bt = jax.nn.logsumexp(s_btw, axis=-1, where=counted_w)
+        # From log Z instead of the sums behind it: XLA then fuses each reduction with its exp.
+        log_p_btw = s_btw - log_z_bt[..., None]
+        surprise_btw = -jnp.exp(log_p_btw) * log_p_btw
+        # Devices that share the vocabulary gather from what they hold and add up [rows, length].
+        target_bt = jnp.take_along_axis(s_btw, position_bt[..., None], axis=-1, mode="clip")
+        return cls(
+            log_z_bt,
+            surprise_btw.sum(axis=-1, where=counted_w),
+            jnp.where(position_bt >= 0, target_bt[..., 0], 0.0),
+        )
+
+    def merged(self, other: _Part) -> _Part:
+        log_z_bt = jnp.logaddexp(self.log_z_bt, other.log_z_bt)
+        entropy_bt = sum(
+            jnp.exp(part.log_z_bt - log_z_bt) * (part.entropy_bt + log_z_bt - part.log_z_bt)
+            for part in (self, other)
+        )
+        return _Part(log_z_bt, entropy_bt, self.target_bt + other.target_bt)
+
+    @property
+    def scores(self) -> Scores:
+        return Scores(self.target_bt - self.log_z_bt, self.entropy_bt)
+
+
+def _scaled(logits_btw: jax.Array, temperature: float) -> jax.Array:
+    return logits_btw.astype(jnp.float32) / temperature
+
+
+def _logits_cotangent(
+    logits_btw: jax.Array,
+    position_bt: jax.Array,
+    whole: _Part,
+    cotangents: Scores,
+    temperature: float,
+) -> jax.Array:
+    """Cotangent of some of the logits. Of the two results, one that no loss uses costs nothing."""
+    log_p_btw = _scaled(logits_btw, temperature) - whole.log_z_bt[..., None]
+    p_btw = jnp.exp(log_p_btw)
+    cotangent_btw = jnp.zeros_like(p_btw)
+    by_logprob_bt, by_entropy_bt = cotangents
+    if not isinstance(by_logprob_bt, SymbolicZero):
+        is_target_btw = position_bt[..., None] == jnp.arange(logits_btw.shape[-1])
+        by_s_btw = jnp.where(is_target_btw, 1.0 - p_btw, -p_btw)
+        cotangent_btw += by_s_btw * (by_logprob_bt / temperature)[..., None]
+    if not isinstance(by_entropy_bt, SymbolicZero):
+        by_s_btw = p_btw * (log_p_btw + whole.entropy_bt[..., None])
+        cotangent_btw -= by_s_btw * (by_entropy_bt / temperature)[..., None]
+    return cotangent_btw.astype(logits_btw.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def dense_scores(logits_btv: jax.Array, targets_bt: jax.Array, temperature: float) -> Scores:
+    """Log-prob of the targets and entropy.
+
+    Args:
+      logits_btv: any float dtype; all that is kept of this size for the backward pass.
+      targets_bt: int32 [rows, length].
+      temperature: above 0.
+    """
+    return _Part.of(_scaled(logits_btv, temperature), targets_bt, None).scores
+
+
+def _dense_forward(logits: Any, targets: Any, temperature: float) -> tuple[Scores, Any]:
+    whole = _Part.of(_scaled(logits.value, temperature), targets.value, None)
+    return whole.scores, (logits.value, targets.value, whole)
+
+
+def _dense_backward(temperature: float, saved: Any, cotangents: Scores) -> tuple[jax.Array, None]:
+    logits_btv, targets_bt, whole = saved
+    # Or XLA would store p for both passes instead of computing it in each: twice the time on CPU.
+    whole = jax.lax.optimization_barrier(whole)
+    return _logits_cotangent(logits_btv, targets_bt, whole, cotangents, temperature), None
+
+
+dense_scores.defvjp(_dense_forward, _dense_backward, symbolic_zeros=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """An output head as a function of any part of its weights.
+
+    Attributes:
+      logits: (hidden_bte, part of the weights) -> logits_btw of that part. It is differentiated
+        inside a loop and must not close over traced arrays.
+      axis: of the weights, along which the vocabulary lies.
+      tiles: parts to take one after the other, at most.
+      shards: equal contiguous parts of the vocabulary that the devices hold. Every tile takes a
+        piece of each: all devices work on every tile, and none sends its part to another.
+    """
+
+    logits: Callable[[jax.Array, jax.Array], jax.Array]
+    axis: int
+    tiles: int
+    shards: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Tiles of ``weights``, whose vocabulary axis is seen as two: [shards, rest].
+
+    Where the width does not divide the rest, the last tile lies partly on the one before it.
+    """
+
+    weights: jax.Array
+    axis: int
+    shards: int
+    width: int  # in each shard
+
+    @classmethod
+    def of(cls, head: Head, weights: jax.Array) -> _Tiles:
+        before, after = weights.shape[: head.axis], weights.shape[head.axis + 1 :]
+        rest = weights.shape[head.axis] // head.shards
+        split = weights.reshape(*before, head.shards, rest, *after)
+        return cls(split, head.axis, head.shards, -(-rest // head.tiles))
+
+    @property
+    def rest(self) -> int:
+        return self.weights.shape[self.axis + 1]
+
+    @property
+    def count(self) -> int:
+        return -(-self.rest // self.width)
+
+    def start(self, tile: jax.Array) -> jax.Array:
+        """First entry of a tile in every shard."""
+        return jnp.minimum(tile * self.width, self.rest - self.width)
+
+    def take(self, tile: jax.Array) -> jax.Array:
+        """Weights of a tile: ``width`` entries of the first shard, then of the second, ..."""
+        piece = jax.lax.dynamic_slice_in_dim(
+            self.weights, self.start(tile), self.width, self.axis + 1
+        )
+        before, after = piece.shape[: self.axis], piece.shape[self.axis + 2 :]
+        return piece.reshape(*before, self.shards * self.width, *after)
+
+    def add(self, sums: jax.Array, tile: jax.Array, values: jax.Array) -> jax.Array:
+        """Adds ``values``, shaped as a tile, to ``sums``, shaped as the weights."""
+        start, axis = self.start(tile), self.axis + 1
+        piece = jax.lax.dynamic_slice_in_dim(sums, start, self.width, axis)
+        piece += values.reshape(piece.shape)
+        return jax.lax.dynamic_update_slice_in_dim(sums, piece, start, axis)
+
+    def counted(self, tile: jax.Array) -> jax.Array | None:
+        """Which entries of a tile no earlier one has; None: all."""
+        if self.rest % self.width == 0:
+            return None
+        is_new = self.start(tile) + jnp.arange(self.width) >= tile * self.width
+        return jnp.tile(is_new, self.shards)
+
+    def position(self, tile: jax.Array, targets_bt: jax.Array) -> jax.Array:
+        """Where in a tile the targets are; -1 if elsewhere, or in an earlier one as well."""
+        shard_bt, entry_bt = targets_bt // self.rest, targets_bt % self.rest
+        first, start = tile * self.width, self.start(tile)
+        inside_bt = (entry_bt >= first) & (entry_bt < first + self.width)
+        return jnp.where(inside_bt, shard_bt * self.width + entry_bt - start, -1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 4))
+def tiled_scores(
+    head: Head,
+    hidden_bte: jax.Array,
+    weights: jax.Array,
+    targets_bt: jax.Array,
+    temperature: float,
+) -> Scores:
+    """``dense_scores`` of ``head.logits(hidden_bte, weights)``, which never exist as a whole.
+
+    Args:
+      head: how logits come about, and in how many tiles.
+      hidden_bte: what the head is applied to, any float dtype.
+      weights: of the head; ``head.shards`` must divide the vocabulary.
+      targets_bt: int32 [rows, length].
+      temperature: above 0.
+    """
+    return _tiled(head, hidden_bte, weights, targets_bt, temperature).scores
+
+
+def _tiled(
+    head: Head,
+    hidden_bte: jax.Array,
+    weights: jax.Array,
+    targets_bt: jax.Array,
+    temperature: float,
+) -> _Part:
+    tiles = _Tiles.of(head, weights)
+
+    def with_tile(tile: jax.Array, merged: _Part) -> _Part:
+        s_btw = _scaled(head.logits(hidden_bte, tiles.take(tile)), temperature)
+        part = _Part.of(s_btw, tiles.position(tile, targets_bt), tiles.counted(tile))
+        return merged.merged(part)
+
+    return jax.lax.fori_loop(0, tiles.count, with_tile, _Part.nothing(targets_bt.shape))
+
+
+def _tiled_forward(
+    head: Head, hidden: Any, weights: Any, targets: Any, temperature: float
+) -> tuple[Scores, Any]:
+    arrays = (hidden.value, weights.value, targets.value)
+    whole = _tiled(head, *arrays, temperature)
+    return whole.scores, (*arrays, whole)
+
+
+def _tiled_backward(
+    head: Head, temperature: float, saved: Any, cotangents: Scores
+) -> tuple[jax.Array, jax.Array, None]:
+    hidden_bte, weights, targets_bt, whole = saved
+    tiles = _Tiles.of(head, weights)
+
+    def with_tile(tile: jax.Array, gradients: tuple[Any, Any]) -> tuple[Any, Any]:
+        by_hidden_bte, by_weights = gradients
+        logits_btw, pull_back = jax.vjp(head.logits, hidden_bte, tiles.take(tile))
+        position_bt = tiles.position(tile, targets_bt)
+        cotangent_btw = _logits_cotangent(logits_btw, position_bt, whole, cotangents, temperature)
+        if (counted_w := tiles.counted(tile)) is not None:
+            cotangent_btw = jnp.where(counted_w, cotangent_btw, 0)
+        tile_by_hidden_bte, tile_by_weights = pull_back(cotangent_btw)
+        by_hidden_bte += tile_by_hidden_bte.astype(jnp.float32)
+        return by_hidden_bte, tiles.add(by_weights, tile, tile_by_weights)
+
+    zeros = (jnp.zeros(hidden_bte.shape, jnp.float32), jnp.zeros_like(tiles.weights))
+    by_hidden_bte, by_weights = jax.lax.fori_loop(0, tiles.count, with_tile, zeros)
+    return by_hidden_bte.astype(hidden_bte.dtype), by_weights.reshape(weights.shape), None
+
+
+tiled_scores.defvjp(_tiled_forward, _tiled_backward, symbolic_zeros=True)

@@ -1,0 +1,111 @@
+"""Which of the admitted groups make a batch: so many groups or so many tokens, and what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlax_plugin.batches import place, sizes
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRule:
+    """When groups, in issue order, make a batch, and how many of them.
+
+    A batch is complete with its last group or token, or once its groups hold more samples or
+    positions than it has. It then consists of as many of these groups as can be laid out, from the
+    first. So it depends on the groups and their order alone, not on when somebody looks.
+
+    Attributes:
+      groups: groups of a batch; where ``tokens`` decide, as many as are expected to hold them.
+      tokens: completion tokens of a batch, reached by its last group (Ring-lite's C3PO,
+        https://arxiv.org/abs/2506.14731); 0: ``groups`` decide.
+      rows, length, sequences_per_row: see ``batches.place``.
+    """
+
+    groups: int
+    tokens: int
+    rows: int
+    length: int
+    sequences_per_row: int
+
+    @classmethod
+    def of(cls, section: RlaxSection) -> BatchRule:
+        """The rule that a config asks for."""
+        return cls(
+            groups=section.rollouts.groups_per_step,
+            tokens=section.batches.tokens,
+            rows=section.batch_rows,
+            length=section.row_tokens,
+            sequences_per_row=section.batches.sequences_per_row,
+        )
+
+    def choose(self, groups: Sequence[Group]) -> tuple[Group, ...] | None:
+        """The next batch; None while it is not complete.
+
+        Args:
+          groups: admitted ones in issue order. No older one is still to come.
+
+        Raises:
+          TrainingError: not even one group can be laid out.
+        """
+        complete = self._complete(groups)
+        if complete is None:
+            return None
+        for count in range(complete, 0, -1):
+            if self._fits(groups[:count]):
+                return tuple(groups[:count])
+        raise TrainingError(
+            f"group {groups[0].id} holds samples of {sizes(groups[:1])} positions, and a batch has "
+            f"{self.rows} rows of {self.length} for {self.sequences_per_row} samples each: raise "
+            "rlax.batches.rows or rlax.batches.sequences_per_row, or with "
+            "rlax.rollouts.max_new_tokens the rows' length"
+        )
+
+    def completes(self, groups: Sequence[Group]) -> bool:
+        """Whether ``choose`` would find a batch, or a group that is too large for one."""
+        return self._complete(groups) is not None
+
+    def worth(self, groups: Sequence[Group]) -> int:
+        """How many groups these stand for, at ``self.groups`` to a batch.
+
+        What does not complete a batch is worth less than ``self.groups``.
+        """
+        worth = 0
+        while (count := self._complete(groups)) is not None:
+            worth += self.groups
+            groups = groups[count:]
+        if self.tokens:
+            return worth + self.groups * _tokens(groups) // self.tokens
+        return worth + len(groups)
+
+    def shortfall(self, groups: Sequence[Group]) -> str:
+        """For messages: how much of a batch these are."""
+        if self.tokens:
+            return f"{_tokens(groups)} of {self.tokens} tokens"
+        return f"{len(groups)} of {self.groups}"
+
+    def _complete(self, groups: Sequence[Group]) -> int | None:
+        """The number of groups, from the first, that complete a batch; perhaps more than fit."""
+        tokens = samples = positions = 0
+        for count, group in enumerate(groups, 1):
+            # Added up only where it decides: this is asked whenever a group is scored.
+            tokens += _tokens([group]) if self.tokens else 0
+            samples += len(group.rollouts)
+            positions += sum(sizes([group])) if self.sequences_per_row > 1 else 0
+            enough = tokens >= self.tokens if self.tokens else count >= self.groups
+            full = samples > self.rows * self.sequences_per_row
+            if enough or full or positions > self.rows * self.length:
+                return count
+        return None
+
+    def _fits(self, groups: Sequence[Group]) -> bool:
+        found = place(sizes(groups), self.rows, self.length, self.sequences_per_row)
+        return found is not None
+
+
+def _tokens(groups: Sequence[Group]) -> int:
+    return sum(r.tokens.size for group in groups for r in group.rollouts)

@@ -1,0 +1,332 @@
+"""Log-probs and entropy, dense and by vocabulary tile: numbers, gradients, memory, whole models."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_train_loop as tests
+from flax import nnx
+
+from maxtext_overrides import config as rlax_config
+from maxtext_overrides import lean_imports
+from maxtext_overrides.canary import CanaryForward
+from maxtext_overrides.loss import make_loss_fn
+from maxtext_overrides.train_loop import Events, fresh_weights, run_train_loop
+from maxtext_overrides.vocabulary import Head, dense_scores, tiled_scores
+from rlax_plugin.errors import ConfigError, TrainingError
+
+ROWS, LENGTH, WIDTH, VOCABULARY = 2, 3, 8, 14
+TEMPERATURE = 0.7
+SOFT_CAP = 3.0
+
+
+def tied(hidden_bte, table):
+    return hidden_bte @ table.T
+
+
+def untied(hidden_bte, kernel):
+    return hidden_bte @ kernel
+
+
+def capped(hidden_bte, table):
+    return SOFT_CAP * jnp.tanh(tied(hidden_bte, table) / SOFT_CAP)
+
+
+def inputs(axis=0, vocabulary=VOCABULARY):
+    rng = np.random.default_rng(0)
+    hidden_bte = rng.normal(size=(ROWS, LENGTH, WIDTH)).astype(np.float32)
+    table = rng.normal(size=(vocabulary, WIDTH)).astype(np.float32)
+    # The first and the last word, and one twice.
+    targets_bt = np.array([[0, vocabulary - 1, 2], [5, 5, 9]], np.int32)
+    return hidden_bte, table if axis == 0 else table.T.copy(), targets_bt
+
+
+def by_jax(logits_btv, targets_bt):
+    log_p_btv = jax.nn.log_softmax(logits_btv / TEMPERATURE)
+    logprobs_bt = jnp.take_along_axis(log_p_btv, targets_bt[..., None], -1)[..., 0]
+    return logprobs_bt, -(jnp.exp(log_p_btv) * log_p_btv).sum(-1)
+
+
+def a_loss(scores):
+    """Weighs every token, and both results, differently."""
+    logprobs_bt, entropy_bt = scores
+    weights_bt = jnp.linspace(-1.0, 2.0, logprobs_bt.size).reshape(logprobs_bt.shape)
+    return (weights_bt * logprobs_bt).sum() + 0.3 * (weights_bt[::-1] * entropy_bt).sum()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dense_scores_worked_out_by_hand(compiled):
+    call = jax.jit(dense_scores, static_argnums=2) if compiled else dense_scores
+    # At temperature 2: p = (1/2, 1/4, 1/4), and once all of it on one word.
+    logits = 2 * np.log(np.array([[[0.5, 0.25, 0.25], [1.0, 1e-30, 1e-30]]], np.float32))
+    scores = call(logits, np.array([[0, 0]]), 2.0)
+    np.testing.assert_allclose(scores.logprobs_bt, [[np.log(0.5), 0.0]], atol=1e-6)
+    np.testing.assert_allclose(scores.entropy_bt, [[1.5 * np.log(2), 0.0]], atol=1e-6)
+    # d H / d logit = -p (log p + H) / 2: log p + H is log 2 / 2 for the first, -log 2 / 2 for the
+    # others. d logprob / d logit = ([v = 0] - p) / 2.
+    by_entropy = jax.grad(lambda x: call(x, np.array([[0, 0]]), 2.0).entropy_bt.sum())(logits)
+    expected = np.log(2) / 2 * np.array([-0.5, 0.25, 0.25]) / 2
+    np.testing.assert_allclose(by_entropy, [[expected, [0, 0, 0]]], atol=1e-6)
+    by_logprob = jax.grad(lambda x: call(x, np.array([[0, 0]]), 2.0).logprobs_bt.sum())(logits)
+    np.testing.assert_allclose(by_logprob, [[[0.25, -0.125, -0.125], [0, 0, 0]]], atol=1e-6)
+
+
+def test_dense_scores_and_their_gradient_are_jaxs():
+    hidden_bte, table, targets_bt = inputs()
+    logits_btv = tied(hidden_bte, table)
+    ours = dense_scores(logits_btv, targets_bt, TEMPERATURE)
+    for found, expected in zip(ours, by_jax(logits_btv, targets_bt), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+    found = jax.grad(lambda x: a_loss(dense_scores(x, targets_bt, TEMPERATURE)))(logits_btv)
+    expected = jax.grad(lambda x: a_loss(by_jax(x, targets_bt)))(logits_btv)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_entropy_gradient_is_the_finite_difference():
+    hidden_bte, table, targets_bt = inputs()
+    logits_btv = tied(hidden_bte, table)
+
+    def entropy(x):
+        return dense_scores(x, targets_bt, TEMPERATURE).entropy_bt.sum()
+
+    direction = np.random.default_rng(1).normal(size=logits_btv.shape).astype(np.float32)
+    step = 1e-2
+    difference = (
+        entropy(logits_btv + step * direction) - entropy(logits_btv - step * direction)
+    ) / (2 * step)
+    np.testing.assert_allclose(
+        (jax.grad(entropy)(logits_btv) * direction).sum(), difference, rtol=2e-3
+    )
+
+
+@pytest.mark.parametrize(("tiles", "shards"), [(2, 1), (3, 1), (3, 2), (20, 2)])
+@pytest.mark.parametrize(("logits", "axis"), [(tied, 0), (untied, 1), (capped, 0)])
+def test_tiles_give_the_dense_scores_and_gradients(logits, axis, tiles, shards):
+    """14 words, or 2 shards of 7 words; 20 tiles are as many as there are words in a shard."""
+    hidden_bte, weights, targets_bt = inputs(axis)
+    head = Head(logits, axis, tiles, shards)
+
+    def dense(hidden_bte, weights):
+        return dense_scores(logits(hidden_bte, weights), targets_bt, TEMPERATURE)
+
+    @jax.jit
+    def tiled(hidden_bte, weights):
+        return tiled_scores(head, hidden_bte, weights, targets_bt, TEMPERATURE)
+
+    def gradients(scores_of):
+        return jax.grad(lambda *arrays: a_loss(scores_of(*arrays)), argnums=(0, 1))
+
+    for found, expected in zip(
+        tiled(hidden_bte, weights) + gradients(tiled)(hidden_bte, weights),
+        dense(hidden_bte, weights) + gradients(dense)(hidden_bte, weights),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, atol=5e-6)
+
+
+def test_large_logits_neither_overflow_nor_lose_the_entropy():
+    hidden_bte, table, targets_bt = inputs()
+    table = table * 40  # logits of several hundred
+    head = Head(tied, 0, 4)
+    dense = dense_scores(tied(hidden_bte, table), targets_bt, TEMPERATURE)
+    tiled = tiled_scores(head, hidden_bte, table, targets_bt, TEMPERATURE)
+    for found, expected in zip(tiled, dense, strict=True):
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+    logits_btv = jnp.asarray(np.random.default_rng(2).normal(size=(1, 2, 4096)), jnp.bfloat16)
+    targets_bt = np.array([[1, 4095]], np.int32)
+    ours = dense_scores(logits_btv, targets_bt, TEMPERATURE)
+    for found, expected in zip(
+        ours, by_jax(np.asarray(logits_btv, np.float32), targets_bt), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=2e-6)
+    gradient = jax.grad(lambda x: a_loss(dense_scores(x, targets_bt, 1.0)))(logits_btv)
+    assert gradient.dtype == jnp.bfloat16
+
+
+def test_entropy_that_is_only_reported_costs_no_backward_pass():
+    hidden_bte, table, targets_bt = inputs()
+    head = Head(tied, 0, tiles=2)
+
+    def flops(scores_of, report):
+        def loss(*arguments):
+            scores = scores_of(*arguments, targets_bt, TEMPERATURE)
+            return a_loss((scores.logprobs_bt, report(scores.entropy_bt)))
+
+        def gradient(*arguments):
+            return jax.grad(loss)(*arguments)
+
+        arguments = (tied(hidden_bte, table),)
+        if scores_of is not dense_scores:
+            arguments = (hidden_bte, table)
+        return jax.jit(gradient).lower(*arguments).compile().cost_analysis()["flops"]
+
+    for scores_of in (dense_scores, partial(tiled_scores, head)):
+        unused = flops(scores_of, jnp.zeros_like)
+        assert flops(scores_of, jax.lax.stop_gradient) == unused
+        assert flops(scores_of, lambda entropy_bt: entropy_bt) > 1.05 * unused
+
+
+def test_tiles_of_a_real_vocabulary_give_the_dense_gradient():
+    """131072 words, as below, with 8 tokens."""
+    vocabulary, width = 131072, 64
+    rng = np.random.default_rng(3)
+    hidden_bte = rng.normal(size=(1, 8, width)).astype(np.float32)
+    table = rng.normal(size=(vocabulary, width)).astype(np.float32) / 4
+    targets_bt = rng.integers(0, vocabulary, (1, 8))
+
+    def tiled(hidden_bte, table):
+        head = Head(tied, 0, tiles=32)
+        return a_loss(tiled_scores(head, hidden_bte, table, targets_bt, TEMPERATURE))
+
+    def dense(hidden_bte, table):
+        return a_loss(dense_scores(tied(hidden_bte, table), targets_bt, TEMPERATURE))
+
+    (found, ours), (expected, theirs) = (
+        jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(hidden_bte, table) for f in (tiled, dense)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for gradient, value in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(gradient, value, atol=2e-6 * np.abs(value).max())
+
+
+HEADS = {
+    "tied": (
+        "normalize_embedding_logits=true",
+        "final_logits_soft_cap=2.0",
+        "logits_dot_in_fp32=true",
+    ),
+    "untied": ("logits_via_embedding=false", "logits_dot_in_fp32=true"),
+}
+
+
+SGD = ("opt_type=sgd", "learning_rate=1.0", "gradient_clipping_threshold=0.0")
+MESH = ("per_device_batch_size=1", "ici_fsdp_parallelism=4", "ici_tensor_parallelism=2")
+FIGURES = ("learning/loss", "learning/grad_norm", "logprob_sum", "entropy")
+
+
+def entropy_too(scores, data):
+    """A policy gradient with an entropy bonus: both results carry a gradient."""
+    loss_sum, weight, metrics = tests.policy_gradient(scores, data)
+    entropy = (scores.entropy_bt * data["rl_mask"]).sum()
+    return loss_sum - 0.5 * entropy, weight, metrics | {"entropy": entropy}
+
+
+def one_step(directory, *argv):
+    """Figures of one step, its gradients (as weights after SGD with a rate of 1) and the canary."""
+    config = tests.configure(directory, *SGD, *argv, steps=1)
+    # MaxText's default generator draws other weights on another mesh.
+    jax.config.update("jax_default_prng_impl", "threefry2x32")
+    found = {}
+
+    def on_start(loop):
+        canary = CanaryForward(tests.batch(1)["inputs"][0])
+        found["canary"] = np.asarray(canary(loop, fresh_weights(loop)).logprobs)
+
+    def on_step_end(loop, metrics):
+        arrays = fresh_weights(loop) | {name: metrics[name] for name in FIGURES}
+        found.update({name: np.asarray(value) for name, value in arrays.items()})
+        return False
+
+    events = Events(tests.batch, on_step_end, on_start)
+    run_train_loop(config, events, arrays=tests.ARRAYS, objective=entropy_too)
+    return found
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    return {name: one_step(tmp_path_factory.mktemp("dense"), *argv) for name, argv in HEADS.items()}
+
+
+def assert_alike(found, expected):
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+def temporary_bytes(directory, *argv):
+    """Beside weights, batch and gradients, of the compiled loss and gradient of a whole model."""
+    config = tests.configure(directory, *argv, steps=1)
+    loss_fn = make_loss_fn(lean_imports.import_trainer(), entropy_too, 1.0)
+    shape = (config.global_batch_size_to_load, config.max_target_length)
+    data = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in tests.ARRAYS.items()}
+    found = []
+
+    def on_start(loop):
+        def step(model_state, data):
+            model = nnx.merge(loop.graph, model_state, copy=True)
+            gradient = nnx.value_and_grad(loss_fn, has_aux=True)
+            (loss, _), by_weights = gradient(model, config, data, None, None)
+            return loss, by_weights
+
+        with loop.shardings():
+            compiled = jax.jit(step).lower(loop.model_state, data).compile()
+        found.append(compiled.memory_analysis().temp_size_in_bytes)
+        raise TrainingError("seen enough")
+
+    events = Events(tests.batch, lambda loop, metrics: False, on_start)
+    with pytest.raises(TrainingError, match="seen enough"):
+        run_train_loop(config, events, arrays=tests.ARRAYS, objective=entropy_too)
+    return found[0]
+
+
+def test_no_logits_of_the_whole_vocabulary_exist_in_a_step(tmp_path):
+    """4 x 2048 tokens and 131072 words, on which a dense step needs four such arrays."""
+    rows, length, vocabulary = 4, 2048, 131072
+    argv = (
+        f"per_device_batch_size={rows}",
+        f"max_target_length={length}",
+        f"vocab_size={vocabulary}",
+        "num_vocab_tiling=32",
+    )
+    assert temporary_bytes(tmp_path, *argv) < rows * length * vocabulary * 4 / 4
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_whole_model_trains_alike_in_tiles(tmp_path, head, dense):
+    assert_alike(one_step(tmp_path, *HEADS[head], "num_vocab_tiling=8"), dense[head])
+
+
+def test_tiles_and_micro_batches(tmp_path, dense):
+    argv = ("num_vocab_tiling=4", "gradient_accumulation_steps=2", "per_device_batch_size=4")
+    assert_alike(one_step(tmp_path, *HEADS["untied"], *argv), dense["untied"])
+
+
+@pytest.mark.timeout(240)
+def test_a_mesh_of_eight_tiles_as_one_device_computes_at_once(tmp_path, dense):
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, __file__, str(tmp_path)]
+    subprocess.run(command, env=environment, check=True, timeout=220)
+    for head in HEADS:
+        assert_alike(dict(np.load(tmp_path / f"{head}.npz")), dense[head])
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("shard_mode=explicit", "shard_mode = 'explicit': must be auto with num_vocab_tiling"),
+        ("parameter_memory_host_offload=true", "parameter_memory_host_offload = True: must be"),
+        ("vocab_tiling_ag_once=true", "vocab_tiling_ag_once = True: must be false"),
+        ("num_vocab_tiling=3", "size times sequence length should be divisible by the number"),
+    ],
+)
+def test_what_tiles_cannot_do_is_refused(argv, expected):
+    with pytest.raises(ConfigError) as error:
+        rlax_config.load((tests.TINY, "num_vocab_tiling=2", argv))
+    assert expected in str(error.value)
+
+
+if __name__ == "__main__":
+    for head in HEADS:
+        out = Path(sys.argv[1])
+        found = one_step(out / head, *HEADS[head], *MESH, "num_vocab_tiling=4")
+        np.savez(out / f"{head}.npz", **found)
