@@ -24,7 +24,7 @@ PRESETS = presets_of(registry_for(section_of({})))
 # Advantages that look at the batch: a group of equal rewards may train.
 OF_THE_BATCH = ("reinforce_plus_plus", "ppo", "decoupled_ppo")
 # In the mean over tokens even rewards less their group's mean are not centred.
-OF_GROUPS = tuple(set(PRESETS) - {*OF_THE_BATCH, "reinforce_plus_plus_baseline"})
+OF_GROUPS = tuple(p for p in PRESETS if p not in {*OF_THE_BATCH, "reinforce_plus_plus_baseline"})
 
 CORRECTIONS = ("truncated_importance_sampling", "icepop", "sequence_mask", "veto")
 CONFIGS: dict[str, dict[str, Any]] = {name: {"preset": name} for name in PRESETS} | {
