@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlax_plugin.batches import build_batch, place
+from rlax_plugin.batches import build_batch, place, sizes
 from rlax_plugin.types import Group, Prompt, Rollout
 
 CONFIG = Path(__file__).parent.parent / "configs" / "bench_w2.yml"
@@ -55,11 +55,9 @@ def groups_of(step: int, rng: np.random.Generator) -> list[Group]:
     return groups
 
 
-def sizes(groups: list[Group]) -> list[int]:
-    return [PROMPT + len(r.tokens) - 1 for group in groups for r in group.rollouts]
-
-
-def step_times(batches: list[Mapping[str, np.ndarray]], directory: str) -> list[float]:
+def step_times(
+    batches: list[Mapping[str, np.ndarray]], sequences_per_row: int, directory: str
+) -> list[float]:
     """Seconds of each train step but the first ones."""
     import jax
 
@@ -78,7 +76,7 @@ def step_times(batches: list[Mapping[str, np.ndarray]], directory: str) -> list[
             f"steps={len(batches)}",
             f"per_device_batch_size={batches[0]['inputs'].shape[0]}",
             f"max_target_length={PROMPT + COMPLETION}",
-            f"rlax.batches.sequences_per_row={SEQUENCES_PER_ROW}",
+            f"rlax.batches.sequences_per_row={sequences_per_row}",
             f"rlax.rollouts.max_new_tokens={COMPLETION}",
         ]
     )
@@ -123,7 +121,7 @@ def main() -> None:
                 for step, groups in enumerate(work, start=1)
             ]
             with tempfile.TemporaryDirectory() as directory:
-                seconds[name] += step_times(batches, directory)
+                seconds[name] += step_times(batches, per_row, directory)
 
     table = Table(title=f"{samples} samples, {real:.0f} real tokens a step, rows of {length}")
     for column in ("layout", "rows", "real tokens", "step ms", "us per real token"):

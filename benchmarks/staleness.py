@@ -53,17 +53,18 @@ class Trial:
     bound: int
     objective: str
     seed: int
+    steps: int
 
     @property
     def name(self) -> str:
-        return f"k{self.bound}-{self.objective}-seed{self.seed}"
+        return f"k{self.bound}-{self.objective}-seed{self.seed}-{self.steps}"
 
-    def argv(self, directory: Path, steps: int) -> list[str]:
+    def argv(self, directory: Path) -> list[str]:
         return [
             f"base_output_directory={directory}",
             f"run_name={self.name}",
-            f"steps={steps}",
-            f"checkpoint_period={steps}",
+            f"steps={self.steps}",
+            f"checkpoint_period={self.steps}",
             f"rlax.seed={self.seed}",
             f"rlax.staleness.max_staleness={self.bound}",
             "rlax.staleness.reload_every=1",
@@ -124,7 +125,7 @@ def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
     }
 
 
-def run_all(directory: Path, trials: Sequence[Trial], steps: int, jobs: int) -> None:
+def run_all(directory: Path, trials: Sequence[Trial], jobs: int) -> None:
     """Runs what is not finished yet, ``jobs`` at a time, each on a core of its own."""
     warm = directory / "warm"
     console = Console()
@@ -139,7 +140,7 @@ def run_all(directory: Path, trials: Sequence[Trial], steps: int, jobs: int) -> 
         began_s = time.perf_counter()
         shared = f"rlax.warm_start.directory={warm / 'warm_start'}"
         core = cores[number % jobs % len(cores)] if jobs > 1 else None
-        train([*trial.argv(directory, steps), shared], core)
+        train([*trial.argv(directory), shared], core)
         console.print(
             f"{number + 1} of {len(left)}: {trial.name} in {time.perf_counter() - began_s:.0f} s"
         )
@@ -209,8 +210,10 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="also draw the curves into this file")
     args = parser.parse_args()
     directory = args.directory.absolute()
-    trials = [Trial(k, o, s) for s in range(args.seeds) for k in BOUNDS for o in OBJECTIVES]
-    run_all(directory, trials, args.steps, args.jobs)
+    trials = [
+        Trial(k, o, s, args.steps) for s in range(args.seeds) for k in BOUNDS for o in OBJECTIVES
+    ]
+    run_all(directory, trials, args.jobs)
     results = [found for t in trials if (found := finished(directory, t))]
     show(results)
     if args.json:

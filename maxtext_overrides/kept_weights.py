@@ -61,7 +61,8 @@ class KeptWeights:
         if not offload:
             return cls(fresh_weights(loop), shardings)
         host = {name: _resting(sharding, offload) for name, sharding in shardings.items()}
-        return cls(jax.device_put(current, host), shardings)
+        # Parameters that rest on the host themselves must not be shared: train steps donate them.
+        return cls(jax.device_put(current, host, may_alias=False), shardings)
 
     def on_devices(self) -> Weights:
         """To be used and dropped: of weights in host memory it is another copy."""

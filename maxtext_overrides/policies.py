@@ -7,8 +7,9 @@ of the trainer's own model in the trainer's layout, to which the weights are an 
                 loss has it already, as the stop-gradient of its own log-probs.
     reprefill   pi_old is, token by token, the policy of the version that drew the token, if it is
                 the current one or the one of which a copy is kept: the newest but the current that
-                a worker reloads, a multiple of ``staleness.reload_every``. Of any other, and after
-                a resume until that copy is there again, it is the proximal policy, and counted.
+                workers load which were there from the start, every ``staleness.reload_every``-th.
+                Of any other, and after a resume until that copy is there again, it is the proximal
+                policy, and counted.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Policies:
         staleness, objective = self._section.staleness, self._section.objective
         if self._slots.algorithm.old_policy != "reprefill" or staleness.max_staleness == 1:
             return
-        if (step - 1) % staleness.reload_every == 0:
+        if (step - 1 - loop.started_from) % staleness.reload_every == 0:
             self._retained = None  # before the new copy takes its place
             copy = KeptWeights.of(loop, objective.offload_old_policy)
             self._retained = (step - 1, copy)

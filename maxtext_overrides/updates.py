@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from rlax_plugin.diagnostics import GAP_SUMS
+
+log = logging.getLogger("rlax.trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,12 @@ class Updates:
             order_b = order_b[np.argsort(-tokens_b, kind="stable")]
             rows = rng.permuted(order_b.reshape(-1, self.mini_batches), axis=1)
             for rows_b in rows.T:
+                if not batch["rl_mask"][rows_b].any():
+                    log.warning(
+                        "step %d: a mini-batch has no token to train; momentum and weight decay "
+                        "move the weights all the same",
+                        step,
+                    )
                 yield {name: array[rows_b] for name, array in batch.items()}
 
 
@@ -67,8 +78,15 @@ class StepMetrics:
         self._updates = 0
 
     def add(self, scalars: Mapping[str, Any], sums: Mapping[str, Any]) -> None:
-        """What one update reports: MaxText's scalars, and the objective's sums."""
+        """What one update reports: MaxText's scalars, and the objective's sums.
+
+        Only before the first update do trainer and sampler hold equal weights: the log-prob gap of
+        the others is left out.
+        """
         found = (dict(scalars), dict(sums))
+        if self._updates:
+            for name in found[1].keys() & GAP_SUMS:
+                found[1][name] = jnp.zeros_like(found[1][name])
         self._totals = found if self._totals is None else _added(self._totals, found)
         self._updates += 1
 

@@ -131,8 +131,14 @@ def _check_rows(config: Any, section: RlaxSection) -> None:
     )
 
 
-# They let the samples of a packed row see each other, at least with what batches are fed by here.
-_BLIND_TO_SEGMENTS = ("cudnn_flash_te", "cudnn_flash_jax")
+# They let the samples of a packed row see each other, at least with what batches are fed by here:
+# kernels that do not look at segments, layers with a state that runs along the row, and chunks that
+# are counted from the start of the row.
+_BLIND_TO_SEGMENTS = {
+    "attention": ("cudnn_flash_te", "cudnn_flash_jax"),
+    "attention_type": ("chunk",),
+    "decoder_block": ("qwen3_next", "qwen3_5", "llama4", "deepseek4"),
+}
 
 
 def _check_shapes(config: Any, section: RlaxSection) -> None:
@@ -153,13 +159,18 @@ def _check_shapes(config: Any, section: RlaxSection) -> None:
             f"counts updates, and must be a multiple of the {updates} of a batch "
             "(rlax.objective.epochs * mini_batches)",
         )
-    if section.batches.sequences_per_row > 1 and config.attention in _BLIND_TO_SEGMENTS:
-        raise ConfigError(
-            "attention",
-            config.attention,
-            "must be another with rlax.batches.sequences_per_row above 1: with this one the "
-            "samples of a row would see each other",
-        )
+    if section.batches.sequences_per_row == 1:
+        return
+    for key, blind in _BLIND_TO_SEGMENTS.items():
+        value = getattr(config, key)
+        value = getattr(value, "value", value)
+        if value in blind:
+            raise ConfigError(
+                key,
+                value,
+                "must be another with rlax.batches.sequences_per_row above 1: with this one the "
+                "samples of a row would see each other",
+            )
 
 
 def _check(options: NoOptions, context: BuildContext) -> None:

@@ -44,7 +44,11 @@ class Rollouts(Section):
         default=Choice(name="jetstream"), description="rollout engine of the workers"
     )
     group_size: Annotated[int, Field(ge=1)] = Field(default=8, description="samples per prompt")
-    groups_per_step: PositiveInt = Field(default=8, description="groups in one training batch")
+    groups_per_step: PositiveInt = Field(
+        default=8,
+        description="groups in one training batch; with rlax.batches.tokens, how many are expected "
+        "to hold that many tokens: so many are drawn ahead",
+    )
     max_prompt_tokens: PositiveInt = Field(default=16, description="longest prompt, tokens")
     max_new_tokens: PositiveInt = Field(
         default=16, description="longest completion, tokens, stop included"
@@ -121,7 +125,7 @@ class KL(Section):
     (http://joschu.net/blog/kl-approx.html).
     """
 
-    coefficient: Annotated[float, Field(ge=0)] = Field(
+    coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.0, description="beta, per nat; 0: no KL, and no reference policy is kept"
     )
     estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -138,7 +142,7 @@ class Overlong(Section):
     penalty * -1 * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
     """
 
-    penalty: Annotated[float, Field(ge=0)] = Field(
+    penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.0, description="taken from the reward at max_tokens, in reward units; 0: off"
     )
     buffer_tokens: PositiveInt | None = Field(
@@ -168,7 +172,7 @@ class Algorithm(Section):
         "again by the trainer; or those of the weights just before the batch's first update",
     )
     kl: KL = KL()
-    entropy_coefficient: float = Field(
+    entropy_coefficient: Annotated[float, Field(allow_inf_nan=False)] = Field(
         default=0.0, description="of the policy's entropy per token, per nat; 0: no bonus"
     )
     overlong: Overlong = Overlong()
@@ -226,7 +230,8 @@ class Batches(Section):
     tokens: Annotated[int, Field(ge=0)] = Field(
         default=0,
         description="completion tokens that make a batch, reached by its last group (Ring-lite's "
-        "C3PO, https://arxiv.org/abs/2506.14731); 0: groups_per_step groups make one",
+        "C3PO, https://arxiv.org/abs/2506.14731), or fewer if its rows are full; 0: "
+        "groups_per_step groups make one",
     )
 
 
@@ -372,17 +377,29 @@ class RlaxSection(Section):
             raise ConfigError(
                 "rlax.objective.mini_batches", updates, f"must divide the batch's {rows} rows"
             )
-        group = self.rollouts.group_size
-        if rows * self.batches.sequences_per_row < group:
-            raise ConfigError("rlax.batches.rows", rows, f"must hold a group of {group} samples")
-        if self.objective.old_policy == "reprefill" and self.rollouts.on_new_weights == "continue":
-            raise ConfigError(
-                "rlax.objective.old_policy",
-                "reprefill",
-                "must not be used with rlax.rollouts.on_new_weights: continue, which draws one "
-                "sample with several versions: choose proximal",
-            )
+        self._check_rows(rows)
         return self
+
+    def _check_rows(self, rows: int) -> None:
+        group, groups = self.rollouts.group_size, self.rollouts.groups_per_step
+        if rows < group:  # samples may be as long as a row
+            raise ConfigError("rlax.batches.rows", rows, f"must be at least group_size = {group}")
+        samples = rows * self.batches.sequences_per_row
+        if not self.batches.tokens and samples < groups * group:
+            raise ConfigError(
+                "rlax.batches.rows",
+                rows,
+                f"times sequences_per_row must hold groups_per_step * group_size = "
+                f"{groups * group} samples",
+            )
+        most = min(samples * self.rollouts.max_new_tokens, rows * self.row_tokens)
+        if self.batches.tokens > most:
+            raise ConfigError(
+                "rlax.batches.tokens",
+                self.batches.tokens,
+                f"must not exceed {most}, what {rows} rows can hold: raise rlax.batches.rows or "
+                "sequences_per_row",
+            )
 
     @model_validator(mode="after")
     def _can_be_deterministic(self) -> RlaxSection:

@@ -1,7 +1,7 @@
 """What a step reports of its objective: sums that add up over micro-batches, then numbers.
 
 Sums, because means do not add up: micro-batches hold different numbers of tokens. d is
-log pi - log mu per token, w = exp(d); everything is over trained tokens.
+log pi - log mu per token, w = exp(min(d, 40)); everything is over trained tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlax_plugin.token_inputs import TokenInputs, kl_estimate, ratio_of
+
 if TYPE_CHECKING:
     import jax
 
-    from rlax_plugin.objective import TokenInputs
-
+GAP_SUMS = frozenset({"gap_sum", "gap_count", "gap_hist"})
 GAP_BINS = 64
 # Upper edges of the log-prob gap's histogram, nats: 1e-8 .. 1e2 in steps of a factor 1.45, then
 # everything above (and NaN).
 GAP_EDGES = np.append(np.logspace(-8, 2, GAP_BINS - 1), np.inf)
+
+# What ``summarise`` makes of sums, beside their means: no slot may report one of these names.
+DERIVED = frozenset(
+    f"objective/{name}"
+    for name in ("tokens", "sequences", "chi_squared", "effective_sample_size", "perplexity_gap")
+)
 
 # Sums that are not reported as their mean.
 _RAW = ("behaviour/w", "behaviour/w2", "behaviour/logprob", "behaviour/behaviour_logprob")
@@ -39,12 +46,12 @@ def sums(inputs: TokenInputs, staleness_bt: jax.Array) -> dict[str, jax.Array]:
     import jax.numpy as jnp
 
     log_w_bt = inputs.logprobs_bt - inputs.behaviour_logprobs_bt
-    w_bt = jnp.exp(log_w_bt)
+    w_bt = ratio_of(log_w_bt)
     means_bt = {
         "ratio": inputs.ratio_bt,
         "entropy": inputs.entropy_bt,
-        "kl_k1": -log_w_bt,
-        "kl_k3": w_bt - 1.0 - log_w_bt,
+        "kl_k1": kl_estimate("k1", -log_w_bt, jnp),
+        "kl_k3": kl_estimate("k3", -log_w_bt, jnp),
         "advantage": inputs.advantages_bt,
         "advantage_abs": jnp.abs(inputs.advantages_bt),
     }

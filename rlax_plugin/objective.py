@@ -16,120 +16,40 @@ Suffixes name axes: ``_bt`` is [rows, length]. A row holds one sequence, or seve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-
-from rlax_plugin import diagnostics
+from rlax_plugin import combinations, diagnostics
 from rlax_plugin.advantages import AdvantageSlot, Outcomes, shaped
-from rlax_plugin.config import KL, Algorithm, Choice, Objective, RlaxSection
-from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.config import Algorithm, Choice, Objective, RlaxSection
+from rlax_plugin.errors import PluginError
 from rlax_plugin.presets import Preset
+from rlax_plugin.token_inputs import (
+    Ratio,
+    Scores,
+    TokenInputs,
+    kl_estimate,
+    kl_token_rewards,
+    ratio_of,
+)
 
-if TYPE_CHECKING:
-    import jax
+__all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
+    "TokenInputs",
+    "Scores",
+    "Ratio",
+    "ratio_of",
+    "kl_estimate",
+    "kl_token_rewards",
+    "Preset",
+    "Slots",
+    "algorithm_of",
+    "choices",
+    "resolve",
+    "token_inputs",
+    "term_weights",
+    "make_loss",
+]
 
-
-class Scores(NamedTuple):
-    """What a model says of the target tokens, float32 [rows, length], temperature applied.
-
-    Attributes:
-      logprobs_bt: log pi_theta of the target.
-      entropy_bt: of pi_theta over the whole vocabulary, nats.
-    """
-
-    logprobs_bt: jax.Array
-    entropy_bt: jax.Array
-
-
-MAX_LOG_RATIO = 40.0  # nats
-
-
-def ratio_of(log_ratio_bt: jax.Array) -> jax.Array:
-    """exp(min(x, 40)): a ratio that is finite, so that a weight or an advantage of 0 removes it.
-
-    e^40 is 2e17; an infinite ratio would turn the product with 0, and its gradient, into NaN.
-    """
-    import jax.numpy as jnp
-
-    return jnp.exp(jnp.minimum(log_ratio_bt, MAX_LOG_RATIO))
-
-
-@dataclass(frozen=True)
-class TokenInputs:
-    """What a slot sees of each token; every array is [rows, length] and 0 on padding.
-
-    Attributes:
-      logprobs_bt: log pi_theta of the target token, with gradient, temperature applied.
-      entropy_bt: of pi_theta, nats, with gradient.
-      old_logprobs_bt: log pi_old, as ``old_policy`` says.
-      trainer_logprobs_bt: log-probs before the update as the trainer computes them, to be compared
-        with the sampler's: log pi_old, but with ``old_policy: sampler``, where none is computed,
-        those of pi_theta, without gradient.
-      behaviour_logprobs_bt: log mu, the sampler's log-probability of the same token.
-      reference_logprobs_bt: log pi_ref; 0 without KL in the loss.
-      advantages_bt: A.
-      mask_bt: 1 on tokens that train, 0 elsewhere.
-      sequence_bt: int32, 1 .. ``max_sequences`` within a row on tokens that train, 0 elsewhere.
-      max_sequences: sequences in one row at most.
-    """
-
-    logprobs_bt: jax.Array
-    entropy_bt: jax.Array
-    old_logprobs_bt: jax.Array
-    trainer_logprobs_bt: jax.Array
-    behaviour_logprobs_bt: jax.Array
-    reference_logprobs_bt: jax.Array
-    advantages_bt: jax.Array
-    mask_bt: jax.Array
-    sequence_bt: jax.Array
-    max_sequences: int = 1
-
-    @property
-    def ratio_bt(self) -> jax.Array:
-        """r = pi_theta / pi_old, with gradient; 1 on padding."""
-        return ratio_of(self.logprobs_bt - self.old_logprobs_bt)
-
-    @property
-    def mismatch_bt(self) -> jax.Array:
-        """Trainer over sampler before the update: pi_old / mu; 1 on padding."""
-        return ratio_of(self.trainer_logprobs_bt - self.behaviour_logprobs_bt)
-
-    @property
-    def length_bt(self) -> jax.Array:
-        """Trained tokens of each token's sequence; 0 on padding."""
-        return self.sequence_sum(self.mask_bt)
-
-    def sequence_sum(self, x_bt: jax.Array) -> jax.Array:
-        """[rows, length]: at each token that trains, the sum of x over its sequence."""
-        import jax.numpy as jnp
-
-        if self.max_sequences == 1:
-            return (x_bt * self.mask_bt).sum(axis=1, keepdims=True) * self.mask_bt
-        of_bts = self._membership()
-        sums_bs = jnp.where(of_bts, x_bt[..., None], 0).sum(axis=1)
-        # One term of the sum is not 0, so that it is exact.
-        return jnp.where(of_bts, sums_bs[:, None, :], 0).sum(axis=-1)
-
-    def sequence_count(self) -> jax.Array:
-        """Scalar: sequences with a token that trains."""
-        return self._membership().any(axis=1).sum().astype(self.mask_bt.dtype)
-
-    def _membership(self) -> jax.Array:
-        import jax.numpy as jnp
-
-        return self.sequence_bt[..., None] == jnp.arange(1, self.max_sequences + 1)
-
-    def frozen(self) -> TokenInputs:
-        """The same without gradients."""
-        import jax
-
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name.endswith("_bt")}
-        return replace(self, **jax.lax.stop_gradient(arrays))
-
-
-Ratio = Literal["policy/old", "policy/behaviour", "old/behaviour"]
 
 TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
 """A slot. It may also have
@@ -139,7 +59,9 @@ TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
 - ``corrects = True``: it keeps samples of old weights from dominating, by cutting or masking what
   their ratio to the sampler says.
 """
-Aggregation = Callable[[TokenInputs], tuple[Any, Any]]  # -> (weights_bt, total weight)
+Aggregation = Callable[[TokenInputs], tuple[Any, Any]]
+"""-> (weights_bt, total weight). The total is a count, 0 or at least 1: trainers divide by
+max(sum of totals, 1)."""
 Loss = Callable[[Scores, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
 
 
@@ -158,6 +80,7 @@ class Slots:
       algorithm: preset and config, merged.
       max_sequences: see ``TokenInputs``.
       updates_per_step: optimizer updates with one batch.
+      max_staleness: versions between the update's and a sample's oldest token, at most.
     """
 
     aggregation: Aggregation
@@ -169,6 +92,7 @@ class Slots:
     algorithm: Algorithm
     max_sequences: int = 1
     updates_per_step: int = 1
+    max_staleness: int = 1
 
     @property
     def kl_in_loss(self) -> bool:
@@ -185,7 +109,8 @@ class Slots:
         With one update per batch, the weights before it are those that the loss sees.
         """
         source = self.algorithm.old_policy
-        return source == "reprefill" or (source == "proximal" and self.updates_per_step > 1)
+        older = source == "reprefill" and self.max_staleness > 1
+        return older or (source != "sampler" and self.updates_per_step > 1)
 
 
 def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
@@ -193,6 +118,8 @@ def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
     merged = {name: getattr(preset, name) for name in Algorithm.model_fields}
     for name in objective.model_fields_set & merged.keys():
         given = getattr(objective, name)
+        if given is None:  # a slot that is left to the preset
+            continue
         if name in ("kl", "overlong"):
             given = merged[name].model_copy(update=given.model_dump(exclude_unset=True))
         merged[name] = given
@@ -222,8 +149,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Sl
       part: (kind, choice, dotted config key) -> the built part.
 
     Raises:
-      ConfigError: ratios that do not multiply to one that makes sense; samples of old weights
-        without a correction.
+      ConfigError: a combination that makes no sense, see ``combinations.check``.
       PluginError: the preset's plug-in did not return a whole ``Preset``.
     """
     objective = section.objective
@@ -234,9 +160,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Sl
     built = {
         key: part(kind, choice, f"rlax.objective.{key}") for key, kind, choice in choices(algorithm)
     }
-    names = {key: choice.name for key, _, choice in choices(algorithm)}
-    _check_ratios(objective.preset, algorithm, built, names)
-    _check_staleness(section, algorithm, built)
+    combinations.check(section, algorithm, built)
     advantage, max_new_tokens = built["advantage"], section.rollouts.max_new_tokens
 
     def advantages(outcomes: Outcomes) -> Any:
@@ -255,85 +179,8 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Sl
         algorithm,
         section.batches.sequences_per_row,
         objective.updates_per_step,
+        section.staleness.max_staleness,
     )
-
-
-def _check_ratios(
-    preset: str, algorithm: Algorithm, built: Mapping[str, Any], names: Mapping[str, str]
-) -> None:
-    """pi/mu may enter once: whole, or as pi/pi_old times pi_old/mu."""
-    used = [(key, part.ratio) for key, part in built.items() if getattr(part, "ratio", None)]
-    numerators = [ratio for _, ratio in used]
-    if algorithm.old_policy == "sampler":  # pi_old is mu, and the trainer computes no pi_old
-        twice = len(used) > 1
-    else:
-        twice = len(set(numerators)) < len(used) or (
-            "policy/behaviour" in numerators and len(used) > 1
-        )
-    if twice:
-        where = " and in ".join(f"rlax.objective.{key} ({names[key]}: {r})" for key, r in used)
-        raise ConfigError(
-            "rlax.objective",
-            preset,
-            f"multiplies by the policy's ratio more than once, in {where}: keep one, or set "
-            "rlax.objective.old_policy to proximal or reprefill, so that policy/old and "
-            "old/behaviour are two things",
-        )
-
-
-def _check_staleness(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) -> None:
-    if section.staleness.max_staleness == 1 or section.objective.allow_uncorrected:
-        return
-    for part in built.values():
-        if getattr(part, "corrects", False) and (
-            getattr(part, "ratio", None) != "policy/old" or algorithm.old_policy == "sampler"
-        ):
-            return
-    raise ConfigError(
-        "rlax.objective.preset",
-        section.objective.preset,
-        f"corrects nothing for samples of older weights, and rlax.staleness.max_staleness = "
-        f"{section.staleness.max_staleness} allows them; uncorrected clipping is known to collapse "
-        "there. Use decoupled_ppo or aipo, or set rlax.objective.old_policy: proximal with "
-        "corrections: [{name: truncated_importance_sampling}]; "
-        "rlax.objective.allow_uncorrected: true trains all the same",
-    )
-
-
-def kl_estimate(estimator: str, log_ratio: Any, xp: Any) -> Any:
-    """K1, K2 or K3 of d = log pi - log pi_ref; see ``config.KL``.
-
-    Args:
-      xp: ``numpy`` or ``jax.numpy``, as the array is.
-    """
-    if estimator == "k1":
-        return log_ratio
-    if estimator == "k2":
-        return log_ratio**2 / 2
-    return xp.exp(-log_ratio) + log_ratio - 1.0
-
-
-def kl_token_rewards(
-    kl: KL,
-    behaviour_logprobs_bt: np.ndarray,
-    reference_logprobs_bt: np.ndarray,
-    mask_bt: np.ndarray,
-) -> np.ndarray:
-    """What ``kl.placement: reward`` pays each token: -beta K(mu, pi_ref), see ``config.KL``.
-
-    Args:
-      behaviour_logprobs_bt: log mu, nats.
-      reference_logprobs_bt: log pi_ref of the same tokens, nats.
-      mask_bt: above 0 on tokens that are paid; the others get 0, whatever the arrays hold there.
-
-    Returns:
-      float64 [rows, length], for ``advantages.of_batch``.
-    """
-    paid_bt = np.asarray(mask_bt) > 0
-    behaviour_bt = np.where(paid_bt, np.asarray(behaviour_logprobs_bt, np.float64), 0.0)
-    reference_bt = np.where(paid_bt, np.asarray(reference_logprobs_bt, np.float64), 0.0)
-    # K of equal log-probs is 0.
-    return -kl.coefficient * kl_estimate(kl.estimator, behaviour_bt - reference_bt, np)
 
 
 def token_inputs(slots: Slots, scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
@@ -433,7 +280,7 @@ def make_loss(slots: Slots) -> Loss:
             measure = getattr(function, "metrics", None)
             for name, value_bt in (measure(frozen) if measure else {}).items():
                 key = f"objective/{name}"
-                if key in metrics:
+                if key in metrics or key in diagnostics.DERIVED:
                     raise PluginError(f"two slots of the objective report the metric {name!r}")
                 metrics[key] = (value_bt * frozen.mask_bt).sum()
         return loss_sum, stop(jnp.asarray(weight, inputs.mask_bt.dtype)), metrics

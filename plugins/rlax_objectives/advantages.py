@@ -16,6 +16,7 @@ from pydantic import Field
 
 from rlax_plugin import Section
 from rlax_plugin.advantages import Outcomes, per_group
+from rlax_plugin.errors import ConfigError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -116,7 +117,8 @@ class Gae(Whitening):
 
     GAE, https://arxiv.org/abs/1506.02438; the sample's reward is paid with its last token, and the
     value behind it is 0. Without a critic's values every token gets the sample's reward and the
-    token rewards from there on; gamma and lam then mean nothing.
+    token rewards from there on, and gamma and lam must be 1. No trainer here has a critic: values
+    come from one of your own, or from ``evaluate_objective``.
     """
 
     gamma: Fraction = Field(1.0, description="discount per token")
@@ -124,6 +126,10 @@ class Gae(Whitening):
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:
         if outcomes.values_nt is None:
+            for name, value in (("gamma", self.gamma), ("lam", self.lam)):
+                if value != 1:
+                    key = f"rlax.objective.advantage.{name}"
+                    raise ConfigError(key, value, "must be 1 without the values of a critic")
             advantages_nt = returns(outcomes.rewards_n, outcomes)
         else:
             advantages_nt = self._estimated(outcomes, outcomes.values_nt)

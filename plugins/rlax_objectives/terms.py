@@ -78,8 +78,7 @@ class SequenceRatio(Section):
         }
 
     def _ratio(self, inputs: TokenInputs) -> Any:
-        log_ratio_bt = inputs.logprobs_bt - inputs.old_logprobs_bt
-        return ratio_of(inputs.sequence_sum(log_ratio_bt) / inputs.length_bt.clip(1))
+        return ratio_of(inputs.sequence_mean(inputs.log_ratio_bt))
 
 
 class SequenceRatioToken(SequenceRatio):
@@ -104,4 +103,6 @@ def log_prob(inputs: TokenInputs) -> Any:
 
 def none(inputs: TokenInputs) -> Any:
     """0: no term."""
-    return inputs.mask_bt * 0.0
+    import jax.numpy as jnp
+
+    return jnp.zeros_like(inputs.mask_bt)

@@ -1,7 +1,7 @@
 """Importance weights and corrections: inputs -> factor_bt, without gradient.
 
-``m`` is ``inputs.mismatch_bt``, pi_old / mu as the trainer computes pi_old. With one update per
-batch pi_old is pi_theta without gradient, and m is pi_theta / mu. A correction looks at m only, so
+``m`` is ``inputs.mismatch_bt``, pi_old / mu as the trainer computes pi_old. With ``old_policy:
+sampler`` it computes none, and m is pi_theta / mu at each update. A correction looks at m only, so
 it composes with every term; ``ratio`` says what a factor multiplies by, and ``resolve`` refuses two
 that make no sense together. Aggregation weights are not re-normalised for what a factor removes.
 """
@@ -27,7 +27,9 @@ def _summed(inputs: TokenInputs, log_ratio_bt: Any, per: Per) -> Any:
 
 def one(inputs: TokenInputs) -> Any:
     """is = 1."""
-    return inputs.mask_bt * 0.0 + 1.0
+    import jax.numpy as jnp
+
+    return jnp.ones_like(inputs.mask_bt)
 
 
 class Truncated(Section):
@@ -97,8 +99,7 @@ class PolicyRatio(Section):
     per: Per = Field("token", description="the token's ratio, or the product over its sequence")
 
     def __call__(self, inputs: TokenInputs) -> Any:
-        log_ratio_bt = inputs.logprobs_bt - inputs.old_logprobs_bt
-        return ratio_of(_summed(inputs, log_ratio_bt, self.per))
+        return ratio_of(_summed(inputs, inputs.log_ratio_bt, self.per))
 
 
 class Clipped(Section):
@@ -207,7 +208,7 @@ class SequenceMask(_Band):
 
     def keeps(self, inputs: TokenInputs) -> Any:
         log_m_bt = inputs.trainer_logprobs_bt - inputs.behaviour_logprobs_bt
-        mean_bt = ratio_of(inputs.sequence_sum(log_m_bt) / inputs.length_bt.clip(1))
+        mean_bt = ratio_of(inputs.sequence_mean(log_m_bt))
         return (mean_bt >= self.low) & (mean_bt <= self.high)
 
 

@@ -58,11 +58,10 @@ class BatchRule:
         for count in range(complete, 0, -1):
             if self._fits(groups[:count]):
                 return tuple(groups[:count])
+        # A config whose batch cannot hold any one group is refused.
         raise TrainingError(
-            f"group {groups[0].id} holds samples of {sizes(groups[:1])} positions, and a batch has "
-            f"{self.rows} rows of {self.length} for {self.sequences_per_row} samples each: raise "
-            "rlax.batches.rows or rlax.batches.sequences_per_row, or with "
-            "rlax.rollouts.max_new_tokens the rows' length"
+            f"group {groups[0].id} with samples of {sizes(groups[:1])} positions does not fit into "
+            f"{self.rows} rows of {self.length}"
         )
 
     def completes(self, groups: Sequence[Group]) -> bool:
@@ -87,6 +86,15 @@ class BatchRule:
         if self.tokens:
             return f"{_tokens(groups)} of {self.tokens} tokens"
         return f"{len(groups)} of {self.groups}"
+
+    def too_few(self, refused: int) -> str:
+        """For messages: why there are too few, ``refused`` groups having been refused."""
+        if self.tokens and refused < self.groups:
+            return (
+                f"{self.groups} groups, rlax.rollouts.groups_per_step, are expected to hold "
+                f"rlax.batches.tokens = {self.tokens}: raise the one or lower the other"
+            )
+        return "The task is too easy, too hard, or the gates are too strict"
 
     def _complete(self, groups: Sequence[Group]) -> int | None:
         """The number of groups, from the first, that complete a batch; perhaps more than fit."""

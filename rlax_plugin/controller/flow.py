@@ -219,9 +219,9 @@ class Flow:
         self.fail(
             TrainingError(
                 f"step {self.book.next_step}: {self.book.issued_for_step} groups were issued and "
-                f"only {self._rule.shortfall(ready)} were admitted (refused: {dict(reasons)}). The "
-                "task is too easy, too hard, or the gates are too strict; "
-                "rlax.curation.max_refill sets how long to go on"
+                f"only {self._rule.shortfall(ready)} were admitted (refused: {dict(reasons)}). "
+                f"{self._rule.too_few(reasons.total())}; rlax.curation.max_refill sets how long to "
+                "go on"
             )
         )
 

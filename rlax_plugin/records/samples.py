@@ -37,7 +37,7 @@ SCHEMA = pa.schema(
         ("worker", pa.string()),
         ("reward", pa.float64()),  # null where scoring failed
         ("reward_error", pa.string()),
-        ("advantage", pa.float64()),  # null outside of batches
+        ("advantage", pa.float64()),  # null outside of batches; without KL in the reward
         ("measured_pass_rate", pa.float64()),  # null where the prompt was new
         ("refused", pa.string()),  # null where the group was admitted
     ]

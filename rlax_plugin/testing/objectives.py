@@ -92,8 +92,9 @@ def evaluate_objective(
       values_bt: a critic's, of the state before each token, for generalised advantages.
       entropy_bt: of pi_theta, nats, for the entropy bonus. None: 0, and not among the metrics.
       plugins: as ``rlax.plugins`` would list them.
-      max_new_tokens: the limit that overlong punishment and constant lengths refer to; None: the
-        length of the rows.
+      max_new_tokens: the limit that overlong punishment and constant lengths refer to. None: the
+        length of the rows, and no sample is punished as overlong, unless ``overlong.max_tokens`` is
+        set.
 
     Raises:
       ConfigError: the config is wrong; see ``objective.resolve``.
@@ -114,8 +115,11 @@ def evaluate_objective(
     rewards_b = np.asarray(rewards_b, np.float64)
     _check(arrays, rewards_b, group_size)
     length = arrays["mask_bt"].shape[1]
+    objective = _objective(name_or_config)
+    if max_new_tokens is None and objective.overlong.max_tokens is None:
+        objective = _without_limit(objective)
     section = section_of(
-        name_or_config,
+        objective,
         plugins,
         rollouts=Rollouts(group_size=group_size, max_new_tokens=max_new_tokens or length),
     )
@@ -159,18 +163,30 @@ def section_of(
     Raises:
       ConfigError: the objective has an unknown key or a bad value.
     """
-    if isinstance(name_or_config, str):
-        name_or_config = {"preset": name_or_config}
-    if not isinstance(name_or_config, Objective):
-        name_or_config = validate(Objective, name_or_config, "rlax.objective")
     return RlaxSection(
         plugins=plugins,
         prompt_source=Choice(name="none"),
         rewards=(Choice(name="none"),),
         # One update is asked for, whose rows need not be a run's.
-        objective=name_or_config.model_copy(update={"mini_batches": 1}),
+        objective=_objective(name_or_config).model_copy(update={"mini_batches": 1}),
         **sections,
     )
+
+
+def _objective(name_or_config: str | Mapping[str, Any] | Objective) -> Objective:
+    if isinstance(name_or_config, str):
+        name_or_config = {"preset": name_or_config}
+    if isinstance(name_or_config, Objective):
+        return name_or_config
+    return validate(Objective, name_or_config, "rlax.objective")
+
+
+def _without_limit(objective: Objective) -> Objective:
+    """Punishes no sample as overlong: how long they may be is not known."""
+    overlong = objective.overlong
+    if overlong.penalty:
+        raise ValueError("overlong.penalty is set: give max_new_tokens or overlong.max_tokens")
+    return objective.model_copy(update={"overlong": overlong.model_copy(update={"penalty": 0.0})})
 
 
 def slots_of(section: RlaxSection) -> Slots:

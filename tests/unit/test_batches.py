@@ -124,13 +124,18 @@ def test_a_batch_has_the_configs_shape_and_the_presets_mask():
         {
             "prompt_source": {"name": "x"},
             "rewards": [{"name": "x"}],
-            "rollouts": {"group_size": 2, "max_prompt_tokens": 3, "max_new_tokens": 2},
-            "batches": {"rows": 1, "sequences_per_row": 2},
+            "rollouts": {
+                "group_size": 2,
+                "groups_per_step": 1,
+                "max_prompt_tokens": 3,
+                "max_new_tokens": 2,
+            },
+            "batches": {"rows": 2, "sequences_per_row": 2},
         }
     )
     groups = [group([rollout(0, [4], [-1], [0], finish_reason="length")] * 2, [1.0, -1.0], (1, 2))]
     arrays = batch_of(section, Algorithm(mask_truncated=True), 1, groups).arrays
-    np.testing.assert_array_equal(arrays["targets_segmentation"], [[1, 1, 2, 2, 0]])
+    np.testing.assert_array_equal(arrays["targets_segmentation"], [[1, 1, 2, 2, 0], [0] * 5])
     assert not arrays["rl_mask"].any()
     assert batch_of(section, Algorithm(), 1, groups).arrays["rl_mask"].sum() == 2
 

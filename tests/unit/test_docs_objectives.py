@@ -146,7 +146,7 @@ def test_it_is_checked_and_explained_like_a_built_in_one(sapo) -> None:
         in check("{preset: sapo, grad_1: {name: soft_gate, taulow: 1}}").output
     )
     assert (
-        "multiplies by the policy's ratio more than once"
+        "by the policy's ratio more than once"
         in check("{preset: sapo, importance_weight: {name: truncated}}").output
     )
     result = CliRunner().invoke(app, ["objective", "sapo", "--plugin", "soft_gate"])

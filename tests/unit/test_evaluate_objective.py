@@ -63,10 +63,13 @@ def test_float64_where_x64_is_on():
 
 def test_overlong_punishment_takes_the_limit_that_is_given():
     # DAPO with L_max 3, L_c 2: lengths 2 and 1 are punished by 1/2 and 0, so that rewards of 1 and
-    # 0.5 become equal. The default limit is the length of the rows, 3.
+    # 0.5 become equal. Where no limit is known, nobody is punished.
     config = {"preset": "dapo", "overlong": {"penalty": 1.0, "buffer_tokens": 2}}
-    found = evaluate_objective(config, **arguments(rewards_b=[1.0, 0.5]))
+    found = evaluate_objective(config, **arguments(rewards_b=[1.0, 0.5], max_new_tokens=3))
     np.testing.assert_array_equal(found.advantages_bt, 0)
+    assert evaluate_objective("dapo", **arguments(rewards_b=[1.0, 0.5])).advantages_bt[0, 0] > 0
+    with pytest.raises(ValueError, match="give max_new_tokens or overlong"):
+        evaluate_objective(config, **arguments(rewards_b=[1.0, 0.5]))
     found = evaluate_objective(config, **arguments(rewards_b=[1.0, 0.5], max_new_tokens=100))
     assert found.advantages_bt[0, 0] > 0
 
@@ -192,7 +195,7 @@ def test_nothing_to_train_on_is_a_loss_of_0():
             {"preset": "grpo", "corrections": [{"name": "truncated_importance_sampling"}]},
             {},
             ConfigError,
-            "multiplies by the policy's ratio more than once",
+            "by the policy's ratio more than once",
         ),
     ],
     ids=lambda value: "" if isinstance(value, type | str) else None,

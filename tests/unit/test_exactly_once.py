@@ -30,7 +30,7 @@ LENGTHS = st.sampled_from([1, 2, 5, 8])  # of both samples of a group; rows have
 BATCHES = st.sampled_from(
     [
         {},
-        {"rows": 1, "sequences_per_row": 2},  # one group at most
+        {"rows": 2, "sequences_per_row": 4},  # by length, one group or more
         {"rows": 2, "sequences_per_row": 3},
         {"tokens": 12, "rows": 6},
         {"tokens": 30, "rows": 3, "sequences_per_row": 4},  # either may be reached first

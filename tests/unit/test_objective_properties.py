@@ -123,8 +123,10 @@ def parts(name: str, sequences: int = 1):
     """The slots, and the compiled (scores, data) -> ((sum, (weight, metrics)), gradient)."""
     slots = slots_of(
         section_of(
-            {**CONFIGS[name], "epochs": 2},
-            rollouts=Rollouts(group_size=GROUP, max_new_tokens=MAX_NEW_TOKENS),
+            {**CONFIGS[name], "epochs": 2, "allow_uncorrected": True},
+            rollouts=Rollouts(
+                group_size=GROUP, groups_per_step=ROWS // GROUP, max_new_tokens=MAX_NEW_TOKENS
+            ),
             batches=Batches(rows=ROWS, sequences_per_row=sequences),
         )
     )

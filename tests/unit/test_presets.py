@@ -213,6 +213,16 @@ def test_impossible_tokens_leave_loss_and_gradient_finite(preset):
     assert not np.asarray(result.grad_bt)[:2].any()
 
 
+@pytest.mark.parametrize("preset", ["aipo", "cispo", "topr"])
+def test_kl_of_an_impossible_token_leaves_loss_and_gradient_finite(preset):
+    # K3 = e^94 + ... is infinite in float32, and the token's weight, e^-94, is 0.
+    data = data_of([[1, 1]], -1.0, np.float32([[-1, -1]]))
+    data["rl_reference_logprobs"] = np.float32([[-1, -1]])
+    slots = slots_of(preset, kl={"coefficient": 0.04, "placement": "loss", "estimator": "k3"})
+    result = jit(differentiated(slots))(np.float32([[-95, -1]]), data)
+    assert np.isfinite(result.loss_sum) and np.isfinite(result.grad_bt).all()
+
+
 # What the file says, and what is refused.
 
 
@@ -275,13 +285,62 @@ TIS = [{"name": "truncated_importance_sampling"}]
             "importance_weight (truncated:",
             "corrections.0",
         ),
-        ("grpo", {"old_policy": "proximal", "corrections": TIS + TIS}, "corrections.0", "tions.1"),
     ],
 )
 def test_a_ratio_that_enters_twice_is_refused(preset, changes, first, second):
-    with pytest.raises(ConfigError, match="multiplies by the policy's ratio more than once") as e:
+    with pytest.raises(ConfigError, match="by the policy's ratio more than once") as e:
         slots_of(preset, **changes)
     assert f"rlax.objective.{first}" in str(e.value) and second in str(e.value)
+
+
+def test_a_ratio_in_each_of_two_terms_enters_once():
+    assert slots_of("grpo", grad_2={"name": "clipped_ratio"}).grad_2.ratio == "policy/old"
+    with pytest.raises(ConfigError, match=r"multiplies grad_2 by .*grad_2 \(clipped_ratio"):
+        slots_of("cispo", grad_2={"name": "clipped_ratio"})
+
+
+def test_with_reprefill_only_a_ratio_to_the_samplers_policy_shows_age():
+    # pi_old is then as old as the sample: its ratio to mu is 1 up to numerics, however old.
+    for preset, changes in (
+        ("grpo", {"corrections": TIS}),
+        ("grpo", {"corrections": [{"name": "icepop"}]}),
+        ("decoupled_ppo", {}),
+    ):
+        with pytest.raises(ConfigError, match=r"corrects nothing .* with old_policy: reprefill"):
+            slots_of(preset, max_staleness=2, old_policy="reprefill", **changes)
+    for preset in ("cispo", "aipo", "topr"):
+        slots_of(preset, max_staleness=2, old_policy="reprefill")
+
+
+@pytest.mark.parametrize("preset", ["opo", "rloo"])
+def test_several_updates_need_a_ratio(preset):
+    with pytest.raises(ConfigError, match=r"no ratio .* epochs \* mini_batches = 4 updates"):
+        slots_of(preset, epochs=4)
+    slots_of(preset, epochs=4, allow_uncorrected=True)
+    slots_of(preset, epochs=4, importance_weight={"name": "clipped"})
+    slots_of("grpo", epochs=2, mini_batches=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"corrections": [{"name": "veto"}] * 2}, "must name 'veto' once"),
+        ({"offload_old_policy": True}, "no effect with old_policy: sampler"),
+        ({"reference": {"offload": True}}, "no effect while rlax.objective.kl.coefficient is 0"),
+        (
+            {"overlong": {"penalty": 1, "buffer_tokens": 9, "max_tokens": 8}},
+            "buffer_tokens = 9: must not exceed max_tokens = 8",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_or_do_nothing_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        slots_of("dapo", **changes)
+
+
+def test_a_slot_set_to_nothing_is_the_presets():
+    found = slots_of("decoupled_ppo", aggregation=None)
+    assert found.aggregation is slots_of("dapo").aggregation
 
 
 def test_two_ratios_that_are_two_things_are_fine():
