@@ -55,6 +55,7 @@ def slots(updates_per_step=1, **algorithm):
         corrections=(),
         algorithm=Algorithm(**algorithm),
         updates_per_step=updates_per_step,
+        max_staleness=3,
     )
 
 

@@ -61,10 +61,12 @@ def test_a_single_mini_batch_is_the_batch_as_it_is():
 def test_metrics_of_the_updates_are_means_of_scalars_and_sums_of_sums():
     metrics = StepMetrics()
     for value in (1.0, 2.0, 6.0):
-        metrics.add({"learning/loss": np.float32(value)}, {"gap_hist": np.array([value, 1.0])})
+        sums = {"objective/ratio": np.float32(value), "gap_hist": np.array([value, 1.0])}
+        metrics.add({"learning/loss": np.float32(value)}, sums)
     found = metrics.take()
-    assert found["learning/loss"] == 3.0
-    np.testing.assert_array_equal(found["gap_hist"], [9.0, 3.0])
+    assert found["learning/loss"] == 3.0 and found["objective/ratio"] == 9.0
+    # Before the first update alone do trainer and sampler hold equal weights.
+    np.testing.assert_array_equal(found["gap_hist"], [1.0, 1.0])
     only = {"learning/loss": object()}
     metrics.add(only, {})
     assert metrics.take() == only  # untouched, and nothing is left of the step before
