@@ -184,6 +184,8 @@ def worked_example(section: RlaxSection) -> RenderableType:
         mask_bt=mask_bt,
         group_size=len(RATIOS),
         plugins=section.plugins,
+        # A limit matters where somebody asks what a punishment does.
+        max_new_tokens=length if section.objective.overlong.penalty else None,
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("sample", "reward", "pi/mu", "pi/pi_old", "A", "weight", "dL/dlog pi"):
