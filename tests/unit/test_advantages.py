@@ -14,9 +14,9 @@ from rlax_plugin.errors import TrainingError
 from rlax_plugin.types import Group, Prompt, Rollout
 
 
-def group(number: int, *samples: tuple[int, float | None]) -> Group:
-    """Samples of (completion tokens, reward) behind a prompt of two tokens."""
-    prompt = Prompt("p", np.array([7, 8], np.int32), "", "")
+def group(number: int, *samples: tuple[int, float | None], prompt_tokens: int = 2) -> Group:
+    """Samples of (completion tokens, reward) behind a prompt."""
+    prompt = Prompt("p", np.full(prompt_tokens, 7, np.int32), "", "")
     rollouts = tuple(
         Rollout(
             group_id=number,

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_advantages import group as scored_group
 
 from rlax_plugin.batches import place, sizes
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.types import Group, Prompt, Rollout
+from rlax_plugin.types import Group
 
 
 def group(number: int, *lengths: int) -> Group:
     """Samples of so many tokens behind a prompt of one, so that as many positions."""
-    prompt = Prompt("p", np.array([7], np.int32), "", "")
-    rollouts = tuple(
-        Rollout(
-            group_id=number,
-            index=i,
-            seed=i,
-            tokens=np.ones(length, np.int32),
-            logprob_full=np.zeros(length, np.float32),
-            logprob_sampled=np.zeros(length, np.float32),
-            versions=np.zeros(length, np.int32),
-            finish_reason="stop",
-        )
-        for i, length in enumerate(lengths)
-    )
-    return Group(number, 1, prompt, rollouts)
+    return scored_group(number, *((length, None) for length in lengths), prompt_tokens=1)
 
 
 def groups(*lengths: tuple[int, ...]) -> list[Group]:
