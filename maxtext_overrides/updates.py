@@ -46,6 +46,12 @@ class Updates:
           step: RL step, counts from 1; with ``seed`` and epoch it decides the order.
           batch: name -> [rows, length], ``rl_mask`` among them; ``mini_batches`` divides the rows.
         """
+        if np.count_nonzero(batch["rl_mask"].any(axis=1)) < self.mini_batches:
+            log.warning(
+                "step %d: a mini-batch has no token to train; momentum and weight decay move the "
+                "weights all the same",
+                step,
+            )
         for epoch in range(self.epochs):
             if self.mini_batches == 1:
                 yield dict(batch)
@@ -56,12 +62,6 @@ class Updates:
             order_b = order_b[np.argsort(-tokens_b, kind="stable")]
             rows = rng.permuted(order_b.reshape(-1, self.mini_batches), axis=1)
             for rows_b in rows.T:
-                if not batch["rl_mask"][rows_b].any():
-                    log.warning(
-                        "step %d: a mini-batch has no token to train; momentum and weight decay "
-                        "move the weights all the same",
-                        step,
-                    )
                 yield {name: array[rows_b] for name, array in batch.items()}
 
 

@@ -133,11 +133,12 @@ def _check_rows(config: Any, section: RlaxSection) -> None:
 
 # They let the samples of a packed row see each other, at least with what batches are fed by here:
 # kernels that do not look at segments, layers with a state that runs along the row, and chunks that
-# are counted from the start of the row.
+# are counted from the start of the row. Likewise engram layers.
 _BLIND_TO_SEGMENTS = {
     "attention": ("cudnn_flash_te", "cudnn_flash_jax"),
     "attention_type": ("chunk",),
     "decoder_block": ("qwen3_next", "qwen3_5", "llama4", "deepseek4"),
+    "engram_layers": (),
 }
 
 
@@ -164,7 +165,7 @@ def _check_shapes(config: Any, section: RlaxSection) -> None:
     for key, blind in _BLIND_TO_SEGMENTS.items():
         value = getattr(config, key)
         value = getattr(value, "value", value)
-        if value in blind:
+        if value in blind or (key == "engram_layers" and value):
             raise ConfigError(
                 key,
                 value,

@@ -114,6 +114,17 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[Group]) -> tuple[Group, ...]
     )
 
 
+def probe(slot: AdvantageSlot, group_size: int) -> None:
+    """Calls a slot once, so that what it cannot do is known before a run starts.
+
+    Raises:
+      ConfigError, TrainingError: see ``of_groups``.
+    """
+    samples = 2 * group_size
+    rewards_n = np.arange(samples) % 2 * 1.0
+    _computed(slot, Outcomes(rewards_n, 1 + np.arange(samples), np.arange(samples) // group_size))
+
+
 def of_batch(
     slot: AdvantageSlot,
     arrays: Mapping[str, np.ndarray],

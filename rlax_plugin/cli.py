@@ -182,7 +182,7 @@ def check(
     parts check what is theirs, above all MaxText its own keys.
     """
     with _exit_status():
-        from rlax_plugin import objective
+        from rlax_plugin import advantages, objective
         from rlax_plugin.build import registry_for
         from rlax_plugin.loading import load_section
         from rlax_plugin.protocols import BuildContext
@@ -196,9 +196,10 @@ def check(
             section=section,
             maxtext_argv=(config, *(overrides or ())),
         )
-        objective.resolve(
+        slots = objective.resolve(
             section, lambda kind, choice, key: registry.part(kind, choice, key, context)
         )
+        advantages.probe(slots.advantages, section.rollouts.group_size)
         typer.echo(f"ok  section rlax: and {len(section.plugins)} plug-ins of {config}")
         if not fast:
             checked = registry.check(section, context)

@@ -7,13 +7,15 @@ keep samples of old weights from dominating; see ``objective.TokenFunction``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from rlax_plugin.config import Algorithm, RlaxSection
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.token_inputs import Ratio
 
 # By old policy: the ratios in which the age of a sample shows, None for a mask. With reprefill
-# pi_old is the policy that drew the sample, and pi_old/mu the trainer's view against the sampler's.
+# pi_old is the policy that drew the sample, and pi_old/mu the trainer's view against the sampler's;
+# of samples that are older than the one copy that is kept, pi_old is the proximal policy.
 _SHOWS_AGE: Mapping[str, tuple[str | None, ...]] = {
     "sampler": ("policy/old", "policy/behaviour", "old/behaviour", None),
     "proximal": ("policy/behaviour", "old/behaviour", None),
@@ -37,19 +39,27 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
     if section.objective.allow_uncorrected:
         return
     preset, most = section.objective.preset, section.staleness.max_staleness
-    if most > 1 and not any(_corrects_age(part, algorithm.old_policy) for part in built.values()):
+    # What multiplies the advantage; grad_2 is another term.
+    parts = [part for key, part in built.items() if key != "grad_2"]
+    shows_age = _SHOWS_AGE[algorithm.old_policy]
+    if algorithm.old_policy == "reprefill" and most > section.staleness.reload_every + 1:
+        shows_age = ("policy/behaviour",)
+    if most > 1 and not any(_corrects(part) and _ratio(part) in shows_age for part in parts):
         raise ConfigError(
             "rlax.objective.preset",
             preset,
             f"corrects nothing for samples of older weights with old_policy: "
             f"{algorithm.old_policy}, and rlax.staleness.max_staleness = {most} allows them; "
-            "uncorrected clipping is known to collapse there. Use decoupled_ppo or aipo, or set "
-            "rlax.objective.old_policy: proximal with corrections: "
+            "uncorrected clipping is known to collapse there. Use aipo, or set "
+            "rlax.objective.old_policy: proximal, with preset decoupled_ppo or corrections: "
             "[{name: truncated_importance_sampling}]; rlax.objective.allow_uncorrected: true "
             "trains all the same",
         )
     updates = section.objective.updates_per_step
-    if updates > 1 and not {"policy/old", "policy/behaviour"} & set(map(_ratio, built.values())):
+    moves = {"policy/old", "policy/behaviour"}  # as pi_theta leaves the policy of the samples
+    if algorithm.old_policy == "sampler":  # pi_old/mu is pi_theta/mu then
+        moves.add("old/behaviour")
+    if updates > 1 and not moves & set(map(_ratio, parts)):
         raise ConfigError(
             "rlax.objective.preset",
             preset,
@@ -61,11 +71,14 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
 
 
 def _ratio(part: Any) -> str | None:
-    return getattr(part, "ratio", None)
+    ratio = getattr(part, "ratio", None)
+    if ratio is not None and ratio not in get_args(Ratio):
+        raise PluginError(f"{part!r} has the ratio {ratio!r}, expected one of {get_args(Ratio)}")
+    return ratio
 
 
-def _corrects_age(part: Any, old_policy: str) -> bool:
-    return getattr(part, "corrects", False) and _ratio(part) in _SHOWS_AGE[old_policy]
+def _corrects(part: Any) -> bool:
+    return getattr(part, "corrects", False)
 
 
 def _name(algorithm: Algorithm, key: str) -> str:
@@ -106,19 +119,20 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("rlax.objective.corrections", names, f"must name {name!r} once")
-    if algorithm.old_policy == "reprefill":
-        if rollouts.on_new_weights == "continue":
-            raise ConfigError(
-                "rlax.objective.old_policy",
-                "reprefill",
-                "must not be used with rlax.rollouts.on_new_weights: continue, which draws one "
-                "sample with several versions: choose proximal",
-            )
-    elif objective.offload_old_policy:
+    if algorithm.old_policy == "reprefill" and rollouts.on_new_weights == "continue":
+        raise ConfigError(
+            "rlax.objective.old_policy",
+            "reprefill",
+            "must not be used with rlax.rollouts.on_new_weights: continue, which draws one "
+            "sample with several versions: choose proximal",
+        )
+    keeps_copy = algorithm.old_policy == "reprefill" and section.staleness.max_staleness > 1
+    if objective.offload_old_policy and not keeps_copy:
         raise ConfigError(
             "rlax.objective.offload_old_policy",
             True,
-            f"has no effect with old_policy: {algorithm.old_policy}, which keeps no copy",
+            "has no effect: only old_policy: reprefill with rlax.staleness.max_staleness above 1 "
+            "keeps a copy",
         )
     if not algorithm.kl.coefficient:
         for name, value in objective.reference:
@@ -136,7 +150,11 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
         )
     overlong = algorithm.overlong
     most = overlong.max_tokens or rollouts.max_new_tokens
-    if overlong.penalty and overlong.buffer_tokens and overlong.buffer_tokens > most:
+    if not overlong.penalty and (overlong.buffer_tokens or overlong.max_tokens):
+        raise ConfigError(
+            "rlax.objective.overlong.penalty", overlong.penalty, "must be above 0 to have an effect"
+        )
+    if overlong.buffer_tokens and overlong.buffer_tokens > most:
         raise ConfigError(
             "rlax.objective.overlong.buffer_tokens",
             overlong.buffer_tokens,

@@ -6,9 +6,10 @@ own config class (see ``build``). Importing this module imports neither JAX nor 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rlax_plugin.errors import ConfigError
 
@@ -118,6 +119,14 @@ class Curation(Section):
     )
 
 
+def _perhaps_the_presets(value: Any) -> Any:
+    """Options without a name are of the part that the preset has in this slot."""
+    return {"name": "", **value} if isinstance(value, Mapping) else value
+
+
+Slot = Annotated[Choice, BeforeValidator(_perhaps_the_presets)]
+
+
 class KL(Section):
     """KL divergence to the reference policy; the estimators are J. Schulman's.
 
@@ -156,15 +165,15 @@ class Overlong(Section):
 class Algorithm(Section):
     """What makes an algorithm: the slots, and numbers that all of them understand.
 
-    A preset sets what it needs; what a config sets as well, wins. ``kl`` and ``overlong`` are
-    merged key by key, everything else is replaced.
+    A preset sets what it needs; what a config sets as well, wins. ``kl``, ``overlong`` and the
+    options of a slot are merged key by key, those of a slot unless it names another part.
     """
 
-    aggregation: Choice | None = None
-    importance_weight: Choice = Choice(name="one")
-    advantage: Choice | None = None
-    grad_1: Choice | None = None
-    grad_2: Choice = Choice(name="none")
+    aggregation: Slot | None = None
+    importance_weight: Slot = Choice(name="one")
+    advantage: Slot | None = None
+    grad_1: Slot | None = None
+    grad_2: Slot = Choice(name="none")
     corrections: tuple[Choice, ...] = ()
     old_policy: Literal["sampler", "reprefill", "proximal"] = Field(
         default="sampler",
@@ -209,7 +218,8 @@ class Objective(Algorithm):
     )
     allow_uncorrected: bool = Field(
         default=False,
-        description="train on samples older than one version without any correction for it",
+        description="train on samples older than one version without any correction for it, or "
+        "several times on one batch without a ratio",
     )
 
     @property
@@ -384,7 +394,8 @@ class RlaxSection(Section):
         group, groups = self.rollouts.group_size, self.rollouts.groups_per_step
         if rows < group:  # samples may be as long as a row
             raise ConfigError("rlax.batches.rows", rows, f"must be at least group_size = {group}")
-        samples = rows * self.batches.sequences_per_row
+        in_row = min(self.batches.sequences_per_row, self.row_tokens)
+        samples = rows * in_row // group * group  # of whole groups
         if not self.batches.tokens and samples < groups * group:
             raise ConfigError(
                 "rlax.batches.rows",

@@ -185,7 +185,9 @@ def worked_example(section: RlaxSection) -> RenderableType:
         group_size=len(RATIOS),
         plugins=section.plugins,
         # A limit matters where somebody asks what a punishment does.
-        max_new_tokens=length if section.objective.overlong.penalty else None,
+        max_new_tokens=(
+            section.rollouts.max_new_tokens if section.objective.overlong.model_fields_set else None
+        ),
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("sample", "reward", "pi/mu", "pi/pi_old", "A", "weight", "dL/dlog pi"):
@@ -208,9 +210,9 @@ def worked_example(section: RlaxSection) -> RenderableType:
         table,
         Text(f"\nloss {found.loss:.6g}, to be minimised", "bold"),
         Text(
-            "One prompt, one row per token. mu = 0.1, pi_ref = mu, entropy 1 nat; where the "
-            "trainer computes pi_old, it is sqrt(pi mu). weight = agg * is * corrections, "
-            "normalised.",
+            "One prompt, one row per token. mu = 0.1, pi_ref = mu, entropy 1 nat, L_max 4; where "
+            "the trainer computes pi_old, it is sqrt(pi mu), as in a batch's later updates. "
+            "weight = agg * is * corrections, normalised.",
             "dim",
         ),
         Text(f"metrics: {metrics}", "dim"),

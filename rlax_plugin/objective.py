@@ -54,7 +54,8 @@ __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a r
 TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
 """A slot. It may also have
 
-- ``metrics(inputs) -> {name: array_bt}``: reported as ``objective/<name>``, the mean over tokens;
+- ``metrics(inputs) -> {name: array_bt}``: reported as ``objective/<name>``, the mean over tokens,
+  in the slot grad_2 as ``objective/grad_2_<name>``;
 - ``ratio``: the ``Ratio`` it multiplies the term by; the product over the slots must make sense;
 - ``corrects = True``: it keeps samples of old weights from dominating, by cutting or masking what
   their ratio to the sampler says.
@@ -120,8 +121,11 @@ def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
         given = getattr(objective, name)
         if given is None:  # a slot that is left to the preset
             continue
+        preset_s = merged[name]
         if name in ("kl", "overlong"):
-            given = merged[name].model_copy(update=given.model_dump(exclude_unset=True))
+            given = preset_s.model_copy(update=given.model_dump(exclude_unset=True))
+        elif isinstance(given, Choice) and preset_s and given.name in ("", preset_s.name):
+            given = Choice(name=preset_s.name, **preset_s.options | given.options)
         merged[name] = given
     return Algorithm(**merged)
 
@@ -134,8 +138,8 @@ def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
     """
     for slot in ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2"):
         choice = getattr(algorithm, slot)
-        if choice is None:
-            raise PluginError(f"the preset of the objective has nothing in its slot {slot!r}")
+        if choice is None or not choice.name:
+            raise PluginError(f"the preset of the objective has no part in its slot {slot!r}")
         yield slot, "gradient_term" if slot.startswith("grad") else slot, choice
     for index, choice in enumerate(algorithm.corrections):
         yield f"corrections.{index}", "correction", choice
@@ -221,10 +225,23 @@ def token_inputs(slots: Slots, scores: Scores, data: Mapping[str, Any]) -> Token
 def term_weights(slots: Slots, inputs: TokenInputs) -> tuple[Any, Any]:
     """agg * is * corrections per token, [rows, length], and the total weight of ``agg``."""
     weights_bt, weight = slots.aggregation(inputs)
-    weights_bt = weights_bt * slots.importance_weight(inputs)
-    for correction in slots.corrections:
-        weights_bt = weights_bt * correction(inputs)
+    _check_shape("aggregation", weights_bt, inputs)
+    names = [f"corrections.{index}" for index in range(len(slots.corrections))]
+    factors = (slots.importance_weight, *slots.corrections)
+    for name, factor in zip(["importance_weight", *names], factors, strict=True):
+        factor_bt = factor(inputs)
+        _check_shape(name, factor_bt, inputs)
+        weights_bt = weights_bt * factor_bt
     return weights_bt, weight
+
+
+def _check_shape(slot: str, found_bt: Any, inputs: TokenInputs) -> None:
+    wanted, found = inputs.mask_bt.shape, getattr(found_bt, "shape", ())
+    if found != wanted:
+        raise PluginError(
+            f"the objective's slot {slot} returned shape {list(found)}, expected {list(wanted)}: "
+            "a number for every token"
+        )
 
 
 def make_loss(slots: Slots) -> Loss:
@@ -250,7 +267,10 @@ def make_loss(slots: Slots) -> Loss:
     stop = jax.lax.stop_gradient
     algorithm = slots.algorithm
     kl = algorithm.kl
-    slot_functions = (slots.importance_weight, slots.grad_1, slots.grad_2, *slots.corrections)
+    reporting = [
+        *(("", part) for part in (slots.importance_weight, slots.grad_1, *slots.corrections)),
+        ("grad_2_", slots.grad_2),  # perhaps the same part as grad_1
+    ]
 
     def loss(scores: Scores, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         names = ("rl_mask", "rl_advantages", "rl_behaviour_logprobs", "rl_staleness")
@@ -260,14 +280,15 @@ def make_loss(slots: Slots) -> Loss:
         frozen = inputs.frozen()
 
         weights_bt, weight = term_weights(slots, frozen)
-        grad_2_bt = slots.grad_2(inputs)
+        grad_1_bt, grad_2_bt = slots.grad_1(inputs), slots.grad_2(inputs)
+        _check_shape("grad_1", grad_1_bt, inputs)
+        _check_shape("grad_2", grad_2_bt, inputs)
         if slots.kl_in_loss:
             log_ratio_bt = inputs.logprobs_bt - inputs.reference_logprobs_bt
             grad_2_bt -= kl.coefficient * kl_estimate(kl.estimator, log_ratio_bt, jnp)
         if algorithm.entropy_coefficient:
             grad_2_bt += algorithm.entropy_coefficient * inputs.entropy_bt
-        terms_bt = inputs.advantages_bt * slots.grad_1(inputs) + grad_2_bt
-        chex.assert_equal_shape([weights_bt, terms_bt, scores.logprobs_bt])
+        terms_bt = inputs.advantages_bt * grad_1_bt + grad_2_bt
         loss_sum = -jnp.where(frozen.mask_bt > 0, stop(weights_bt) * terms_bt, 0.0).sum()
 
         metrics = diagnostics.sums(frozen, data["rl_staleness"])
@@ -276,10 +297,10 @@ def make_loss(slots: Slots) -> Loss:
             for name in ("k1", "k3"):
                 values_bt = kl_estimate(name, log_ratio_bt, jnp) * frozen.mask_bt
                 metrics[f"objective/reference_kl_{name}"] = values_bt.sum()
-        for function in slot_functions:
+        for prefix, function in reporting:
             measure = getattr(function, "metrics", None)
             for name, value_bt in (measure(frozen) if measure else {}).items():
-                key = f"objective/{name}"
+                key = f"objective/{prefix}{name}"
                 if key in metrics or key in diagnostics.DERIVED:
                     raise PluginError(f"two slots of the objective report the metric {name!r}")
                 metrics[key] = (value_bt * frozen.mask_bt).sum()

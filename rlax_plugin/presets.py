@@ -56,4 +56,8 @@ def _extension(where: str, fields: Any) -> Extension:
         raise PluginError(f"{where}: {key}: {problem['msg']}") from None
     except RlaxError as error:
         raise PluginError(f"{where}: {error}") from None
+    for slot in ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2"):
+        choice = getattr(preset, slot)
+        if choice is not None and not choice.name:
+            raise PluginError(f"{where}: {slot}.name: must be given")
     return Extension(NoOptions, lambda config, context: preset)

@@ -42,7 +42,8 @@ def kl_estimate(estimator: str, log_ratio: Any, xp: Any) -> Any:
     if estimator == "k2":
         return log_ratio**2 / 2
     # expm1, as exp(-d) - 1 loses its digits where d is near 0. Bounded as ``ratio_of``.
-    return xp.expm1(xp.minimum(-log_ratio, MAX_LOG_RATIO)) + log_ratio
+    log_ratio = xp.maximum(log_ratio, -MAX_LOG_RATIO)
+    return xp.expm1(-log_ratio) + log_ratio
 
 
 def kl_token_rewards(

@@ -55,8 +55,8 @@ class Truncated(Section):
 class TruncatedImportanceSampling(Section):
     """min(m, C) per token, with m = pi_old/mu: TIS, https://fengyao.notion.site/off-policy-rl.
 
-    ``above_cap: mask`` drops the token instead. With ``log_prob`` and one update per batch it is
-    AIPO's weight.
+    ``above_cap: mask`` drops the token instead. With ``log_prob`` and ``old_policy:
+    sampler`` it is AIPO's weight.
     """
 
     ratio: ClassVar[Ratio] = "old/behaviour"

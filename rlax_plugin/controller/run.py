@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import yaml
 from rich.console import Console
 
-from rlax_plugin import batches, diagnostics, objective
+from rlax_plugin import advantages, batches, diagnostics, objective
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.controller import Controller
@@ -166,7 +166,9 @@ class _Run:
         def part(kind: str, choice: Choice, key: str) -> Any:
             return self._registry.part(kind, choice, key, self._context)
 
-        return objective.resolve(self._section, part)
+        slots = objective.resolve(self._section, part)
+        advantages.probe(slots.advantages, self._section.rollouts.group_size)
+        return slots
 
     def _build_batch(self, step: int, groups: tuple[Group, ...]) -> TrainBatch:
         return batches.batch_of(self._section, self._objective.algorithm, step, groups)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlax_plugin import advantages, diagnostics
 from rlax_plugin.build import registry_for
-from rlax_plugin.config import Choice, Objective, RlaxSection, Rollouts
+from rlax_plugin.config import Choice, Objective, Overlong, RlaxSection, Rollouts
 from rlax_plugin.objective import (
     Scores,
     Slots,
@@ -115,17 +115,17 @@ def evaluate_objective(
     rewards_b = np.asarray(rewards_b, np.float64)
     _check(arrays, rewards_b, group_size)
     length = arrays["mask_bt"].shape[1]
-    objective = _objective(name_or_config)
-    if max_new_tokens is None and objective.overlong.max_tokens is None:
-        objective = _without_limit(objective)
     section = section_of(
-        objective,
+        name_or_config,
         plugins,
         rollouts=Rollouts(group_size=group_size, max_new_tokens=max_new_tokens or length),
     )
     # Only after a batch's first update do pi_old and pi_theta differ.
     updates_per_step = 1 if proximal_logprobs_bt is None else 2
     slots = replace(slots_of(section), updates_per_step=updates_per_step)
+    overlong = slots.algorithm.overlong
+    if max_new_tokens is None and overlong.penalty and not overlong.max_tokens:
+        slots = replace(slots, advantages=slots_of(_without_limit(section)).advantages)
     if slots.needs_reference and reference_logprobs_bt is None:
         raise ValueError("the objective has KL to a reference policy: give reference_logprobs_bt")
     if slots.algorithm.entropy_coefficient and entropy_bt is None:
@@ -181,12 +181,13 @@ def _objective(name_or_config: str | Mapping[str, Any] | Objective) -> Objective
     return validate(Objective, name_or_config, "rlax.objective")
 
 
-def _without_limit(objective: Objective) -> Objective:
+def _without_limit(section: RlaxSection) -> RlaxSection:
     """Punishes no sample as overlong: how long they may be is not known."""
-    overlong = objective.overlong
-    if overlong.penalty:
-        raise ValueError("overlong.penalty is set: give max_new_tokens or overlong.max_tokens")
-    return objective.model_copy(update={"overlong": overlong.model_copy(update={"penalty": 0.0})})
+    objective = section.objective
+    if objective.overlong.model_fields_set:
+        raise ValueError("overlong is set: give max_new_tokens or overlong.max_tokens")
+    objective = objective.model_copy(update={"overlong": Overlong(penalty=0.0)})
+    return section.model_copy(update={"objective": objective})
 
 
 def slots_of(section: RlaxSection) -> Slots:

@@ -58,6 +58,16 @@ def test_a_single_mini_batch_is_the_batch_as_it_is():
         assert all(part[name] is batch[name] for name in batch)
 
 
+def test_a_mini_batch_without_tokens_is_reported_once(caplog):
+    batch = numbered(4, 4)
+    batch["rl_mask"] = np.array([[1] * 4, [0] * 4, [0] * 4, [0] * 4])
+    for mini_batches, warnings in ((1, 0), (2, 1)):
+        caplog.clear()
+        list(Updates(epochs=3, mini_batches=mini_batches).of(1, batch))
+        assert len(caplog.records) == warnings
+    assert "step 1: a mini-batch has no token to train" in caplog.text
+
+
 def test_metrics_of_the_updates_are_means_of_scalars_and_sums_of_sums():
     metrics = StepMetrics()
     for value in (1.0, 2.0, 6.0):

@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from objective_harness import (
@@ -39,6 +41,7 @@ from objective_harness import (
 from rlax_plugin.config import Algorithm, NoOptions
 from rlax_plugin.diagnostics import summarise
 from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.objective import kl_estimate
 from rlax_plugin.presets import Preset, presets_from_yaml
 
 h = math.sqrt(0.5)
@@ -223,6 +226,15 @@ def test_kl_of_an_impossible_token_leaves_loss_and_gradient_finite(preset):
     assert np.isfinite(result.loss_sum) and np.isfinite(result.grad_bt).all()
 
 
+def test_k3_pulls_an_impossible_token_up_or_leaves_it_but_never_pushes_it_down():
+    # dK3/dd = 1 - e^-d; beyond the bound 0.
+    slope = jax.grad(lambda d: kl_estimate("k3", d, jnp))
+    assert float(slope(-39.0)) == pytest.approx(1 - math.exp(39), rel=1e-6)
+    assert [float(slope(d)) for d in (-41.0, -90.0)] == [0, 0]
+    # exp(-d) + d - 1 in float32 is 0 there.
+    assert float(kl_estimate("k3", jnp.float32(1e-4), jnp)) == pytest.approx(5e-9, rel=1e-3)
+
+
 # What the file says, and what is refused.
 
 
@@ -294,7 +306,12 @@ def test_a_ratio_that_enters_twice_is_refused(preset, changes, first, second):
 
 
 def test_a_ratio_in_each_of_two_terms_enters_once():
-    assert slots_of("grpo", grad_2={"name": "clipped_ratio"}).grad_2.ratio == "policy/old"
+    both = slots_of("grpo", grad_2={"name": "clipped_ratio"})
+    data = data_of([[1, 1]], 1.0, np.float32([[-1, -1]]))
+    metrics = jit(differentiated(both))(np.float32([[-0.5, -1]]), data).metrics
+    # e^0.5 is above 1.2, and both terms say so.
+    assert metrics["objective/clip_fraction_high"] == 1
+    assert metrics["objective/grad_2_clip_fraction_high"] == 1
     with pytest.raises(ConfigError, match=r"multiplies grad_2 by .*grad_2 \(clipped_ratio"):
         slots_of("cispo", grad_2={"name": "clipped_ratio"})
 
@@ -310,6 +327,10 @@ def test_with_reprefill_only_a_ratio_to_the_samplers_policy_shows_age():
             slots_of(preset, max_staleness=2, old_policy="reprefill", **changes)
     for preset in ("cispo", "aipo", "topr"):
         slots_of(preset, max_staleness=2, old_policy="reprefill")
+    # One copy is kept: of what is older than it pi_old is not the policy that drew it.
+    with pytest.raises(ConfigError, match="corrects nothing"):
+        slots_of("cispo", max_staleness=3, old_policy="reprefill")
+    slots_of("aipo", max_staleness=3, old_policy="reprefill")
 
 
 @pytest.mark.parametrize("preset", ["opo", "rloo"])
@@ -318,6 +339,12 @@ def test_several_updates_need_a_ratio(preset):
         slots_of(preset, epochs=4)
     slots_of(preset, epochs=4, allow_uncorrected=True)
     slots_of(preset, epochs=4, importance_weight={"name": "clipped"})
+    # With the sampler's pi_old its ratio is taken at each update.
+    slots_of(preset, epochs=4, corrections=TIS)
+    with pytest.raises(ConfigError, match="no ratio"):
+        slots_of(preset, epochs=4, corrections=TIS, old_policy="proximal")
+    with pytest.raises(ConfigError, match="no ratio"):
+        slots_of(preset, epochs=4, grad_2={"name": "clipped_ratio"})
     slots_of("grpo", epochs=2, mini_batches=2)
 
 
@@ -325,7 +352,9 @@ def test_several_updates_need_a_ratio(preset):
     ("changes", "message"),
     [
         ({"corrections": [{"name": "veto"}] * 2}, "must name 'veto' once"),
-        ({"offload_old_policy": True}, "no effect with old_policy: sampler"),
+        ({"offload_old_policy": True}, "no effect: only old_policy: reprefill"),
+        ({"old_policy": "reprefill", "offload_old_policy": True}, "no effect: only old_policy"),
+        ({"overlong": {"penalty": 0, "buffer_tokens": 2}}, "penalty = 0.0: must be above 0"),
         ({"reference": {"offload": True}}, "no effect while rlax.objective.kl.coefficient is 0"),
         (
             {"overlong": {"penalty": 1, "buffer_tokens": 9, "max_tokens": 8}},
@@ -336,6 +365,19 @@ def test_several_updates_need_a_ratio(preset):
 def test_options_that_contradict_each_other_or_do_nothing_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         slots_of("dapo", **changes)
+
+
+def test_options_of_a_slot_are_merged_with_the_presets_unless_it_names_another_part():
+    def grad_1(**options):
+        return slots_of("dapo", grad_1=options).grad_1
+
+    for same in ({}, {"name": "clipped_ratio"}):
+        assert (grad_1(**same, low=0.1).low, grad_1(**same, low=0.1).high) == (0.1, 0.28)
+    assert grad_1(name="sequence_ratio", low=0.1).high == 4e-4
+    plus = slots_of("reinforce_plus_plus_baseline", advantage={"whiten_over": "samples"})
+    assert plus.algorithm.advantage.options["baseline"] == "group_mean"
+    with pytest.raises(ConfigError, match=r"grad_1\.hgih.*did you mean 'high'"):
+        grad_1(hgih=0.3)
 
 
 def test_a_slot_set_to_nothing_is_the_presets():
@@ -367,7 +409,7 @@ def test_third_parties_write_presets_the_same_way(tmp_path: Path):
     [
         ("- grpo", r"expected {preset: fields}, got \['grpo'\]"),
         ("a: {agregation: {name: token_mean}}", "a: agregation: Extra inputs"),
-        ("a: {grad_1: {high: 1}}", "a: grad_1.name: Field required"),
+        ("a: {grad_1: {high: 1}}", "a: grad_1.name: must be given"),
         ("a: {kl: {estimator: k4}}", "a: kl.estimator: Input should be 'k1', 'k2' or 'k3'"),
     ],
 )
