@@ -27,6 +27,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 CONFIG = HERE.parent / "configs" / "demo.yml"
 BOUNDS = (1, 16)
+RATE = 5e-4  # the demo's
 DEADLINE_S = 3600
 
 # Aggregation and advantage are the same in all, so that only the treatment of old samples differs.
@@ -54,10 +55,12 @@ class Trial:
     objective: str
     seed: int
     steps: int
+    learning_rate: float
 
     @property
     def name(self) -> str:
-        return f"k{self.bound}-{self.objective}-seed{self.seed}-{self.steps}"
+        rate = "" if self.learning_rate == RATE else f"-rate{self.learning_rate:g}"
+        return f"k{self.bound}-{self.objective}-seed{self.seed}-{self.steps}{rate}"
 
     def argv(self, directory: Path) -> list[str]:
         return [
@@ -65,6 +68,7 @@ class Trial:
             f"run_name={self.name}",
             f"steps={self.steps}",
             f"checkpoint_period={self.steps}",
+            f"learning_rate={self.learning_rate}",
             f"rlax.seed={self.seed}",
             f"rlax.staleness.max_staleness={self.bound}",
             "rlax.staleness.reload_every=1",
@@ -120,8 +124,10 @@ def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
         "staleness_mean": statistics.mean(s["staleness/mean"] for s in steps),
         "staleness_max": summary["max_staleness_seen"],
         "step_s": statistics.median(s["time/step_s"] for s in steps),
-        "reward": [s["reward/mean"] for s in steps],
-        "effective_sample_size": [s["objective/effective_sample_size"] for s in steps],
+        "learning_rate": trial.learning_rate,
+        # The last steps train what was drawn ahead: nothing is scored any more.
+        "reward": [s["reward/mean"] for s in steps if s["curation/groups_scored"]],
+        "effective_sample_size": [s.get("objective/effective_sample_size") for s in steps],
     }
 
 
@@ -178,8 +184,10 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    figure, axes = plt.subplots(1, len(BOUNDS), figsize=(10, 4), sharey=True)
-    for axis, bound in zip(axes, BOUNDS, strict=True):
+    bounds = sorted({r["k"] for r in results})
+    figure, axes = plt.subplots(1, len(bounds), figsize=(5 * len(bounds), 4), sharey=True)
+    axes = np.atleast_1d(axes)
+    for axis, bound in zip(axes, bounds, strict=True):
         for number, objective in enumerate(OBJECTIVES):
             curves = [
                 np.convolve(r["reward"], np.ones(9) / 9, mode="valid")
@@ -189,7 +197,8 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
             for curve in curves:
                 axis.plot(curve, color=f"C{number}", alpha=0.25, linewidth=0.8)
             if curves:
-                mean = np.mean(curves, axis=0)
+                shortest = min(map(len, curves))
+                mean = np.mean([curve[:shortest] for curve in curves], axis=0)
                 axis.plot(mean, color=f"C{number}", linewidth=2, label=objective)
         axis.set_title(f"max_staleness {bound}")
         axis.set_xlabel("step")
@@ -204,6 +213,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=Path, default=Path("runs/staleness"))
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--bounds", type=int, nargs="+", choices=BOUNDS, default=BOUNDS)
+    parser.add_argument("--learning-rate", type=float, default=RATE)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a core for each")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -211,7 +222,10 @@ def main() -> None:
     args = parser.parse_args()
     directory = args.directory.absolute()
     trials = [
-        Trial(k, o, s, args.steps) for s in range(args.seeds) for k in BOUNDS for o in OBJECTIVES
+        Trial(k, o, s, args.steps, args.learning_rate)
+        for s in range(args.seeds)
+        for k in args.bounds
+        for o in OBJECTIVES
     ]
     run_all(directory, trials, args.jobs)
     results = [found for t in trials if (found := finished(directory, t))]

@@ -46,7 +46,8 @@ class Updates:
           step: RL step, counts from 1; with ``seed`` and epoch it decides the order.
           batch: name -> [rows, length], ``rl_mask`` among them; ``mini_batches`` divides the rows.
         """
-        if np.count_nonzero(batch["rl_mask"].any(axis=1)) < self.mini_batches:
+        supervised = "rl_mask" not in batch
+        if not supervised and np.count_nonzero(batch["rl_mask"].any(axis=1)) < self.mini_batches:
             log.warning(
                 "step %d: a mini-batch has no token to train; momentum and weight decay move the "
                 "weights all the same",

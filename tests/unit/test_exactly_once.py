@@ -105,7 +105,8 @@ class Run(RuleBasedStateMachine):
     def a_group_is_drawn(self, data, rewards, worker, newest, length):
         group = self.pick(self.run_.answers.open, data)
         request, _ = self.run_.answers.open[group]
-        assert request.min_version <= self.run_.latest  # else it would wait for ever
+        if not self.can_draw(group):
+            return
         version = self.run_.latest if newest else request.min_version
         self.act(self.run_.answers.draw, group, version, rewards, worker, length)
 
@@ -114,10 +115,21 @@ class Run(RuleBasedStateMachine):
     def a_group_is_scored(self, data):
         self.act(self.run_.answers.reward, self.pick(self.run_.answers.unscored, data))
 
+    def can_draw(self, group):
+        """Whether a version that is new enough is there.
+
+        A spare that is issued again, because its worker was lost, waits for the version that the
+        trainer is making of a batch it has. More it must not wait for: that might be for ever.
+        """
+        request, _ = self.run_.answers.open[group]
+        assert request.min_version <= max(self.run_.latest, self.run_.book.next_step - 1)
+        return request.min_version <= self.run_.latest
+
     @rule(worker=WORKERS, rewards=REWARDS, length=LENGTHS)
     def everything_is_drawn_and_scored(self, worker, rewards, length):
         for group in sorted(self.run_.answers.open):
-            self.act(self.run_.answers.draw, group, self.run_.latest, rewards, worker, length)
+            if self.can_draw(group):
+                self.act(self.run_.answers.draw, group, self.run_.latest, rewards, worker, length)
         for group in sorted(self.run_.answers.unscored):
             self.act(self.run_.answers.reward, group)
 
