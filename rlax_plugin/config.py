@@ -261,14 +261,37 @@ class Weights(Section):
     )
 
 
+class EvaluationSet(Section):
+    """A further held-out set; what it leaves out is as in ``rlax.evaluation`` or in training."""
+
+    prompt_source: Choice | None = Field(default=None, description="empty: rlax.prompt_source")
+    rewards: tuple[Choice, ...] = Field(default=(), description="empty: rlax.rewards")
+    split: str | None = None
+    problems: PositiveInt | None = None
+    samples: PositiveInt | None = None
+
+
 class Evaluation(Section):
-    """Held-out evaluation before and after training, through the workers."""
+    """Held-out evaluation before, while and after training, through the workers."""
 
     split: str = "test"
     problems: Annotated[int, Field(ge=0)] = Field(default=512, description="0 turns evaluation off")
     samples: PositiveInt = Field(default=16, description="completions per problem")
     k: tuple[PositiveInt, ...] = Field(default=(1, 8), description="k of pass@k")
+    majority_k: tuple[PositiveInt, ...] = Field(
+        default=(), description="k of majority@k: the answer most of k samples give is right"
+    )
     bootstrap: PositiveInt = Field(default=2000, description="resamples for the 95 % interval")
+    every: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="RL steps between evaluations while training goes on: a worker is kept at one "
+        "version for each and draws for training again afterwards; 0: none",
+    )
+    sets: dict[str, EvaluationSet] = Field(
+        default_factory=dict,
+        description="further sets by name, evaluated together with the one above, which is called "
+        "by its split",
+    )
 
 
 class WarmStart(Section):
@@ -320,6 +343,11 @@ class Network(Section):
     host: str = Field(default="127.0.0.1", description="address the controller and workers bind")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=0, description="controller; 0: any free"
+    )
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None,
+        description="of the trainer's /metrics for Prometheus; 0: any free; empty: none. Workers "
+        "have rlax serve --prometheus-port",
     )
 
     @model_validator(mode="after")

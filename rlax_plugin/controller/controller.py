@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 from collections.abc import Callable, Coroutine
@@ -31,7 +32,11 @@ from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.errors import ConfigError, DeadlineError, PluginError, RlaxError, TrainingError
 from rlax_plugin.host_fingerprint import digest
-from rlax_plugin.parameter_server import ParameterServer, ParameterServerClient
+from rlax_plugin.parameter_server import (
+    ParameterServer,
+    ParameterServerClient,
+    record_versions,
+)
 from rlax_plugin.protocols import BuildContext, Launcher, Tracker
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
@@ -145,7 +150,10 @@ class Controller:
         self.address = f"{s.network.host}:{port}"
         if s.weights.parameter_server == "embedded":
             parameters = ParameterServer(
-                store=self.store, keep=s.weights.keep, lease_s=s.deadlines.lease_s
+                store=self.store,
+                keep=s.weights.keep,
+                lease_s=s.deadlines.lease_s,
+                record=functools.partial(record_versions, self.files),
             )
             parameters.add_to(server)
             parameter_address = self.address

@@ -4,7 +4,12 @@ The bytes are elsewhere (``protocols.WeightStore``); only names, paths and finge
 """
 
 from rlax_plugin.parameter_server.client import ParameterServerClient
-from rlax_plugin.parameter_server.messages import version_from_proto, version_to_proto
+from rlax_plugin.parameter_server.messages import (
+    kept_versions,
+    record_versions,
+    version_from_proto,
+    version_to_proto,
+)
 from rlax_plugin.parameter_server.service import ParameterServer, serve_parameter_server
 from rlax_plugin.parameter_server.versions import Lease, VersionTable
 
@@ -13,6 +18,8 @@ __all__ = [
     "ParameterServer",
     "ParameterServerClient",
     "VersionTable",
+    "kept_versions",
+    "record_versions",
     "serve_parameter_server",
     "version_from_proto",
     "version_to_proto",

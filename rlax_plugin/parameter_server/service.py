@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -41,13 +42,23 @@ class ParameterServer(rpc.ParameterServerServicer):
       keep: newest versions that stay; leased ones stay as well.
       lease_s: a reader's hold on a version before renewal.
       index: file that remembers the versions over a restart; None remembers nothing.
+      record: called on a thread with the index's text whenever it changes; see ``kept_versions``.
 
     Raises:
       WeightsError: ``index`` exists and cannot be read.
     """
 
-    def __init__(self, store: WeightStore, *, keep: int, lease_s: float, index: Path | None = None):
-        self._store, self._index = store, index
+    def __init__(
+        self,
+        store: WeightStore,
+        *,
+        keep: int,
+        lease_s: float,
+        index: Path | None = None,
+        record: Callable[[str], None] | None = None,
+    ):
+        self._store = store
+        self._record = functools.partial(_write_whole, index) if index is not None else record
         known: list[WeightVersion] = []
         if index is not None and index.exists():
             known = versions_from_json(index.read_text(), str(index))
@@ -81,10 +92,10 @@ class ParameterServer(rpc.ParameterServerServicer):
         """
         retired = self._table.publish(version, restart)
         self._restarts += restart
-        if self._index is not None:
+        if self._record is not None:
             loop = asyncio.get_running_loop()
             text = versions_to_json(self._table.versions)
-            await loop.run_in_executor(self._files, _write_whole, self._index, text)
+            await loop.run_in_executor(self._files, self._record, text)
         self._wake()
         self._delete(retired)
 

@@ -1,0 +1,15 @@
+"""The command line; ``rlax --help`` lists the commands in the order in which they are imported."""
+
+from rlax_plugin.cli.common import app
+
+# isort: off
+from rlax_plugin.cli import configs, reference  # noqa: F401  each registers its commands
+from rlax_plugin.cli import running, evaluating  # noqa: F401
+from rlax_plugin.cli import records, authoring  # noqa: F401
+
+# isort: on
+
+
+def main() -> None:
+    """Entry point of the ``rlax`` command."""
+    app()

@@ -1,0 +1,1 @@
+"""Commands for authors of plug-ins: new-plugin, check-plugin."""

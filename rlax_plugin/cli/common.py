@@ -1,0 +1,98 @@
+"""What the commands share: the application, their arguments, and how errors end them.
+
+Each command imports what it needs when it runs, so that help is instant.
+
+Exit status: 0 done, 1 the run failed or does not hold what was to be proved, 2 the config or a
+plug-in is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RUN_FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, 130
+
+# Headings of ``rlax --help``.
+CONFIGURE = "Write and understand a config"
+RUNNING = "Run"
+LOOK = "Look at runs"
+AUTHORS = "Write plug-ins"
+
+app = typer.Typer(
+    name="rlax",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Reinforcement learning for language models on MaxText, as plug-ins.\n\n"
+    "A run is described by one MaxText config with a section [bold]rlax:[/bold] in it. Any key of "
+    "it, MaxText's or [bold]rlax.*[/bold], can be given again after the config as key=value.",
+    epilog="Start with:  rlax check configs/demo.yml  then  rlax train configs/demo.yml",
+)
+
+Config = Annotated[
+    str,
+    typer.Argument(metavar="CONFIG", help="MaxText config (.yml) with a section rlax:"),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE...",
+        show_default=False,
+        help="keys to set, such as steps=10 or rlax.rollouts.group_size=4; values are YAML",
+    ),
+]
+
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="directory of a run: a path, or a URL such as gs://..."),
+]
+
+
+def command(panel: str, example: str, name: str | None = None) -> Callable[[F], F]:
+    """Registers a command; its docstring, paragraph by paragraph, becomes the help.
+
+    Args:
+      panel: the heading under which ``rlax --help`` lists it.
+    """
+
+    def register(function: F) -> F:
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        return app.command(name, help=text, epilog=f"Example:  {example}", rich_help_panel=panel)(
+            function
+        )
+
+    return register
+
+
+@contextmanager
+def exit_status() -> Iterator[None]:
+    """Turns what went wrong into one message and an exit status."""
+    try:
+        yield
+    except (ConfigError, PluginError) as error:
+        _print_error(error)
+        raise typer.Exit(BAD_CONFIG) from error
+    except RlaxError as error:
+        _print_error(error)
+        raise typer.Exit(RUN_FAILED) from error
+    except KeyboardInterrupt as error:
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _print_error(error: RlaxError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    message = Text.assemble(("error: ", "bold red"), str(error))
+    Console(stderr=True).print(message, soft_wrap=True)

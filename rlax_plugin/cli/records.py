@@ -1,0 +1,65 @@
+"""Commands that read what a run has recorded: audit, replay."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from rlax_plugin.cli.common import LOOK, RUN_FAILED, Run, command, exit_status
+
+
+@command(LOOK, "rlax audit runs/demo")
+def audit(
+    run: Run,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
+) -> None:
+    """Proves from a run's records that no prompt was lost, none trained twice, none too stale.
+
+    Every group that was issued must have ended in exactly one way, every trained token must lie
+    within the staleness bound, and every batch must be on disk as it was trained. Otherwise the
+    first violation is named, and the exit status is 1. Nothing is changed; the run may go on.
+    """
+    with exit_status():
+        from rlax_plugin.audit.show import audit_with_progress, print_report
+        from rlax_plugin.records.files import RunFiles
+
+        report = audit_with_progress(RunFiles(run))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        from rich.console import Console
+
+        print_report(Console(), report)
+    raise typer.Exit(0 if report.clean else RUN_FAILED)
+
+
+@command(LOOK, "rlax replay runs/demo --to 5")
+def replay(
+    run: Run,
+    *,
+    to: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="last step; default: all recorded")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="local directory of the replay's own files, emptied first; default: RUN/replay, "
+            "or ./replay-NAME for a run on an object store",
+        ),
+    ] = None,
+) -> None:
+    """Runs the trainer alone on a run's recorded batches, and compares the weights.
+
+    No worker is started and nothing is generated. The fingerprints of every weight version are
+    compared with those of the run; on CPU they are bit-identical. The exit status is 0 if they are
+    equal, and 1 if not.
+    """
+    with exit_status():
+        from rlax_plugin.replay import replay as run_again
+
+        status = run_again(run, to, out)
+    raise typer.Exit(status)

@@ -1,0 +1,1 @@
+"""Commands that teach the config: config, metrics."""

@@ -1,0 +1,98 @@
+"""Commands that run processes: train, serve, parameter-server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlax_plugin.cli.common import RUNNING, Config, Overrides, command, exit_status
+from rlax_plugin.errors import ConfigError
+
+
+@command(RUNNING, "rlax train configs/demo.yml run_name=mine rlax.seed=1")
+def train(config: Config, overrides: Overrides = None) -> None:
+    """Trains, or continues a run that was interrupted.
+
+    Runs MaxText's own training loop; the config's launcher starts the rollout workers. Everything
+    is written below base_output_directory/run_name. The same command continues an interrupted run.
+    Ctrl-C stops after the current step, with a checkpoint; a second one stops at once.
+    """
+    with exit_status():
+        from rlax_plugin.controller.run import train as run
+
+        status = run(config, overrides or ())
+    raise typer.Exit(status)
+
+
+@command(RUNNING, "rlax serve configs/demo.yml --controller 127.0.0.1:9000 --name worker-0")
+def serve(
+    config: Config,
+    overrides: Overrides = None,
+    *,
+    controller: Annotated[str, typer.Option(help="host:port that the running trainer listens on")],
+    name: Annotated[str, typer.Option(help="unique among the workers of the run")],
+    with_parent: Annotated[
+        bool, typer.Option("--with-parent", help="end when the process that started this one ends")
+    ] = False,
+) -> None:
+    """Serves rollouts to a running trainer, as one more worker.
+
+    The worker registers itself, pulls the current weights, and generates until the run ends. It
+    may come and go at any time; SIGTERM lets it finish what it is generating. Give it the config
+    and the arguments that the trainer was given.
+    """
+    with exit_status():
+        from rlax_plugin.worker.serve import serve as run
+
+        _check_address("--controller", controller)
+        run(config, overrides or (), controller=controller, name=name, with_parent=with_parent)
+
+
+@command(RUNNING, "rlax parameter-server configs/demo.yml --port 9100", name="parameter-server")
+def parameter_server(
+    config: Config,
+    overrides: Overrides = None,
+    *,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port")] = 0,
+    index: Annotated[
+        Path | None,
+        typer.Option(help="file that remembers the versions, for a server that is started again"),
+    ] = None,
+) -> None:
+    """Serves weight versions in a process of its own.
+
+    Needed only where versions must outlive the trainer: by default the trainer holds the
+    parameter server. Let the run use it with rlax.weights.parameter_server=HOST:PORT.
+    """
+    with exit_status():
+        import asyncio
+
+        from rlax_plugin.build import build_weight_store
+        from rlax_plugin.config import Network
+        from rlax_plugin.loading import load_section
+        from rlax_plugin.parameter_server import serve_parameter_server
+        from rlax_plugin.protocols import BuildContext
+
+        section, _ = load_section(config, overrides or ())
+        Network(host=host, port=port)  # refuses what the config would refuse
+        context = BuildContext(run_dir=Path(), seed=section.seed, section=section)
+        asyncio.run(
+            serve_parameter_server(
+                host,
+                port,
+                build_weight_store(context),
+                keep=section.weights.keep,
+                lease_s=section.deadlines.lease_s,
+                ready=lambda address: typer.echo(f"parameter server listens on {address}"),
+                index=index,
+            )
+        )
+
+
+def _check_address(key: str, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(key, address, "must be host:port")
