@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock proto clean
+.PHONY: help demo test lint bench screenshots lock proto clean
 
 SEED ?= 0
 export PYTHON
@@ -13,7 +13,7 @@ PROTO := rlax_plugin/rpc/rlax.proto
 help: ## this list
 	@echo "rlax_plugin: reinforcement learning for language models on MaxText, as plug-ins"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  Start with make demo. To run your own: $(BIN)/rlax --help"
 
@@ -21,6 +21,7 @@ demo: $(READY) ## a tiny model learns arithmetic by RL; before/after table (SEED
 	@$(BIN)/rlax train configs/demo.yml run_name=demo-seed$(SEED) rlax.seed=$(SEED) init_weights_seed=$(SEED)
 
 test: lint ## everything that must pass before a change lands: lint, then pytest
+	@.ci/browser
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY) ## ruff, import rules, types; seconds
@@ -30,6 +31,10 @@ lint: $(READY) ## ruff, import rules, types; seconds
 
 bench: $(READY) ## the whole system beside a bare JAX loop; minutes (see benchmarks/)
 	@$(BIN)/python benchmarks/bench.py
+
+screenshots: $(READY) ## docs/images again, of a run made in seconds (or RUN=runs/demo-seed0)
+	@.ci/browser
+	@PYTHONPATH=tests/integration $(BIN)/python docs/images/screenshots.py $(RUN)
 
 lock: $(READY) ## requirements.lock again from pyproject.toml, keeping versions (UPGRADE=1: newest)
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.12 --quiet \

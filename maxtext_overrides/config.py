@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
+import logging
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import omegaconf
 import yaml
 from maxtext.configs import pyconfig
 from maxtext.configs.types import MaxTextConfig
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
-from maxtext_overrides import lean_imports
+from maxtext_overrides import config_errors, lean_imports
 from maxtext_overrides.signatures import Override, check
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError, alternatives
@@ -41,10 +41,16 @@ OVERRIDES = (
 
 _Refusal = tuple[str, Callable[[Any], bool], str]
 
+
+def _above(limit: float) -> Callable[[Any], bool]:
+    """True of a number above the limit; what is no number is pydantic's to refuse."""
+    return lambda value: isinstance(value, int | float) and value > limit
+
+
 # What would bypass the RL loss, its batches or its metrics. Looked at before MaxText's own
 # validation, which asks JAX for devices.
 _REFUSED: tuple[_Refusal, ...] = (
-    ("dropout_rate", lambda v: v > 0, "must be 0: rollouts are drawn without dropout"),
+    ("dropout_rate", _above(0), "must be 0: rollouts are drawn without dropout"),
     ("training_objective", lambda v: v == "block_diffusion", "must be causal_lm"),
     ("attention_type", lambda v: v == "block_diffusion", "must be causal"),
     ("dataset_type", lambda v: v == "grain", "must not be grain: MaxText would checkpoint it"),
@@ -54,13 +60,35 @@ _REFUSED: tuple[_Refusal, ...] = (
     ("use_multimodal", bool, "must be false: batches hold tokens only"),
     ("use_tunix_gradient_accumulation", bool, "must be false: it averages means"),
     ("enable_rampup_batch_size", bool, "must be false: the batch is rlax.rollouts' groups"),
-    ("expansion_factor_real_data", lambda v: v > 0, "must be -1: every host feeds its rows"),
+    ("expansion_factor_real_data", _above(0), "must be -1: every host feeds its rows"),
     ("reuse_example_batch", bool, "must be 0: every step trains on its own batch"),
     ("compiled_trainstep_file", bool, "must be empty: that step was compiled with another loss"),
-    ("eval_interval", lambda v: v > 0, "must be -1: evaluation is rlax.evaluation's"),
-    ("z_loss_multiplier", lambda v: v > 0, "must be 0: it regularises the cross-entropy only"),
-    ("ici_context_parallelism", lambda v: v > 1, "must be 1: it would reorder MaxText's arrays"),
-    ("dcn_context_parallelism", lambda v: v > 1, "must be 1: it would reorder MaxText's arrays"),
+    ("eval_interval", _above(0), "must be -1: evaluation is rlax.evaluation's"),
+    ("z_loss_multiplier", _above(0), "must be 0: it regularises the cross-entropy only"),
+    ("ici_context_parallelism", _above(1), "must be 1: it would reorder MaxText's arrays"),
+    ("dcn_context_parallelism", _above(1), "must be 1: it would reorder MaxText's arrays"),
+)
+
+# MaxText takes any number for these, and any name of a kernel, and stumbles over them later.
+_AT_LEAST_ONE = (
+    "steps",
+    "max_target_length",
+    "vocab_size",
+    "base_emb_dim",
+    "base_num_decoder_layers",
+    "base_num_query_heads",
+    "base_num_kv_heads",
+    "head_dim",
+)
+_KERNELS = (
+    "autoselected",
+    "cudnn_flash_jax",
+    "cudnn_flash_te",
+    "dot_product",
+    "flash",
+    "paged",
+    "vllm_batched_rpa",
+    "vllm_rpa",
 )
 
 # With ``num_vocab_tiling`` above 1, in addition.
@@ -76,17 +104,35 @@ _REFUSED_TILED: tuple[_Refusal, ...] = (
 
 
 def _refuse(values: Mapping[str, Any]) -> None:
-    tiled = (values.get("num_vocab_tiling") or 1) > 1
+    tiled = _above(1)(values.get("num_vocab_tiling"))
     for key, is_bad, reason in _REFUSED + (_REFUSED_TILED if tiled else ()):
         value = values.get(key)
         if value is not None and is_bad(value):
             raise ConfigError(key, value, reason)
+    for key in _AT_LEAST_ONE:
+        if isinstance(value := values.get(key), int) and value < 1:
+            raise ConfigError(key, value, "must be at least 1")
+    kernel = values.get("attention")
+    if isinstance(kernel, str) and kernel not in _KERNELS:
+        raise ConfigError("attention", kernel, alternatives(kernel, _KERNELS))
+    if values.get("hardware") == "cpu" and kernel not in (None, "autoselected", "dot_product"):
+        raise ConfigError("attention", kernel, "must be dot_product with hardware: cpu")
+    rate, length = values.get("per_device_batch_size"), values.get("max_target_length")
+    if tiled and isinstance(rate, float | int) and isinstance(length, int):
+        tiles, tokens = values["num_vocab_tiling"], int(rate * length)
+        if tokens % tiles:
+            reason = f"must divide per_device_batch_size * max_target_length = {tokens}"
+            raise ConfigError("num_vocab_tiling", tiles, reason)
+    for network in ("ici", "dcn"):
+        rest = [k for k, v in values.items() if k.startswith(f"{network}_") and v == -1]
+        if len(rest) > 1:
+            reason = f"only one of {', '.join(rest)} can take the devices that are left"
+            raise ConfigError(rest[-1], -1, reason)
     if values.get("use_indexer") and not values.get("indexer_sparse_training"):
         raise ConfigError("indexer_sparse_training", False, "must be true: else there is no loss")
     lora = values.get("lora")
     if isinstance(lora, Mapping) and lora.get("enable_lora"):
         raise ConfigError("lora.enable_lora", True, "must be false: MaxText creates no adapters")
-    rate = values.get("per_device_batch_size")
     if isinstance(rate, float | int) and rate < 1:
         raise ConfigError("per_device_batch_size", rate, "must be at least 1: rows would be lost")
 
@@ -139,11 +185,79 @@ def load(argv: Sequence[str], **overrides: Any) -> Config:
         )
         return Config(model)
     except ValidationError as error:
-        raise _explained(error) from None
+        fields = RlaxMaxTextConfig.model_fields
+        raise config_errors.of_validation(error, fields, _given(argv)) from None
     except (omegaconf.errors.OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError("config", str(path), str(error)) from None
-    except (ValueError, TypeError, AssertionError, NotImplementedError, OSError) as error:
-        raise _explained_text(str(error), str(path)) from None
+        raise ConfigError("config", str(path), " ".join(str(error).split())) from None
+    except _MAXTEXT_RAISES as error:
+        raise _explained(error, argv) from None
+
+
+# What MaxText raises where a config does not suit it.
+_MAXTEXT_RAISES = (
+    ValueError,
+    TypeError,
+    AssertionError,
+    NotImplementedError,
+    OSError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+)
+
+
+def load_to_check(argv: Sequence[str], **overrides: Any) -> Config:
+    """``load`` on this machine's processor, whatever devices the config is meant for."""
+    # MaxText's validation counts devices: let it count a processor.
+    jax.config.update("jax_platforms", "cpu")
+    return load(argv, skip_jax_distributed_system=True, **overrides)
+
+
+@contextmanager
+def passed_on(argv: Sequence[str]) -> Iterator[None]:
+    """Turns what MaxText raises inside into one ConfigError, and keeps its warnings back.
+
+    Raises:
+      ConfigError: names the key that MaxText's message seems to be about.
+    """
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    except _MAXTEXT_RAISES as error:
+        raise _explained(error, argv) from error
+    finally:
+        logging.disable(disabled)
+
+
+def without_effect(config: Config, argv: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Numbers that a file sets and ``model_name`` sets otherwise: key -> (given, in effect).
+
+    MaxText refuses that on the command line, and in a file lets the model's win.
+    """
+    if config.model_name == "default":
+        return {}
+    return {
+        key: (value, getattr(config, key))
+        for key, value in _given(argv).items()
+        if isinstance(value, int | float) and getattr(config, key) != value
+    }
+
+
+def _explained(error: Exception, argv: Sequence[str]) -> ConfigError:
+    fields = RlaxMaxTextConfig.model_fields
+    message = str(error) or type(error).__name__
+    return config_errors.of_text(message, fields, _given(argv), str(argv[0]))
+
+
+def _given(argv: Sequence[str]) -> dict[str, Any]:
+    """MaxText's keys as the file and the arguments set them."""
+    path, *rest = argv
+    merged = omegaconf.OmegaConf.merge(
+        omegaconf.OmegaConf.load(path), omegaconf.OmegaConf.from_cli(list(rest))
+    )
+    content: Any = omegaconf.OmegaConf.to_container(merged)
+    return {str(key): value for key, value in content.items() if key != "rlax"}
 
 
 def initialize(argv: Sequence[str], **overrides: Any) -> Config:
@@ -175,7 +289,7 @@ def initialize(argv: Sequence[str], **overrides: Any) -> Config:
     try:
         train.train_utils.validate_train_config(config)
     except (AssertionError, ValueError) as error:
-        raise _explained_text(str(error), str(argv[0])) from None
+        raise _explained(error, argv) from None
     jax.config.update("jax_use_shardy_partitioner", config.shardy)
     jax.config.update(
         "jax_remove_size_one_mesh_axis_from_type", config.remove_size_one_mesh_axis_from_type
@@ -188,40 +302,3 @@ def initialize(argv: Sequence[str], **overrides: Any) -> Config:
         train.max_utils.bootstrap_transformer_engine_cgemm(config)
     train.mllog_utils.init_start(config)
     return config
-
-
-def _explained(error: ValidationError) -> ConfigError:
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
-    if not location:
-        return _explained_text(first["msg"].removeprefix("Value error, "), "config")
-    key, value = ".".join(location), first.get("input")
-    if first["type"] == "extra_forbidden":
-        return ConfigError(key, value, "no such key; " + _nearest(location))
-    if first["type"] == "missing":
-        return ConfigError(key, None, "must be set")
-    return ConfigError(key, value, first["msg"])
-
-
-def _explained_text(message: str, path: str) -> ConfigError:
-    """MaxText raises plain text; finds out which key it is about."""
-    unknown = re.match(r"'([^']+)' not in ", message)
-    if unknown:
-        return ConfigError(unknown[1], None, "no such key; " + _nearest([unknown[1]]))
-    words = re.findall(r"[a-z][a-z0-9_]+", message)
-    key = next((w for w in words if "_" in w and w in RlaxMaxTextConfig.model_fields), path)
-    return ConfigError(key, None, message)
-
-
-def _nearest(location: Sequence[str]) -> str:
-    """What the last part of a key path could have meant."""
-    known: Mapping[str, Any] = RlaxMaxTextConfig.model_fields
-    for part in location[:-1]:
-        annotation = getattr(known.get(part), "annotation", None)
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return "unknown"
-        known = annotation.model_fields
-    if len(known) <= 40:
-        return alternatives(location[-1], known)
-    near = difflib.get_close_matches(location[-1], known, n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else "MaxText knows none like it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.batches import ARRAYS
@@ -11,10 +11,14 @@ from rlax_plugin.config import NoOptions, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.hookspecs import hookimpl
 from rlax_plugin.objective import make_loss, resolve
-from rlax_plugin.protocols import BuildContext, Extension, Trainer, TrainerLink
+from rlax_plugin.protocols import BuildContext, Extension, Facts, Trainer, TrainerLink
+from rlax_plugin.records.files import RunFiles
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from maxtext_overrides.config import Config
+    from maxtext_overrides.memory import TrainingMemory
 
 log = logging.getLogger("rlax.trainer")
 
@@ -101,6 +105,37 @@ class MaxTextTrainer(Trainer):
         arrays = ARRAYS | (policies.arrays if policies else {})
         run_train_loop(config, events, arrays=arrays, objective=make_loss(slots))
 
+    def checkpoints(self) -> dict[int, str]:
+        """See ``CheckpointReader``; MaxText names a checkpoint after its last update, from 0."""
+        updates = self._section.objective.updates_per_step
+        names = RunFiles(self._context.run_url).names("checkpoints")
+        return {(int(name) + 1) // updates: name for name in names if name.isdigit()}
+
+    def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
+        """See ``CheckpointReader``: MaxText's loop restores it, and has nothing left to train."""
+        from maxtext_overrides.canary import CanaryForward
+        from maxtext_overrides.config import initialize
+        from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
+
+        config = initialize(
+            self._context.maxtext_argv,
+            base_output_directory=str(self._context.run_dir),
+            run_name="restored",
+            load_full_state_path=f"{self._context.run_url}/checkpoints/{name}/items",
+            load_parameters_path="",
+            steps=self._section.objective.updates_per_step,
+            enable_checkpointing=True,
+        )
+        canary = CanaryForward(link.canary_tokens)
+
+        def publish(loop: Loop) -> None:
+            arrays = fresh_weights(loop)
+            link.publish(loop.completed, arrays, canary(loop, arrays))
+
+        events = Events(batches=link.next_batch, on_step_end=lambda *_: True, on_start=publish)
+        slots = resolve(self._section, self._context.part)
+        run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))
+
 
 def _answered_prompts(context: BuildContext) -> Any:
     choice = context.section.prompt_source
@@ -174,17 +209,131 @@ def _check_shapes(config: Any, section: RlaxSection) -> None:
             )
 
 
-def _check(options: NoOptions, context: BuildContext) -> None:
-    """Validates MaxText's keys. How many devices there will be is not known, nor asked."""
-    import jax
+def _check(options: NoOptions, context: BuildContext) -> Facts:
+    """Validates MaxText's keys, and adds up what training needs of memory.
 
-    # MaxText's validation counts devices: let it count this machine's processor.
-    jax.config.update("jax_platforms", "cpu")
-    from maxtext_overrides.config import load
+    How many devices there will be is not known, nor asked.
+    """
+    from maxtext_overrides.config import load_to_check, passed_on, without_effect
 
-    _check_shapes(load(context.maxtext_argv, skip_jax_distributed_system=True), context.section)
-    if context.section.warm_start.enabled:
+    argv, section = context.maxtext_argv, context.section
+    with passed_on(argv):
+        config = load_to_check(argv)
+        _check_shapes(config, section)
+        devices = _devices(config, section)
+        from maxtext_overrides import memory
+
+        needed = memory.of_training(config)
+    if section.warm_start.enabled:
         _answered_prompts(context)
+    _check_vocabulary(config, context)
+    return Facts(
+        says=_says(config, section, needed.parameters, devices),
+        memory=_memory(config, context, needed),
+        warnings=[
+            *_doubts(config, section, without_effect(config, argv)),
+            *_doubts_of_memory(config, needed),
+        ],
+    )
+
+
+def _devices(config: Config, section: RlaxSection) -> int:
+    """How many devices the batch is made for."""
+    mini_batches = section.objective.mini_batches
+    held = config.per_device_batch_size * config.gradient_accumulation_steps * mini_batches
+    devices, rest = divmod(section.batch_rows, held)
+    if rest:
+        raise ConfigError(
+            "per_device_batch_size",
+            config.per_device_batch_size,
+            f"times gradient_accumulation_steps = {config.gradient_accumulation_steps} and "
+            f"rlax.objective.mini_batches = {mini_batches} is {held:g}, of which the "
+            f"{section.batch_rows} rows of a batch (rlax.batches.rows, or groups_per_step * "
+            "group_size of rlax.rollouts) must be a multiple: as many times as there are devices",
+        )
+    return int(devices)
+
+
+def _check_vocabulary(config: Config, context: BuildContext) -> None:
+    choice, key = context.section.prompt_source, "rlax.prompt_source"
+    source = context.part("prompt_source", choice, key)
+    ids = [int(prompt.tokens.max()) for prompt in source.prompts("train") if len(prompt.tokens)]
+    largest = max([*ids, *source.stop_ids], default=0)
+    if largest >= config.vocab_size:
+        reason = f"must be above {largest}, the largest token id of {key}: {choice.name}"
+        raise ConfigError("vocab_size", config.vocab_size, reason)
+
+
+def _says(config: Config, section: RlaxSection, parameters: int, devices: int) -> dict[str, str]:
+    name = config.model_name if config.model_name != "default" else config.decoder_block.value
+    parts = config.gradient_accumulation_steps
+    rows = section.batch_rows // section.objective.mini_batches
+    return {
+        "model": f"{name}, {parameters:,} parameters; weights {config.weight_dtype}, arithmetic "
+        f"{config.dtype}",
+        "one update": f"{rows:,} rows = {parts} micro-batch(es) x {devices} device(s) x "
+        f"per_device_batch_size {config.per_device_batch_size:g}; {config.opt_type.value}, "
+        f"learning_rate {config.learning_rate:g}",
+        "checkpoints": f"every {config.checkpoint_period} updates, and at the end"
+        if config.enable_checkpointing
+        else "none",
+    }
+
+
+def _memory(config: Config, context: BuildContext, needed: TrainingMemory) -> dict[str, int]:
+    slots, objective = resolve(context.section, context.part), context.section.objective
+    tokens = f"{config.micro_batch_size_to_train_on:,} x {config.max_target_length:,} tokens"
+    tiled = f", a tile of {config.num_vocab_tiling}" if config.num_vocab_tiling > 1 else ""
+    found = {
+        "parameters": needed.weights,
+        f"optimizer state ({config.opt_type.value})": needed.optimizer,
+        "gradients": needed.gradients,
+        "copy that is being published": needed.weights,
+        f"logits of {tokens} and their gradient{tiled}": 2 * needed.logits,
+    }
+    if slots.needs_reference and not objective.reference.offload:
+        found["reference policy"] = needed.weights
+    reprefill = slots.algorithm.old_policy == "reprefill" and slots.max_staleness > 1
+    if reprefill and not objective.offload_old_policy:
+        found["old policy (reprefill)"] = needed.weights
+    return found
+
+
+# Above it, what is published on reinforcement learning of pretrained models does not go.
+_HIGH_LEARNING_RATE = 1e-4
+_MANY_LOGITS = 2**30  # bytes
+
+
+def _doubts(
+    config: Config, section: RlaxSection, without_effect: Mapping[str, tuple[Any, Any]]
+) -> Iterator[tuple[str, str]]:
+    """What is allowed, and perhaps not meant."""
+    for key, (given, used) in without_effect.items():
+        yield key, f"{given} in the file has no effect: model_name sets it to {used}"
+    pretrained = config.load_parameters_path or config.load_full_state_path
+    if not pretrained and not section.warm_start.enabled:
+        yield "load_parameters_path", "is empty: training starts from random weights"
+    if config.learning_rate == 0:
+        yield "learning_rate", "is 0: nothing will be learned"
+    if pretrained and config.learning_rate > _HIGH_LEARNING_RATE:
+        yield "learning_rate", f"{config.learning_rate:g} is high for a pretrained model"
+    period = config.checkpoint_period
+    if not config.enable_checkpointing:
+        yield "enable_checkpointing", "is false: a run that is killed starts over"
+    elif not 0 < period <= config.steps:
+        yield "checkpoint_period", f"{period} of {config.steps} steps: a killed run starts over"
+    length = config.trainable_position_size
+    if 0 < length < config.max_target_length:
+        yield "trainable_position_size", f"{length} is shorter than a row"
+
+
+def _doubts_of_memory(config: Config, needed: TrainingMemory) -> Iterator[tuple[str, str]]:
+    if config.num_vocab_tiling == 1 and needed.logits > _MANY_LOGITS:
+        yield (
+            "num_vocab_tiling",
+            f"is 1, and a micro-batch's logits take {needed.logits / 2**30:.3g} GiB, their "
+            "gradient as much: set it to 8, or raise gradient_accumulation_steps",
+        )
 
 
 def _build(config: NoOptions, context: BuildContext) -> MaxTextTrainer:
@@ -193,4 +342,4 @@ def _build(config: NoOptions, context: BuildContext) -> MaxTextTrainer:
 
 @hookimpl
 def rlax_register_trainer() -> dict[str, Extension]:
-    return {"maxtext": Extension(NoOptions, _build, _check)}
+    return {"maxtext": Extension(NoOptions, _build, _check, needs_model=True)}

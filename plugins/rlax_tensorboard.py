@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from rlax_plugin import BuildContext, Extension, NoOptions, hookimpl
-from rlax_plugin.protocols import Tracker
+from rlax_plugin import BuildContext, Extension, hookimpl
+from rlax_plugin.tracking import BackgroundTracker, Sink, TrackerConfig
 
 
-class TensorBoard(Tracker):
-    """Writes through tensorboardX, whose writer thread keeps ``log`` short."""
+class EventFile(Sink):
+    """Writes through tensorboardX."""
 
-    def __init__(self, directory: str) -> None:
-        from tensorboardX import SummaryWriter  # 0.5 s of imports that only the trainer pays
+    last_step = 0
 
-        self._writer: Any = SummaryWriter(directory, flush_secs=10)
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = str(run_dir / "tensorboard")
+        self._writer: Any = None
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter  # 0.5 s of imports
+
+            # What an earlier process logged from here on is hidden: it is logged again.
+            self._writer = SummaryWriter(self._directory, purge_step=step, flush_secs=10)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    def close(self, complete: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 @hookimpl
 def rlax_register_tracker() -> dict[str, Extension]:
-    def build(config: NoOptions, context: BuildContext) -> TensorBoard:
-        return TensorBoard(str(context.run_dir / "tensorboard"))
+    def build(config: TrackerConfig, context: BuildContext) -> BackgroundTracker:
+        return BackgroundTracker(
+            "tensorboard", lambda run: EventFile(run.directory), context, config.flush_s
+        )
 
-    return {"tensorboard": Extension(NoOptions, build)}
+    return {"tensorboard": Extension(TrackerConfig, build)}

@@ -19,7 +19,7 @@ from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.objective import Preset, algorithm_of, choices
 from rlax_plugin.plugins import KINDS, REGISTER, Manager, installed
-from rlax_plugin.protocols import BuildContext, Extension, WeightStore
+from rlax_plugin.protocols import BuildContext, Extension, Facts, WeightStore
 from rlax_plugin.validation import validate
 
 
@@ -142,6 +142,12 @@ class Registry:
         yield Use("rlax.prompt_source", "prompt_source", section.prompt_source)
         for index, choice in enumerate(section.rewards):
             yield Use(f"rlax.rewards.{index}", "reward", choice)
+        for name, one in section.evaluation.sets.items():
+            key = f"rlax.evaluation.sets.{name}"
+            if one.prompt_source is not None:
+                yield Use(f"{key}.prompt_source", "prompt_source", one.prompt_source)
+            for index, choice in enumerate(one.rewards):
+                yield Use(f"{key}.rewards.{index}", "reward", choice)
         yield Use("rlax.rollouts.engine", "rollout_engine", section.rollouts.engine)
         yield Use("rlax.curation.sampler", "sampler", section.curation.sampler)
         for index, choice in enumerate(section.curation.gates):
@@ -178,22 +184,24 @@ class Registry:
         for use in self.uses(section):
             self.options(use.kind, use.choice, use.key)
 
-    def check(self, section: RlaxSection, context: BuildContext) -> tuple[str, ...]:
+    def check(self, section: RlaxSection, context: BuildContext) -> dict[str, Facts]:
         """Runs the ``check`` of every chosen part that has one; see ``Extension``.
 
+        The trainer comes first: what is wrong with a model, it says best.
+
         Returns:
-          The keys of the parts checked.
+          Key of the part -> what it found out.
 
         Raises:
           ConfigError: what a part found.
         """
-        checked = []
-        for use in self.uses(section):
+        checked = {}
+        for use in sorted(self.uses(section), key=lambda use: use.kind != "trainer"):
             extension = self.offer(use.kind, use.choice.name, use.key).extension
             if extension.check is not None:
-                extension.check(self.options(use.kind, use.choice, use.key), self._within(context))
-                checked.append(use.key)
-        return tuple(checked)
+                options = self.options(use.kind, use.choice, use.key)
+                checked[use.key] = extension.check(options, self._within(context)) or Facts()
+        return checked
 
 
 def _check_offer(where: str, name: object, extension: object) -> None:

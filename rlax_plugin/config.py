@@ -6,6 +6,7 @@ own config class (see ``build``). Importing this module imports neither JAX nor 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -137,7 +138,9 @@ class KL(Section):
     coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.0, description="beta, per nat; 0: no KL, and no reference policy is kept"
     )
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        default="k3", description="of the divergence, from the log-probs of the tokens drawn"
+    )
     placement: Literal["loss", "reward"] = Field(
         default="loss",
         description="loss: -beta K joins grad_2. reward: each token is paid -beta K, measured "
@@ -155,10 +158,10 @@ class Overlong(Section):
         default=0.0, description="taken from the reward at max_tokens, in reward units; 0: off"
     )
     buffer_tokens: PositiveInt | None = Field(
-        default=None, description="L_c; None: a fifth of max_tokens"
+        default=None, description="L_c; null: a fifth of max_tokens"
     )
     max_tokens: PositiveInt | None = Field(
-        default=None, description="L_max; None takes rlax.rollouts.max_new_tokens"
+        default=None, description="L_max; null takes rlax.rollouts.max_new_tokens"
     )
 
 
@@ -169,12 +172,18 @@ class Algorithm(Section):
     options of a slot are merged key by key, those of a slot unless it names another part.
     """
 
-    aggregation: Slot | None = None
-    importance_weight: Slot = Choice(name="one")
-    advantage: Slot | None = None
-    grad_1: Slot | None = None
-    grad_2: Slot = Choice(name="none")
-    corrections: tuple[Choice, ...] = ()
+    aggregation: Slot | None = Field(
+        default=None, description="how the terms of tokens become one sum and one weight"
+    )
+    importance_weight: Slot = Field(
+        default=Choice(name="one"), description="multiplies every term, without gradient"
+    )
+    advantage: Slot | None = Field(default=None, description="from rewards to advantages")
+    grad_1: Slot | None = Field(default=None, description="the term that the advantage multiplies")
+    grad_2: Slot = Field(default=Choice(name="none"), description="the term that is added to it")
+    corrections: tuple[Choice, ...] = Field(
+        default=(), description="factors for what sampler and trainer disagree on; multiplied"
+    )
     old_policy: Literal["sampler", "reprefill", "proximal"] = Field(
         default="sampler",
         description="whose log-probs are pi_old: the sampler's own; those of its weights, computed "
@@ -205,7 +214,7 @@ class Reference(Section):
 class Objective(Algorithm):
     """A preset, and what is to differ from it."""
 
-    preset: str = "grpo"
+    preset: str = Field(default="grpo", description="the algorithm to start from")
     epochs: PositiveInt = Field(default=1, description="passes over one batch")
     mini_batches: PositiveInt = Field(
         default=1,
@@ -264,18 +273,24 @@ class Weights(Section):
 class EvaluationSet(Section):
     """A further held-out set; what it leaves out is as in ``rlax.evaluation`` or in training."""
 
-    prompt_source: Choice | None = Field(default=None, description="empty: rlax.prompt_source")
+    prompt_source: Choice | None = Field(default=None, description="null: rlax.prompt_source")
     rewards: tuple[Choice, ...] = Field(default=(), description="empty: rlax.rewards")
-    split: str | None = None
-    problems: PositiveInt | None = None
-    samples: PositiveInt | None = None
+    split: str | None = Field(default=None, description="null: as rlax.evaluation.split")
+    problems: PositiveInt | None = Field(
+        default=None, description="asked of the split; null: as rlax.evaluation.problems"
+    )
+    samples: PositiveInt | None = Field(
+        default=None, description="completions per problem; null: as rlax.evaluation.samples"
+    )
 
 
 class Evaluation(Section):
     """Held-out evaluation before, while and after training, through the workers."""
 
-    split: str = "test"
-    problems: Annotated[int, Field(ge=0)] = Field(default=512, description="0 turns evaluation off")
+    split: str = Field(default="test", description="of the prompt source: validation or test")
+    problems: Annotated[int, Field(ge=0)] = Field(
+        default=512, description="asked of the split; 0 turns evaluation off"
+    )
     samples: PositiveInt = Field(default=16, description="completions per problem")
     k: tuple[PositiveInt, ...] = Field(default=(1, 8), description="k of pass@k")
     majority_k: tuple[PositiveInt, ...] = Field(
@@ -293,14 +308,52 @@ class Evaluation(Section):
         "by its split",
     )
 
+    def all_sets(self) -> dict[str, EvaluationSet]:
+        """Every set by name, the main one first, with split, problems and samples filled in."""
+        own = {"split": self.split, "problems": self.problems or 1, "samples": self.samples}
+        further = {
+            name: EvaluationSet.model_validate(own | given.model_dump(exclude_none=True))
+            for name, given in self.sets.items()
+        }
+        return {self.split: EvaluationSet.model_validate(own), **further}
+
+    @property
+    def most_samples(self) -> int:
+        """Completions of one problem, at most."""
+        return max(one.samples or 1 for one in self.all_sets().values())
+
+    @model_validator(mode="after")
+    def _can_be_measured(self) -> Evaluation:
+        for name in self.sets:
+            key = f"rlax.evaluation.sets.{name}"
+            if name == self.split:
+                raise ConfigError(key, None, "is what the main set is called, by its split: rename")
+            if not re.fullmatch(r"\w+", name):
+                raise ConfigError(key, None, "a set's name must be of letters, digits and _")
+        if not self.problems:
+            return self
+        for name, one in self.all_sets().items():
+            for kind in ("k", "majority_k"):
+                k, n = max(getattr(self, kind), default=0), one.samples or 1
+                if k > n:
+                    where = "" if name == self.split else f"sets.{name}."
+                    raise ConfigError(
+                        f"rlax.evaluation.{kind}",
+                        k,
+                        f"must be at most rlax.evaluation.{where}samples = {n}",
+                    )
+        return self
+
 
 class WarmStart(Section):
     """A supervised start by MaxText's ordinary loop, stopped inside a window of pass@1."""
 
-    enabled: bool = False
+    enabled: bool = Field(default=False, description="whether there is a warm start")
     steps: PositiveInt = Field(default=2000, description="supervised steps at most")
     batch_rows: PositiveInt = Field(default=256, description="examples per step")
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=2e-3, description="of the supervised steps, constant"
+    )
     pass_at_1_from: float = Field(
         default=0.28, description="stop once validation pass@1 reaches this"
     )
@@ -346,7 +399,7 @@ class Network(Section):
     )
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         default=None,
-        description="of the trainer's /metrics for Prometheus; 0: any free; empty: none. Workers "
+        description="of the trainer's /metrics for Prometheus; 0: any free; null: none. Workers "
         "have rlax serve --prometheus-port",
     )
 
@@ -378,8 +431,10 @@ class RlaxSection(Section):
         description="local directory of the ledger, logs and lock; empty: the run's own, or one "
         "under XDG_STATE_HOME if the run is on an object store. Never on NFS",
     )
-    prompt_source: Choice
-    rewards: tuple[Choice, ...] = Field(default=..., min_length=1, description="summed")
+    prompt_source: Choice = Field(default=..., description="what is asked")
+    rewards: tuple[Choice, ...] = Field(
+        default=..., min_length=1, description="score every completion; summed"
+    )
     reward_processes: PositiveInt = Field(default=1, description="processes of the reward pool")
     rollouts: Rollouts = Rollouts()
     staleness: Staleness = Staleness()
@@ -389,9 +444,9 @@ class RlaxSection(Section):
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     warm_start: WarmStart = WarmStart()
-    launcher: Choice = Choice(name="local")
-    trackers: tuple[Choice, ...] = ()
-    trainer: Choice = Choice(name="maxtext")
+    launcher: Choice = Field(default=Choice(name="local"), description="brings the workers up")
+    trackers: tuple[Choice, ...] = Field(default=(), description="get the metrics of every step")
+    trainer: Choice = Field(default=Choice(name="maxtext"), description="runs the training loop")
     deadlines: Deadlines = Deadlines()
     network: Network = Network()
     allow_untested_maxtext: bool = Field(
@@ -453,6 +508,9 @@ class RlaxSection(Section):
         for key, (given, right) in wanted.items():
             if given != right:
                 raise ConfigError(f"rlax.{key}", given, f"must be {right} with rlax.deterministic")
+        if self.evaluation.every:
+            reason = "must be 0 with rlax.deterministic: it takes a worker away from training"
+            raise ConfigError("rlax.evaluation.every", self.evaluation.every, reason)
         if self.rollouts.slots < self.rollouts.group_size:
             reason = f"must hold a group of {self.rollouts.group_size} with rlax.deterministic"
             raise ConfigError("rlax.rollouts.slots", self.rollouts.slots, reason)

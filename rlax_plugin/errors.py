@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 class RlaxError(Exception):
@@ -68,6 +69,41 @@ class DeadlineError(RlaxError):
 
 class TrainingError(RlaxError):
     """The training loop or the data path into it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One promise that a part of a plug-in breaks.
+
+    Attributes:
+      where: plug-in, hook and name of the part.
+      expected: what its kind promises.
+      found: what it did instead.
+      mend: what to change.
+    """
+
+    where: str
+    expected: str
+    found: str
+    mend: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where}\n  expected: {self.expected}\n  found: {self.found}\n"
+            f"  to mend: {self.mend}"
+        )
+
+
+class ContractError(RlaxError):
+    """Parts break the contract of their kind.
+
+    Args:
+      findings: all of them.
+    """
+
+    def __init__(self, findings: Iterable[Finding]):
+        self.findings = tuple(findings)
+        super().__init__("\n".join(map(str, self.findings)))
 
 
 def alternatives(given: str, known: Iterable[str]) -> str:

@@ -21,6 +21,7 @@ from rich.text import Text
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import Algorithm, Choice, NoOptions, RlaxSection
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.listing import markdown_table
 from rlax_plugin.loading import overridden
 from rlax_plugin.objective import algorithm_of, choices
 from rlax_plugin.presets import Preset
@@ -242,7 +243,7 @@ def _preset_table(found: Mapping[str, Preset]) -> Iterator[str]:
     for name, preset in found.items():
         slots = [f"`{_short(getattr(preset, slot))}`" for slot in SLOTS]
         rows.append([f"[{name}](#{name})", *slots, preset.old_policy])
-    yield _table(rows)
+    yield markdown_table(rows)
 
 
 def _preset_blocks(name: str, preset: Preset) -> Iterator[str]:
@@ -276,9 +277,4 @@ def _kind_blocks(registry: Registry, kind: str) -> Iterator[str]:
             default = "" if field.is_required() else f"`{yaml_text(field.get_default())}`"
             rows.append([f"`{option}`", default, field.description or ""])
         if len(rows) > 1:
-            yield _table(rows)
-
-
-def _table(rows: list[list[str]]) -> str:
-    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+            yield markdown_table(rows)

@@ -1,9 +1,12 @@
-"""Every hook, on one page.
+"""Every hook, on one page; docs/plugin_hooks.md has an example of each.
 
-Two kinds, no third. ``rlax_register_<kind>`` returns ``{name: Extension}``; it is called once per
-process by ``build``, before any device is touched, and an exception stops the run.
-``rlax_on_<event>`` observes and returns nothing; it is called on the controller's event loop in the
-trainer process, and an exception stops the run with the plug-in's name.
+Two kinds, no third.
+
+- ``rlax_register_<kind>`` returns ``{name: Extension}``. ``build`` calls it once in every process
+  that loads the plug-ins, before any device is touched. ``Extension.build`` is called only in the
+  processes named below. An exception stops the process with the plug-in's name.
+- ``rlax_on_<event>`` observes and returns nothing. It is called on the controller's event loop in
+  the trainer process, so it must be quick; an exception stops the run with the plug-in's name.
 
 Plug-in order never changes a result: no ``firstresult``, ``tryfirst`` or wrappers.
 """
@@ -26,102 +29,102 @@ Extensions = Mapping[str, Extension]
 
 @hookspec
 def rlax_register_aggregation() -> Extensions:
-    """Objective slot ``agg``: how per-token terms become one sum and one weight."""
+    """Slot ``aggregation``: inputs -> weights per token, and their total. Built in the trainer."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_importance_weight() -> Extensions:
-    """Objective slot ``is``: a per-token weight that carries no gradient."""
+    """Slot ``importance_weight``: inputs -> weight per token, no gradient. Built in the trainer."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_advantage() -> Extensions:
-    """Objective slot ``advantage``: a batch's ``Outcomes`` to advantages (numpy)."""
+    """Slot ``advantage``: a batch's ``Outcomes`` -> advantages (numpy). Built in the trainer."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_gradient_term() -> Extensions:
-    """Objective slots ``grad_1`` and ``grad_2``: per-token terms that carry the gradient."""
+    """Slots ``grad_1``, ``grad_2``: inputs -> term per token, with gradient. In the trainer."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_correction() -> Extensions:
-    """Masks or weights for the difference between sampler and trainer; they compose."""
+    """Slot ``corrections``: inputs -> factor per token, no gradient. Built in the trainer."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_objective() -> Extensions:
-    """Presets: a named choice of the five slots. ``build`` returns an ``objective.Preset``."""
+    """Presets, each a named choice of the slots: an ``objective.Preset``. Built in the trainer."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_reward() -> Extensions:
-    """``build`` returns a ``protocols.Reward``. Also called in the reward processes."""
+    """A ``protocols.Reward``. Built in the reward processes, without JAX."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_prompt_source() -> Extensions:
-    """``build`` returns a ``protocols.PromptSource``."""
+    """A ``protocols.PromptSource``. Built in the trainer, and in workers that serve text."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_sampler() -> Extensions:
-    """``build`` returns a ``protocols.Sampler``."""
+    """A ``protocols.Sampler``. Built in the trainer, for the controller."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_gate() -> Extensions:
-    """``build`` returns a ``protocols.Gate``."""
+    """A ``protocols.Gate``. Built in the trainer, for the controller."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_rollout_engine() -> Extensions:
-    """``build`` returns a ``protocols.RolloutEngine``. Called in worker processes."""
+    """A ``protocols.RolloutEngine``. Built in workers."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_weight_store() -> Extensions:
-    """``build`` returns a ``protocols.WeightStore``. Called in the trainer and in workers."""
+    """A ``protocols.WeightStore``. Built in trainer, workers and parameter servers."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_launcher() -> Extensions:
-    """``build`` returns a ``protocols.Launcher``."""
+    """A ``protocols.Launcher``. Built in the trainer, for the controller."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_tracker() -> Extensions:
-    """``build`` returns a ``protocols.Tracker``."""
+    """A ``protocols.Tracker``. Built in the trainer, for the controller."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_register_trainer() -> Extensions:
-    """``build`` returns a ``protocols.Trainer``."""
+    """A ``protocols.Trainer``. Built in the trainer, once the controller has started."""
     raise NotImplementedError
 
 
 @hookspec
 def rlax_on_run_start(run_dir: str, config_hash: str) -> None:
-    """After every part is built and before the first prompt is issued."""
+    """Every part is built and a worker is ready; no prompt is asked yet. Also on a resume."""
 
 
 @hookspec
 def rlax_on_group_scored(group: Group, refused: str | None) -> None:
-    """After a group is scored; ``refused`` is None when it was admitted to training.
+    """A group is scored; ``refused`` is None when it was admitted to training.
 
     Its ``advantages`` are None: they are computed when its batch is known.
     """
@@ -129,19 +132,19 @@ def rlax_on_group_scored(group: Group, refused: str | None) -> None:
 
 @hookspec
 def rlax_on_step_end(step: int, metrics: Mapping[str, float]) -> None:
-    """After each training step, with that step's metrics."""
+    """A training step is done, with these metrics."""
 
 
 @hookspec
 def rlax_on_weights_published(version: WeightVersion) -> None:
-    """After a version is visible to workers."""
+    """A version is visible to workers; the first is what training starts from."""
 
 
 @hookspec
 def rlax_on_worker_lost(worker: str, reason: str) -> None:
-    """After a worker missed its heartbeats or broke its connection."""
+    """A worker missed its heartbeats, broke its connection, left, or is quarantined."""
 
 
 @hookspec
 def rlax_on_run_error(error: str) -> None:
-    """Before a failing run shuts down."""
+    """A run has failed; its processes are about to be ended."""

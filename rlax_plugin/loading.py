@@ -164,7 +164,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if base_path.is_file():
         del content[_BASE]
         return _merge(_read(base_path, (*chain, path.resolve())), content, "")
-    known = _maxtext_configs()
+    known = maxtext_configs()
     if known is not None and not (known / str(base)).is_file():
         raise ConfigError(
             _BASE, base, f"no such file in {path.parent}, nor among MaxText's configs"
@@ -172,7 +172,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     return content
 
 
-def _maxtext_configs() -> Path | None:
+def maxtext_configs() -> Path | None:
     """Where MaxText keeps its base files; found without importing it. None: not installed."""
     spec = importlib.util.find_spec("maxtext")
     if spec is None or not spec.submodule_search_locations:

@@ -7,9 +7,9 @@ of the controller; deadlines and retries belong to the controller, parts raise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -25,6 +25,21 @@ Arrays = Mapping[str, Any]  # variable name -> numpy or JAX array
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a part's ``check`` has found out, for ``rlax check`` to tell.
+
+    Attributes:
+      says: title -> what is so, in words.
+      memory: what for -> bytes, of all devices of one process together.
+      warnings: (config key, one sentence) of what is allowed and yet may not be meant.
+    """
+
+    says: Mapping[str, str] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    warnings: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Extension[C: BaseModel]:
     """What a plug-in registers under a name.
 
@@ -33,12 +48,14 @@ class Extension[C: BaseModel]:
       build: called once with the validated options and the run's context; returns the part.
         For objective slots the part is a pure function that JAX may trace.
       check: called by ``rlax check`` only, like ``build``: raises a ConfigError for what the
-        options alone do not show, without touching a device.
+        options alone do not show, without touching a device; may return ``Facts``.
+      needs_model: ``build`` wants the run's own model: ``rlax check-plugin`` does not try the part.
     """
 
     config_class: type[C]
     build: Callable[[C, BuildContext], Any]
-    check: Callable[[C, BuildContext], None] | None = None
+    check: Callable[[C, BuildContext], Facts | None] | None = None
+    needs_model: bool = False
 
 
 def _no_part(kind: str, choice: Choice, key: str) -> Any:
@@ -69,10 +86,20 @@ class BuildContext:
 
 
 class PromptSource(Protocol):
-    """Owns what a prompt is. Deterministic: the same config gives the same prompts everywhere."""
+    """Owns what a prompt is. Deterministic: the same config gives the same prompts everywhere.
+
+    May also have ``encode(text) -> list[int]``, a prompt's tokens: other programs can then ask a
+    worker with text. It raises a ValueError for text that it cannot encode. And it may have
+    ``answer(completion) -> str | None``, the answer that a completion gives, if any, for
+    majority@k; without it a completion is its own answer.
+    """
 
     def prompts(self, split: str) -> Sequence[Prompt]:
-        """All prompts of "train", "validation" or "test", in a fixed order."""
+        """All prompts of "train", "validation" or "test", in a fixed order.
+
+        Raises:
+          ConfigError: there is no such split.
+        """
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -124,7 +151,12 @@ class Gate(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Draws completions. Lives in a worker process; safe to call from the worker's event loop."""
+    """Draws completions. Lives in a worker process; safe to call from the worker's event loop.
+
+    May also have ``close()``; ``add_services(server, engine) -> concurrent.futures.Future``, which
+    adds services for other programs to the worker's gRPC server and is done once they answer; and
+    ``client_example(address) -> str``, a shell command that asks such a service.
+    """
 
     async def generate(
         self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
@@ -208,13 +240,28 @@ class Tracker(Protocol):
         """Metrics of one RL step, named ``stage/name``."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> str | None:
+        """Writes what is left, within a deadline of its own; what was lost, if anything was."""
+        ...
 
 
 class Trainer(Protocol):
     """Runs the training loop to its end on the calling thread."""
 
     def run(self, link: TrainerLink) -> None: ...
+
+
+@runtime_checkable
+class CheckpointReader(Protocol):
+    """What a trainer offers besides ``run`` if ``rlax eval`` is to measure its checkpoints."""
+
+    def checkpoints(self) -> Mapping[int, str]:
+        """Training step -> name below ``checkpoints/`` in the run's directory."""
+        ...
+
+    def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
+        """Publishes the weights of one checkpoint, under its step, and returns."""
+        ...
 
 
 class TrainerLink(Protocol):

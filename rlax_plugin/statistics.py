@@ -1,7 +1,15 @@
-"""pass@k and its uncertainty. ``_b`` names the axis of problems."""
+"""What an evaluation measures, and how sure it is: ``_b`` problems, ``_n`` samples of each.
+
+The samples of a problem are drawn independently; the problems stand for all that could have been
+asked. So every interval is over the choice of problems.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +21,7 @@ _DRAWS_AT_ONCE = 1 << 22  # bounds the memory of the bootstrap to about 64 MB
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over problems with its uncertainty.
+    """A measure of a set of problems with its uncertainty.
 
     Attributes:
       value: the estimate.
@@ -92,42 +100,129 @@ def exact_pass_at_k(p_b: ArrayLike, k: int) -> float:
         return float(np.mean(-np.expm1(k * np.log1p(-p_b))))
 
 
-def bootstrap_interval(
-    values_b: ArrayLike, *, resamples: int, seed: int, level: float = 0.95
-) -> tuple[float, float]:
-    """Percentile bootstrap of the mean over problems.
+def majority_at_k(answers: Sequence[str | None], passed: Sequence[bool], k: int) -> float:
+    """Chance that the commonest answer among k of the n samples is right, ties shared.
 
-    Problems are drawn again, not samples: the interval says how much another draw of problems
-    would have changed the mean. Source: Efron and Tibshirani 1993, chapter 13.
+    Exact: the mean over all ``C(n, k)`` subsets. If several answers are commonest, each counts by
+    one over their number. An answer counts as right to the degree to which its samples passed,
+    wholly or not at all where the reward looks at nothing but the answer. Source: Wang et al. 2022,
+    arXiv 2203.11171 (self-consistency), by counting instead of resampling.
 
     Args:
-      values_b: float [problems].
-      resamples: number of resampled means.
+      answers: of n samples; None is no answer and has no vote. Without votes nothing is right.
+      passed: whether each of them passed.
+      k: samples that vote, at most n.
+
+    Raises:
+      ValueError: k is out of range.
+    """
+    if not 1 <= k <= len(answers):
+        raise ValueError(f"majority@k needs 1 <= k <= n, got k = {k}, n = {len(answers)}")
+    counts = Counter(answer for answer in answers if answer is not None)
+    right = Counter(a for a, is_right in zip(answers, passed, strict=True) if is_right)
+    votes = tuple(sorted((count, right[answer] / count) for answer, count in counts.items()))
+    return _majority(votes, len(answers) - counts.total(), k)
+
+
+@functools.lru_cache(maxsize=4096)
+def _majority(votes: tuple[tuple[int, float], ...], silent: int, k: int) -> float:
+    """``majority_at_k`` of answers given by (samples, share that passed) each.
+
+    For every number j of votes with which an answer can win, counts the subsets in which no answer
+    has more, by how many samples they hold and how many answers have just j.
+    """
+    n = silent + sum(count for count, _ in votes)
+    won = 0.0
+    for j in range(1, min(k, max((count for count, _ in votes), default=0)) + 1):
+        winners = k // j
+        # [samples taken, answers with j votes]: subsets, and their winners' summed shares.
+        subsets = np.zeros((k + 1, winners + 1))
+        subsets[: silent + 1, 0] = [math.comb(silent, i) for i in range(min(silent, k) + 1)]
+        shares = np.zeros_like(subsets)
+        for count, share in votes:
+            more_subsets, more_shares = np.zeros_like(subsets), np.zeros_like(shares)
+            for taken in range(min(j, count) + 1):
+                ways = math.comb(count, taken)
+                rest = k + 1 - taken
+                if taken < j:
+                    more_subsets[taken:] += ways * subsets[:rest]
+                    more_shares[taken:] += ways * shares[:rest]
+                else:
+                    more_subsets[taken:, 1:] += ways * subsets[:rest, :-1]
+                    more_shares[taken:, 1:] += ways * (shares + share * subsets)[:rest, :-1]
+            subsets, shares = more_subsets, more_shares
+        won += float((shares[k, 1:] / np.arange(1, winners + 1)).sum())
+    return won / math.comb(n, k)
+
+
+def bootstrap(
+    statistic: Callable[[np.ndarray], np.ndarray],
+    problems: int,
+    *,
+    resamples: int,
+    seed: int,
+    level: float = 0.95,
+    samples: int = 1,
+) -> tuple[float, float]:
+    """Percentile bootstrap of a statistic over problems.
+
+    Problems are drawn again, not samples: the interval says how much another draw of problems
+    would have changed the statistic. Source: Efron and Tibshirani 1993, chapter 13.
+
+    Args:
+      statistic: from drawn problems, integers [rows, problems], to float64 [rows]; NaN where a draw
+        has no value.
+      problems: number of problems.
+      resamples: number of draws.
       seed: the same seed gives the same interval.
       level: the interval's coverage, between 0 and 1.
+      samples: numbers that the statistic looks at for each problem; bounds the memory.
 
     Returns:
       (low, high).
 
     Raises:
-      ValueError: no values, no resamples, a value that is not finite, or a level outside (0, 1).
+      ValueError: no problems, no resamples, or a level outside (0, 1).
+    """
+    if problems < 1 or resamples < 1 or not 0.0 < level < 1.0:
+        raise ValueError(
+            f"expected problems and resamples >= 1 and 0 < level < 1, got {problems}, {resamples}, "
+            f"{level}"
+        )
+    rng = np.random.default_rng(seed)
+    rows = max(1, _DRAWS_AT_ONCE // (problems * samples))
+    found = np.concatenate(
+        [
+            statistic(rng.integers(problems, size=(min(rows, resamples - done), problems)))
+            for done in range(0, resamples, rows)
+        ]
+    )
+    low, high = np.nanquantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def bootstrap_interval(
+    values_b: ArrayLike, *, resamples: int, seed: int, level: float = 0.95
+) -> tuple[float, float]:
+    """``bootstrap`` of the mean over problems.
+
+    Args:
+      values_b: float [problems].
+      resamples, seed, level: see `bootstrap`.
+
+    Raises:
+      ValueError: see `bootstrap`; a value that is not finite.
     """
     values_b = np.asarray(values_b, dtype=np.float64)
     if values_b.ndim != 1 or values_b.size == 0 or not np.isfinite(values_b).all():
         raise ValueError(f"expected finite values [problems], at least one: {values_b!r}")
-    if resamples < 1 or not 0.0 < level < 1.0:
-        raise ValueError(f"expected resamples >= 1 and 0 < level < 1, got {resamples}, {level}")
-    rng = np.random.default_rng(seed)
-    size = values_b.size
-    rows = max(1, _DRAWS_AT_ONCE // size)
-    means = np.concatenate(
-        [
-            values_b[rng.integers(size, size=(min(rows, resamples - done), size))].mean(axis=1)
-            for done in range(0, resamples, rows)
-        ]
+    return bootstrap(
+        lambda drawn: values_b[drawn].mean(axis=1),
+        values_b.size,
+        resamples=resamples,
+        seed=seed,
+        level=level,
     )
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
 
 
 def estimate_pass_at_k(correct_b: ArrayLike, n: int, k: int, resamples: int, seed: int) -> Estimate:
@@ -142,6 +237,88 @@ def estimate_pass_at_k(correct_b: ArrayLike, n: int, k: int, resamples: int, see
     Raises:
       ValueError: see `pass_at_k` and `bootstrap_interval`.
     """
-    values_b = pass_at_k(n, correct_b, k)
+    return _mean_of(pass_at_k(n, correct_b, k), n, resamples, seed)
+
+
+def _mean_of(values_b: np.ndarray, n: int, resamples: int, seed: int) -> Estimate:
     interval = bootstrap_interval(values_b, resamples=resamples, seed=seed)
     return Estimate(float(values_b.mean()), n, int(values_b.size), interval)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What came of asking each problem n times.
+
+    Attributes:
+      rewards_bn: float64 [problems, samples]; NaN where scoring failed.
+      lengths_bn: integers, completion tokens, stop included.
+      truncated_bn: bool, whether it was cut at the most tokens allowed.
+      answers_bn: the answer that each completion gives, None where it gives none.
+    """
+
+    rewards_bn: np.ndarray
+    lengths_bn: np.ndarray
+    truncated_bn: np.ndarray
+    answers_bn: Sequence[Sequence[str | None]]
+
+
+def measures(
+    outcomes: Outcomes,
+    *,
+    pass_threshold: float,
+    k: Sequence[int],
+    majority_k: Sequence[int],
+    resamples: int,
+    seed: int,
+) -> dict[str, Estimate]:
+    """Every measure of a set of problems, by name, with 95 % bootstrap intervals over problems.
+
+    ``pass_at_<k>`` and ``majority_at_<k>`` for each k; ``reward_mean`` over the samples whose
+    scoring did not fail, left out if all failed; ``length_mean`` and ``length_p95``, tokens;
+    ``truncated`` and ``reward_errors``, shares of the samples. A sample whose scoring
+    failed has not passed.
+
+    Args:
+      pass_threshold: a reward at or above it is a pass.
+      resamples, seed: see `bootstrap`.
+
+    Raises:
+      ValueError: a k is out of range, or there are no problems.
+    """
+    scored_bn = np.isfinite(outcomes.rewards_bn)
+    rewards_bn = np.where(scored_bn, outcomes.rewards_bn, 0.0)
+    passed_bn = scored_bn & (rewards_bn >= pass_threshold)
+    problems, n = passed_bn.shape
+
+    def mean(values_b: np.ndarray) -> Estimate:
+        return _mean_of(values_b, n, resamples, seed)
+
+    found = {f"pass_at_{size}": mean(pass_at_k(n, passed_bn.sum(axis=1), size)) for size in k}
+    for size in majority_k:
+        per_problem = [
+            majority_at_k(answers, passed.tolist(), size)
+            for answers, passed in zip(outcomes.answers_bn, passed_bn, strict=True)
+        ]
+        found[f"majority_at_{size}"] = mean(np.array(per_problem))
+    if scored_bn.any():
+        sums_b, counts_b = rewards_bn.sum(axis=1), scored_bn.sum(axis=1)
+
+        def mean_reward(drawn: np.ndarray) -> np.ndarray:
+            counts = counts_b[drawn].sum(axis=1)
+            return np.where(counts > 0, sums_b[drawn].sum(axis=1) / np.maximum(counts, 1), np.nan)
+
+        interval = bootstrap(mean_reward, problems, resamples=resamples, seed=seed)
+        value = float(sums_b.sum() / counts_b.sum())
+        found["reward_mean"] = Estimate(value, n, problems, interval)
+
+    def p95(drawn: np.ndarray) -> np.ndarray:
+        lengths = outcomes.lengths_bn[drawn].reshape(len(drawn), -1)
+        return np.quantile(lengths, 0.95, axis=1)
+
+    found["length_mean"] = mean(outcomes.lengths_bn.mean(axis=1))
+    interval = bootstrap(p95, problems, resamples=resamples, seed=seed, samples=n)
+    value = float(np.quantile(outcomes.lengths_bn, 0.95))
+    found["length_p95"] = Estimate(value, n, problems, interval)
+    found["truncated"] = mean(outcomes.truncated_bn.mean(axis=1))
+    found["reward_errors"] = mean(1.0 - scored_bn.mean(axis=1))
+    return found

@@ -86,6 +86,14 @@ class ArithmeticSource(PromptSource):
     def decode(self, tokens: np.ndarray) -> str:
         return tokenizer.decode(tokens)
 
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a prompt such as ``12+34=``.
+
+        Raises:
+          ValueError: a character is not in the vocabulary.
+        """
+        return [tokenizer.BOS_ID, *tokenizer.encode(text)]
+
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
         """The right completion, int32 [answer_length + 1], the end token included."""
         return np.array([*tokenizer.encode(prompt.reference), tokenizer.EOS_ID], dtype=np.int32)

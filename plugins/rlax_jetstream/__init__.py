@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, Section, hookimpl
-from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.protocols import Facts, RolloutEngine
 
 
 class JetstreamConfig(Section):
@@ -22,7 +22,7 @@ class JetstreamConfig(Section):
     interrupt_steps: Annotated[int, Field(ge=1)] = Field(
         32,
         description="decode steps between looks for new weights and reports of progress, with "
-        "on_new_weights: continue or discard",
+        "on_new_weights: continue or discard; and for calls of other programs that were cancelled",
     )
     warm_up: bool = Field(True, description="compile the usual programs before the first request")
     maxtext: dict[str, bool | int | float | str] = Field(
@@ -54,6 +54,12 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
     )
 
 
+def _check(config: JetstreamConfig, context: BuildContext) -> Facts:
+    from rlax_jetstream.slots import check
+
+    return check(config, context)
+
+
 @hookimpl
 def rlax_register_rollout_engine() -> dict[str, Extension]:
-    return {"jetstream": Extension(JetstreamConfig, _build)}
+    return {"jetstream": Extension(JetstreamConfig, _build, _check, needs_model=True)}

@@ -1,21 +1,20 @@
-"""JetStream's own service on top of the same scheduler.
+"""What JetStream's servicer needs of a driver, on top of the same scheduler.
 
-``LLMOrchestrator``, JetStream's stock servicer, is hosted unchanged; ``JetStreamDriver`` stands
-where it expects JetStream's ``Driver`` (tested with google-jetstream 0.2.2; ``num_samples`` and
-``prefill_backlog_size`` are of the later upstream code).
+``JetStreamDriver`` stands where ``LLMOrchestrator`` expects JetStream's ``Driver`` (tested with
+google-jetstream 0.2.2; ``num_samples`` and ``prefill_backlog_size`` are of the later upstream
+code).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import secrets
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import numpy as np
 
 from rlax_jetstream.jobs import Job
@@ -28,6 +27,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlax.jetstream")
 
 _BACKLOG_FACTOR = 4  # waiting samples per slot from which on requests are turned away
+
+
+class RequestError(WorkerError):
+    """A request that no worker of this run can answer."""
 
 
 class JetStreamDriver:
@@ -90,6 +93,11 @@ class JetStreamDriver:
 
     def _job(self, request: Any) -> Job:
         rollouts, channel = self._engine.rollouts, request.return_channel
+        if not 1 <= request.max_tokens <= rollouts.max_new_tokens:
+            raise RequestError(
+                f"max_tokens = {request.max_tokens}: must be from 1 to "
+                f"{rollouts.max_new_tokens} (rlax.rollouts.max_new_tokens)"
+            )
         content = request.prefill_content
         tokens = self._encode(content) if isinstance(content, str) else content
         stop_ids = () if rollouts.ignore_stop else self._engine.prompt_source().stop_ids
@@ -97,7 +105,7 @@ class JetStreamDriver:
             temperature=rollouts.temperature,
             top_k=rollouts.top_k,
             top_p=rollouts.top_p,
-            max_new_tokens=min(request.max_tokens, rollouts.max_new_tokens),
+            max_new_tokens=request.max_tokens,
             stop_ids=stop_ids,
         )
         samples = max(int(getattr(request, "num_samples", 1) or 1), 1)
@@ -108,75 +116,25 @@ class JetStreamDriver:
             seeds=tuple(secrets.randbits(64) for _ in range(samples)),
             sampling=sampling,
         )
-        self._engine.check(group)
+        if why := self._engine.refusal(group):
+            raise RequestError(why)
 
         def deliver(drawn: list[Rollout]) -> None:
             self._tokenizing.submit(self._reporting, self._answer, request, drawn)
 
-        return Job(group, deliver, channel.set_exception, abandoned=channel.cancelled)
+        def fail(error: Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                channel.set_exception(error)
+
+        return Job(group, deliver, fail, abandoned=channel.cancelled)
 
     def _encode(self, text: str) -> list[int]:
         encode = getattr(self._engine.prompt_source(), "encode", None)
         if encode is None:
-            raise WorkerError(
+            raise RequestError(
                 "text_content needs a prompt source with encode(); send token_content instead"
             )
-        from jetstream.engine import token_utils
-
-        # The servicer looks at the text with this module; loading it takes seconds in 0.2.2.
-        token_utils.is_byte_token("")
-        return list(encode(text))
-
-
-class _Forwarder(grpc.GenericRpcHandler):
-    """Stands for a service that is still being imported; answers UNAVAILABLE until then."""
-
-    def __init__(self, service: str):
-        self._prefix = f"/{service}/"
-        self._handlers: tuple[grpc.GenericRpcHandler, ...] = ()
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Called by generated code, to which this object is the server."""
-        self._handlers = (*self._handlers, *handlers)
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
-        """Newer generated code calls this as well; the generic handlers do the same work."""
-
-    def service(self, handler_call_details: Any) -> Any:
-        for handler in self._handlers:
-            if (found := handler.service(handler_call_details)) is not None:
-                return found
-        if not self._handlers and handler_call_details.method.startswith(self._prefix):
-            return grpc.unary_unary_rpc_method_handler(_unavailable)
-        return None
-
-
-async def _unavailable(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-    await context.abort(grpc.StatusCode.UNAVAILABLE, "JetStream is still being imported; try again")
-    return b""
-
-
-def add_jetstream_service(server: Any, engine: JetstreamEngine) -> threading.Thread:
-    """Registers JetStream's stock servicer on a ``grpc.aio`` server that has not started yet.
-
-    Importing it brings JAX (seconds) and, in the later upstream code, more: that happens on the
-    returned thread, and calls are answered UNAVAILABLE until it has ended.
-    """
-    forwarder = _Forwarder("jetstream_proto.Orchestrator")
-    server.add_generic_rpc_handlers((forwarder,))
-
-    def load() -> None:
         try:
-            from maxtext_overrides.jetstream_compat import import_orchestrator
-
-            orchestrator = import_orchestrator()
-            from jetstream.core.proto import jetstream_pb2_grpc
-
-            servicer = orchestrator.LLMOrchestrator(JetStreamDriver(engine))
-            jetstream_pb2_grpc.add_OrchestratorServicer_to_server(servicer, forwarder)
-        except ImportError:
-            log.exception("JetStream's service is not available")
-
-    thread = threading.Thread(target=load, name="rlax-jetstream-import", daemon=True)
-    thread.start()
-    return thread
+            return list(encode(text))
+        except ValueError as error:
+            raise RequestError(f"text_content cannot be encoded: {error}") from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maxtext_overrides.slots import Slots
-from rlax_jetstream.jobs import Job, check_request
+from rlax_jetstream.jobs import Job, refusal
 from rlax_jetstream.scheduler import Scheduler
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
@@ -104,7 +104,8 @@ class JetstreamEngine(RolloutEngine):
           WorkerError: a request exceeds the configured limits, or the engine has failed.
         """
         for request in requests:
-            self.check(request)
+            if why := self.refusal(request):
+                raise WorkerError(f"group {request.group_id}: {why}")
         if not requests:
             return
         loop = asyncio.get_running_loop()
@@ -203,9 +204,9 @@ class JetstreamEngine(RolloutEngine):
         with self._changed:
             return sum(len(job.waiting) for job in self._waiting)
 
-    def check(self, request: GroupRequest) -> None:
-        """Refuses what the slots cannot hold; see ``check_request``."""
-        check_request(request, self.rollouts, self._deterministic)
+    def refusal(self, request: GroupRequest) -> str | None:
+        """Why the slots cannot hold a request; None if they can."""
+        return refusal(request, self.rollouts, self._deterministic)
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Queues groups; one that needs nothing drawn is delivered at once. Any thread.
@@ -224,11 +225,17 @@ class JetstreamEngine(RolloutEngine):
             job.deliver(job.rollouts)
 
     @staticmethod
-    def add_services(server: Any, engine: JetstreamEngine) -> None:
-        """Adds JetStream's own service to the worker's server."""
-        from rlax_jetstream.driver import add_jetstream_service
+    def add_services(server: Any, engine: JetstreamEngine) -> Future[None]:
+        """Adds JetStream's own service to the worker's server; done once it answers."""
+        from rlax_jetstream.servicer import add_jetstream_service
 
-        add_jetstream_service(server, engine)
+        return add_jetstream_service(server, engine)
+
+    def client_example(self, address: str) -> str:
+        """A shell command that asks this engine for a completion, with JetStream's own client."""
+        from rlax_jetstream.servicer import client_example
+
+        return client_example(address, self.prompt_source(), self.rollouts.max_new_tokens)
 
     def close(self) -> None:
         """Ends the thread; what waits or runs fails. Idempotent; waits at most 10 s."""
@@ -267,6 +274,7 @@ class JetstreamEngine(RolloutEngine):
                 arrival_steps=self._config.arrival_steps,
                 linger_steps=self._config.linger_steps,
                 longest_call=None if finishes else self._config.interrupt_steps,
+                longest_client_call=self._config.interrupt_steps,
                 deterministic=self._deterministic,
             )
             self._ready.set_result(slots)

@@ -15,7 +15,6 @@ import numpy as np
 
 from maxtext_overrides.slots import MAX_STOP_IDS, Drawn, Prefill
 from rlax_plugin.config import Rollouts
-from rlax_plugin.errors import WorkerError
 from rlax_plugin.types import FinishReason, GroupRequest, Rollout
 
 
@@ -109,12 +108,8 @@ class Job:
         self.waiting = sorted([*self.waiting, index])
 
 
-def check_request(request: GroupRequest, limits: Rollouts, deterministic: bool) -> None:
-    """Refuses what the slots cannot hold.
-
-    Raises:
-      WorkerError: names the group and the config key that limits it.
-    """
+def refusal(request: GroupRequest, limits: Rollouts, deterministic: bool) -> str | None:
+    """Why the slots cannot hold a request, with the config key that limits it; None if they can."""
     sampling, length, samples = request.sampling, len(request.prompt_tokens), len(request.seeds)
     resume = request.resume
     problems = {
@@ -138,9 +133,7 @@ def check_request(request: GroupRequest, limits: Rollouts, deterministic: bool) 
         f"{limits.on_new_weights}": limits.on_new_weights != "continue"
         and any(r.finish_reason == "cancelled" and len(r.tokens) for r in resume),
     }
-    for problem, found in problems.items():
-        if found:
-            raise WorkerError(f"group {request.group_id}: {problem}")
+    return next((problem for problem, found in problems.items() if found), None)
 
 
 def _blank(request: GroupRequest, index: int) -> Rollout:

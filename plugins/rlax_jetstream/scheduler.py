@@ -35,6 +35,8 @@ class Scheduler:
       arrival_steps: decode steps between looks for arrivals while slots are free.
       linger_steps: steps a freed slot may wait for others, so that one prefill fills several.
       longest_call: decode steps of one call at most; None: until a slot frees.
+      longest_client_call: the same while a group is drawn that does not train: whoever asked for it
+        may give up at any time, and its slots are to be free soon.
       deterministic: a training group is drawn alone, from the fresh decode state, sample i in slot
         i: its samples then depend on weights and seeds only, to the last bit.
     """
@@ -46,11 +48,13 @@ class Scheduler:
         arrival_steps: int,
         linger_steps: int,
         longest_call: int | None = None,
+        longest_client_call: int | None = None,
         deterministic: bool = False,
     ):
         self._slots = slots
         self._arrival_steps, self._linger_steps = arrival_steps, linger_steps
         self._longest_call = longest_call or slots.max_new_tokens
+        self._longest_client_call = longest_client_call or self._longest_call
         self._deterministic = deterministic
         self._running: dict[int, _Running] = {}  # by slot, in the order of admission
 
@@ -85,7 +89,9 @@ class Scheduler:
         """
         slots = self._slots
         if more_waits or not slots.free_slots:
-            ended = slots.decode(weights, self._longest_call, True)
+            trains = all(running.job.trains for running in self._running.values())
+            longest = self._longest_call if trains else self._longest_client_call
+            ended = slots.decode(weights, longest, True)
             done = self._finish(ended)
             if ended and more_waits and self.active and self._linger_steps:
                 done += self._finish(slots.decode(weights, self._linger_steps, False))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from maxtext_overrides.config import load
+from maxtext_overrides.config import load, load_to_check, passed_on
 from maxtext_overrides.lean_imports import unavailable
 from maxtext_overrides.slots import Slots
+from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.protocols import BuildContext, Facts
 
 if TYPE_CHECKING:
     from rlax_jetstream import JetstreamConfig
@@ -32,6 +33,34 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> Slots:
         raise ConfigError(
             "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
         )
+    overrides = FASTEST_LAYOUT | _sizes(rollouts, devices) | config.maxtext
+    return DecodeEngine(load(context.maxtext_argv, **overrides))
+
+
+def check(config: JetstreamConfig, context: BuildContext) -> Facts:
+    """Validates MaxText's keys as a worker has them, and adds up what it needs of memory.
+
+    Raises:
+      ConfigError: MaxText refuses the config.
+    """
+    with passed_on(context.maxtext_argv):
+        overrides = _sizes(context.section.rollouts, 1) | config.maxtext
+        worker = load_to_check(context.maxtext_argv, **overrides)
+        from maxtext_overrides import memory
+
+        weights, caches = memory.of_decoding(worker)
+    slots = context.section.rollouts.slots
+    return Facts(
+        memory={
+            "weights": weights,
+            "new weights, while they are loaded": weights,
+            f"key-value caches of {slots} slots": caches,
+        }
+    )
+
+
+def _sizes(rollouts: Rollouts, devices: int) -> dict[str, Any]:
+    """MaxText's keys of a worker: how many sequences, and how long."""
     prefill = rollouts.max_prompt_tokens
     if rollouts.on_new_weights == "continue":
         # A sample goes on behind all its tokens but the last by a prefill, and what follows is
@@ -39,7 +68,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> Slots:
         # and every decode step's attention reads them: with completions much longer than prompts
         # nearly twice the cache and its traffic.
         prefill += rollouts.max_new_tokens - 1
-    overrides = FASTEST_LAYOUT | {
+    return {
         "per_device_batch_size": rollouts.slots // devices,
         "max_prefill_predict_length": prefill,
         "max_target_length": prefill + rollouts.max_new_tokens,
@@ -49,4 +78,3 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> Slots:
         "monitor_goodput": False,
         "gradient_accumulation_steps": 1,
     }
-    return DecodeEngine(load(context.maxtext_argv, **(overrides | config.maxtext)))

@@ -45,7 +45,7 @@ class ConstantLength(Section):
     """
 
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="L_max; None takes rlax.rollouts.max_new_tokens"
+        None, description="L_max; null takes rlax.rollouts.max_new_tokens"
     )
 
 

@@ -26,7 +26,7 @@ class ClippedRatio(Section):
     low: Low = Field(0.2, description="clip below 1 - low")
     high: Positive = Field(0.2, description="clip above 1 + high")
     dual_clip: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="c: no gradient where A < 0 and r > c; None: off"
+        None, description="c: no gradient where A < 0 and r > c; null: off"
     )
 
     def __call__(self, inputs: TokenInputs) -> Any:

@@ -112,7 +112,7 @@ class Clipped(Section):
     ratio: ClassVar[Ratio] = "policy/old"
     corrects: ClassVar[bool] = True
     low: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="weights below 1 - low are raised to it; None: no lower bound"
+        None, description="weights below 1 - low are raised to it; null: no lower bound"
     )
     high: Positive = Field(4.0, description="weights above 1 + high are cut to it")
 

@@ -1,1 +1,94 @@
 """Commands for authors of plug-ins: new-plugin, check-plugin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlax_plugin.cli.common import AUTHORS, command, exit_status
+
+
+@command(AUTHORS, "rlax new-plugin length_reward --kind reward")
+def new_plugin(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="of the plug-in and its module: length_reward")
+    ],
+    *,
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="what it offers: reward, gate, advantage, ...; a wrong one lists them all"
+        ),
+    ],
+    directory: Annotated[
+        Path, typer.Option(help="where the package's folder is created; default: here")
+    ] = Path(),
+) -> None:
+    """Writes a package with one working part and its test, ready to be changed.
+
+    The package has an entry point, so that once it is installed rlax.plugins can name it, and a
+    test that tries the part against the contract of its kind.
+    """
+    with exit_status():
+        from rlax_plugin.scaffold import write_package
+
+        package = write_package(name, kind, directory)
+    typer.echo(f"wrote {package.folder}")
+    for file in package.files:
+        typer.echo(f"  {file}")
+    typer.echo(f"\nNext:\n  cd {package.folder}\n  python -m pytest")
+    typer.echo(f"  edit {package.module}: it works as it is\n  pip install -e .")
+    typer.echo(f"  rlax check-plugin {name}\n  {package.usage}")
+
+
+@command(AUTHORS, "rlax check-plugin rlax_curation")
+def check_plugin(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="entry point or module, as in rlax.plugins")
+    ],
+    *,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(show_default=False, help="another plug-in that it needs; may be repeated"),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND/NAME.KEY=VALUE",
+            show_default=False,
+            help="an option of one of its parts; may be repeated; values are YAML",
+        ),
+    ] = None,
+) -> None:
+    """Tries every part of a plug-in against the contract of its kind.
+
+    The parts are built and run with small, made-up inputs; nothing else of a run is started. What
+    breaks a promise is told in words, with what to mend, and the exit status is 1.
+    """
+    with exit_status():
+        from rlax_plugin.testing.checking import check_plugin as check
+
+        checked = check(name, options=_parsed(options or []), plugins=plugin or ())
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kind", "name", "what holds", title=f"plug-in {name}", title_justify="left")
+    for one in checked:
+        table.add_row(one.kind, one.name, "\n".join(f"- {rule}" for rule in one.rules) or one.note)
+    Console().print(table)
+
+
+def _parsed(options: list[str]) -> dict[str, dict[str, Any]]:
+    """``kind/name`` -> options, of texts such as ``gate/narrow.high=0.5``."""
+    from rlax_plugin.errors import ConfigError
+    from rlax_plugin.loading import overridden
+
+    parsed: dict[str, dict[str, Any]] = {}
+    for option in options:
+        part, dot, setting = option.partition(".")
+        if not dot or part.count("/") != 1:
+            raise ConfigError("--options", option, "must be KIND/NAME.KEY=VALUE")
+        parsed[part] = overridden(parsed.get(part, {}), [setting])
+    return parsed

@@ -1,14 +1,79 @@
-"""Commands that explain configs and plug-ins before anything runs: check, plugins, objective."""
+"""Commands before anything runs: init, check, plugins, objective, version."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rlax_plugin.cli.common import CONFIGURE, Config, Overrides, command, exit_status
+
+
+@command(CONFIGURE, "rlax init run.yml --preset dapo --steps 100 --yes")
+def init(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="config to write; default: run.yml")
+    ] = None,
+    *,
+    task: Annotated[
+        str | None, typer.Option(help="arithmetic, or a plug-in with a prompt source and a reward")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="tiny, or one of MaxText's, such as llama3.1-8b")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="of the objective: see rlax objective")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="RL steps")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="rollout worker processes")] = None,
+    group_size: Annotated[int | None, typer.Option(min=1, help="samples per prompt")] = None,
+    groups_per_step: Annotated[int | None, typer.Option(min=1, help="prompts per step")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="longest completion, tokens")
+    ] = None,
+    staleness: Annotated[
+        int | None, typer.Option(min=1, help="versions that a sample may be old; 1: on-policy")
+    ] = None,
+    output_directory: Annotated[
+        str | None, typer.Option(help="where runs are written: a path, or a URL such as gs://...")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="ask nothing: what is not given has its default")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace FILE if it exists")] = False,
+) -> None:
+    """Writes a commented config to start from.
+
+    On a terminal and without options it asks; otherwise what is not given has its default, which
+    is a run like that of configs/demo.yml: a tiny model learns sums on two CPU cores. Every key of
+    the file is explained, and what it leaves out has its default: see rlax config.
+    """
+    with exit_status():
+        from rlax_plugin import starter
+
+        given = {
+            "task": task,
+            "model": model,
+            "preset": preset,
+            "steps": steps,
+            "workers": workers,
+            "group_size": group_size,
+            "groups_per_step": groups_per_step,
+            "max_new_tokens": max_new_tokens,
+            "staleness": staleness,
+            "output_directory": output_directory,
+        }
+        answers: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+        path = file or Path("run.yml")
+        starter.check_target(path, force)
+        if not answers and not yes and sys.stdin.isatty():
+            for question in starter.questions():
+                answers[question.name] = typer.prompt(
+                    question.text, default=question.default, type=type(question.default)
+                )
+        starter.write(path, answers)
+        typer.echo(f"wrote {path}\n\n  rlax check {path}\n  rlax train {path}")
 
 
 @command(CONFIGURE, "rlax check configs/demo.yml rlax.staleness.max_staleness=2")
@@ -19,36 +84,42 @@ def check(
     fast: Annotated[
         bool, typer.Option("--fast", help="only the section rlax: and the plug-ins, in a second")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
-    """Finds errors in a config without starting anything or touching a device.
+    """Finds errors in a config and explains it, without starting anything or touching a device.
 
     First the section rlax: and its plug-ins are checked, without importing MaxText; then the
-    parts check what is theirs, above all MaxText its own keys.
+    parts check what is theirs, above all MaxText its own keys, and the prompts are read. What will
+    run where follows in words, with batch arithmetic, memory, and doubts about what is allowed.
     """
     with exit_status():
-        from rlax_plugin import advantages, objective
+        from rlax_plugin import describe
         from rlax_plugin.build import registry_for
         from rlax_plugin.loading import load_section
-        from rlax_plugin.protocols import BuildContext
 
-        section, _ = load_section(config, overrides or ())
+        section, maxtext = load_section(config, overrides or ())
         registry = registry_for(section)
-        registry.validate(section)
-        context = BuildContext(
-            run_dir=Path(),
-            seed=section.seed,
-            section=section,
-            maxtext_argv=(config, *(overrides or ())),
-        )
-        slots = objective.resolve(
-            section, lambda kind, choice, key: registry.part(kind, choice, key, context)
-        )
-        advantages.probe(slots.advantages, section.rollouts.group_size)
-        typer.echo(f"ok  section rlax: and {len(section.plugins)} plug-ins of {config}")
+        argv = (config, *(overrides or ()))
+        found = describe.examine(section, maxtext, registry, argv)
+        lines = [f"ok  section rlax: and {len(section.plugins)} plug-ins of {config}"]
+        if not as_json:
+            typer.echo(lines[-1])
         if not fast:
-            checked = registry.check(section, context)
-            what = ", ".join(checked) if checked else "nothing: no part has more to check"
-            typer.echo(f"ok  checked by the parts themselves: {what}")
+            found = describe.examine_parts(found, argv)
+            what = ", ".join(found.checked or ()) or "nothing: no part has more to check"
+            lines.append(f"ok  checked by the parts themselves: {what}")
+            if not as_json:
+                typer.echo(lines[-1])
+        document = describe.explanation(found)
+        if as_json:
+            typer.echo(json.dumps({"checked": lines, **document}, indent=2))
+            return
+        from rich.console import Console
+
+        console = Console()
+        describe.show(console if console.is_terminal else Console(width=100), document)
+        if fast:
+            typer.echo("\nwithout --fast: MaxText's keys, the model's memory, and the prompts")
 
 
 @command(CONFIGURE, "rlax plugins configs/demo.yml")

@@ -1,4 +1,4 @@
-"""Commands that read what a run has recorded: audit, replay."""
+"""Commands that read what a run has recorded: report, compare, audit, replay."""
 
 from __future__ import annotations
 
@@ -8,6 +8,41 @@ from typing import Annotated
 import typer
 
 from rlax_plugin.cli.common import LOOK, RUN_FAILED, Run, command, exit_status
+
+Out = Annotated[
+    str | None, typer.Option("--out", metavar="FILE", show_default=False, help="the page's file")
+]
+
+
+@command(LOOK, "rlax report runs/demo")
+def report(run: Run, *, out: Out = None) -> None:
+    """Writes one HTML page of a run: figures, charts, and its rollouts token by token.
+
+    The page is RUN/report.html, or ./NAME-report.html for a run on an object store. It holds all it
+    needs and opens without a network. A run that goes on or was killed is shown as far as it came.
+    """
+    with exit_status():
+        from rlax_plugin.report.write import write_report
+
+        typer.echo(write_report(run, out))
+
+
+@command(LOOK, "rlax compare runs/a runs/b --out compare.html")
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN...", help="directories of two runs or more")
+    ],
+    *,
+    out: Out = None,
+) -> None:
+    """Writes one HTML page that overlays runs: figures, what differs in their configs, charts.
+
+    The page is ./compare.html.
+    """
+    with exit_status():
+        from rlax_plugin.report.write import write_comparison
+
+        typer.echo(write_comparison(runs, out))
 
 
 @command(LOOK, "rlax audit runs/demo")

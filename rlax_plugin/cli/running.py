@@ -26,28 +26,84 @@ def train(config: Config, overrides: Overrides = None) -> None:
     raise typer.Exit(status)
 
 
-@command(RUNNING, "rlax serve configs/demo.yml --controller 127.0.0.1:9000 --name worker-0")
+@command(RUNNING, "rlax serve runs/demo --port 9000")
 def serve(
-    config: Config,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|CONFIG",
+            help="directory of a run, to serve its weights to other programs; or, with "
+            "--controller, the config of a running trainer",
+        ),
+    ],
     overrides: Overrides = None,
     *,
-    controller: Annotated[str, typer.Option(help="host:port that the running trainer listens on")],
-    name: Annotated[str, typer.Option(help="unique among the workers of the run")],
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="with RUN: port to listen on; 0, the default, takes any free one"
+        ),
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="with RUN: weight version; default: the newest kept")
+    ] = None,
+    controller: Annotated[
+        str | None,
+        typer.Option(help="with CONFIG: host:port that the running trainer listens on"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="with CONFIG: unique among the workers of the run")
+    ] = None,
     with_parent: Annotated[
         bool, typer.Option("--with-parent", help="end when the process that started this one ends")
     ] = False,
+    prometheus_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="of a page /metrics for Prometheus; 0 takes any free one"
+        ),
+    ] = None,
 ) -> None:
-    """Serves rollouts to a running trainer, as one more worker.
+    """Serves a trained run to other programs, or rollouts to a running trainer.
 
-    The worker registers itself, pulls the current weights, and generates until the run ends. It
-    may come and go at any time; SIGTERM lets it finish what it is generating. Give it the config
-    and the arguments that the trainer was given.
+    rlax serve RUN answers JetStream's Decode with the newest weights that the run has kept, under
+    the run's own settings, which KEY=VALUE arguments change: rlax.rollouts.temperature=0. SIGTERM
+    lets it finish what it is generating.
+
+    rlax serve CONFIG --controller HOST:PORT --name NAME is one more worker of a running trainer.
+    It registers itself, pulls the current weights, and generates until the run ends. It may come
+    and go at any time. Give it the config and the arguments that the trainer was given.
     """
     with exit_status():
+        if controller is None:
+            from rlax_plugin.worker.standalone import serve_run
+
+            _refuse_without_controller(what, name, with_parent)
+            serve_run(
+                what,
+                overrides or (),
+                port=port or 0,
+                version=version,
+                prometheus_port=prometheus_port,
+                ready=typer.echo,
+            )
+            return
         from rlax_plugin.worker.serve import serve as run
 
         _check_address("--controller", controller)
-        run(config, overrides or (), controller=controller, name=name, with_parent=with_parent)
+        for option, value in (("--port", port), ("--version", version)):
+            if value is not None:
+                raise ConfigError(option, value, "goes with a run's directory, not --controller")
+        if name is None:
+            raise ConfigError("--name", None, "is needed with --controller")
+        run(
+            what,
+            overrides or (),
+            controller=controller,
+            name=name,
+            with_parent=with_parent,
+            prometheus_port=prometheus_port,
+        )
 
 
 @command(RUNNING, "rlax parameter-server configs/demo.yml --port 9100", name="parameter-server")
@@ -96,3 +152,12 @@ def _check_address(key: str, address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
         raise ConfigError(key, address, "must be host:port")
+
+
+def _refuse_without_controller(what: str, name: str | None, with_parent: bool) -> None:
+    if what.endswith(".yml"):
+        reason = "is needed with a config; to serve a trained run, give its directory instead"
+        raise ConfigError("--controller", None, reason)
+    for option, value in (("--name", name), ("--with-parent", with_parent or None)):
+        if value is not None:
+            raise ConfigError(option, value, "goes with --controller")

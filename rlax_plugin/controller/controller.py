@@ -5,50 +5,43 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeVar
-
-import grpc
+from typing import Any
 
 from rlax_plugin.advantages import AdvantageSlot
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller import directory
 from rlax_plugin.controller.book import Book
 from rlax_plugin.controller.dashboard import Dashboard
-from rlax_plugin.controller.dispatch import Dispatcher, wait_for_worker
-from rlax_plugin.controller.evaluation import Evaluator, record, recorded
-from rlax_plugin.controller.fleet import Fleet, Worker
+from rlax_plugin.controller.evaluated import Evaluated, record, recorded
+from rlax_plugin.controller.exporter import PrometheusTracker
+from rlax_plugin.controller.fleet import Worker
 from rlax_plugin.controller.flow import Flow, StepStats
+from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.link import FinishedStep
 from rlax_plugin.controller.metrics import RunStats, Summarise, step_metrics
 from rlax_plugin.controller.metrics_file import MetricsFile
 from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.controller.periodic import PeriodicEvaluation
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.recorder import Recorder
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
-from rlax_plugin.controller.rewards import RewardPool
-from rlax_plugin.errors import ConfigError, DeadlineError, PluginError, RlaxError, TrainingError
+from rlax_plugin.controller.supervision import Supervision
+from rlax_plugin.errors import DeadlineError, PluginError, TrainingError
 from rlax_plugin.host_fingerprint import digest
 from rlax_plugin.parameter_server import (
     ParameterServer,
     ParameterServerClient,
     record_versions,
 )
-from rlax_plugin.protocols import BuildContext, Launcher, Tracker
+from rlax_plugin.protocols import BuildContext, Tracker, WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.statistics import Estimate
 from rlax_plugin.types import Group, WeightVersion
-from rlax_plugin.wire import SERVER_OPTIONS
-
-log = logging.getLogger("rlax.controller")
-
-T = TypeVar("T")
 
 
 class Controller:
@@ -83,11 +76,10 @@ class Controller:
         self.stats = RunStats()
         self.latest_version = -1
         self.versions_published = 0
-        self.before: dict[int, Estimate] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._worker_ready = asyncio.Event()
-        self._failed = asyncio.Event()
-        self._failure: BaseException | None = None
+        self.before: Evaluated | None = None
+        self._supervision = Supervision(self._on_failure)
+        self.fail = self._supervision.fail
+        self.unless_failed = self._supervision.unless_failed
         self._started = AsyncExitStack()  # undoes what was started, last things first
         self._closing = False
         self._begun: asyncio.Task[None] | None = None
@@ -104,18 +96,13 @@ class Controller:
           RlaxError: something did not start; ``close`` ends what did.
         """
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._on_loop_error)
-        starting = asyncio.ensure_future(self._start())
-        self._tasks.add(starting)  # for ``close``, should nobody wait for it any more
-        starting.add_done_callback(self._tasks.discard)
-        await starting
+        self._supervision.watch_loop()
+        await self._supervision.own(self._start())
 
     async def _start(self) -> None:
         s, undo = self.section, self._started
-        self.rewards = RewardPool(s, self._state_dir)
-        undo.push_async_callback(self.rewards.close)
-        self.store = self._part("weight_store", s.weights.store, "rlax.weights.store")
-        self.source = self._part("prompt_source", s.prompt_source, "rlax.prompt_source")
+        store = self._part("weight_store", s.weights.store, "rlax.weights.store")
+        self.store: WeightStore = store
         sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
         gates = [
             self._part("gate", choice, f"rlax.curation.gates.{i}")
@@ -125,15 +112,8 @@ class Controller:
             self._part("tracker", choice, f"rlax.trackers.{i}")
             for i, choice in enumerate(s.trackers)
         ]
-        self.launcher: Launcher = self._part("launcher", s.launcher, "rlax.launcher")
         for tracker in self.trackers:
-            undo.callback(tracker.close)
-        self.book = Book(
-            s,
-            self.source.prompts("train"),
-            sampler,
-            PassRateTable(s.curation.pass_rate_half_life),
-        )
+            undo.callback(self._close_tracker, tracker)
         self._ledger = Ledger(self._state_dir / "ledger.sqlite", run=self._config_hash)
         self._recorder = Recorder(
             self.files, self._ledger, lambda e: self._loop.call_soon_threadsafe(self.fail, e)
@@ -142,113 +122,73 @@ class Controller:
         self._metrics = MetricsFile(self.files, self._state_dir)
         undo.callback(self._metrics.close)
 
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        try:
-            port = server.add_insecure_port(f"{s.network.host}:{s.network.port}")
-        except RuntimeError as error:
-            raise ConfigError("rlax.network.port", s.network.port, f"not free: {error}") from error
-        self.address = f"{s.network.host}:{port}"
-        if s.weights.parameter_server == "embedded":
+        parameters: ParameterServer | ParameterServerClient
+        if (address := s.weights.parameter_server) == "embedded":
             parameters = ParameterServer(
-                store=self.store,
+                store=store,
                 keep=s.weights.keep,
                 lease_s=s.deadlines.lease_s,
                 record=functools.partial(record_versions, self.files),
             )
-            parameters.add_to(server)
-            parameter_address = self.address
         else:
-            parameter_address = s.weights.parameter_server
-            parameters = ParameterServerClient(parameter_address, rpc_s=s.deadlines.rpc_s)
+            parameters = ParameterServerClient(address, rpc_s=s.deadlines.rpc_s)
         undo.push_async_callback(parameters.close)
         self._announce = parameters.publish
-        self.fleet = Fleet(
-            deadlines=s.deadlines,
+        generation = self._generation = Generation(
+            self._context,
+            self._registry,
             config_hash=self._config_hash,
-            parameter_server=parameter_address,
+            parameters=parameters if isinstance(parameters, ParameterServer) else address,
             latest_version=lambda: self.latest_version,
-            on_ready=self._on_ready,
+            undo=undo,
+            refresh=lambda request: self.flow.refresh(request),
+            on_reissued=lambda request, reason: self.flow.reissued(request, reason),
             on_lost=self._on_lost,
             on_quarantined=self._on_quarantined,
         )
-        rpc.add_FleetServicer_to_server(self.fleet, server)
-        self.dispatcher = Dispatcher(
-            self.fleet,
-            s.deadlines,
-            deterministic=s.deterministic,
-            refresh=lambda request: self.flow.refresh(request),
-            on_reissued=lambda request, reason: self.flow.reissued(request, reason),
-        )
+        self.source, self.fleet = generation.source, generation.fleet
+        self.launcher = generation.launcher
+        rates = PassRateTable(s.curation.pass_rate_half_life)
+        self.book = Book(s, self.source.prompts("train"), sampler, rates)
         self.flow = Flow(
             section=s,
             source=self.source,
             gates=gates,
             advantage_slot=self._advantage_slot(),
-            dispatcher=self.dispatcher,
-            rewards=self.rewards,
+            dispatcher=generation.dispatcher,
+            rewards=generation.rewards,
             book=self.book,
             recorder=self._recorder,
             latest_version=lambda: self.latest_version,
             on_scored=self._on_scored,
         )
-        await server.start()
-        undo.push_async_callback(server.stop, None)
-        undo.push_async_callback(self.fleet.close)
-        undo.push_async_callback(self.fleet.dismiss)
-        undo.push_async_callback(self.launcher.stop)
-        undo.push_async_callback(self.dispatcher.close)
-        undo.push_async_callback(self.flow.stop)
-        await asyncio.gather(
-            self.rewards.start(), self.launcher.start(self._argv, self.address, self._state_dir)
+        reader = ParameterServerClient(generation.parameter_server, rpc_s=s.deadlines.rpc_s)
+        undo.push_async_callback(reader.close)
+        self.periodic = PeriodicEvaluation(
+            every=s.evaluation.every if generation.evaluator.sets else 0,
+            last_step=self._last_step,
+            evaluator=generation.evaluator,
+            fleet=self.fleet,
+            client=reader,
+            recorder=self._recorder,
+            files=self.files,
+            spawn=self._supervision.spawn,
+            note=self.dashboard.message,
+            show=self.dashboard.estimates,
         )
-        self._spawn(self.fleet.watch())
+        if s.network.prometheus_port is not None:
+            exporter = PrometheusTracker(self, s.network)
+            undo.callback(exporter.close)
+            self.trackers.append(exporter)
+        undo.callback(directory.remove_endpoints, self._state_dir)
+        await generation.start(self._supervision.spawn)
+        undo.push_async_callback(self.flow.stop)
+        endpoints = directory.Endpoints(generation.address, generation.parameter_server)
+        directory.write_endpoints(self._state_dir, endpoints)
 
-    def _spawn(self, work: Any) -> asyncio.Task[Any]:
-        """Runs work whose failure must stop the run."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-
-        def ended(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self.fail(error)
-
-        task.add_done_callback(ended)
-        return task
-
-    def fail(self, error: BaseException) -> None:
-        """Stops the run: whoever waits for the controller next raises ``error``, the first one."""
-        log.error("the run fails: %s", error, exc_info=error)
-        if self._failure is None:
-            self._failure = error
-            self._failed.set()
-            if hasattr(self, "flow"):
-                self.flow.fail(error)
-
-    def _on_loop_error(self, loop: object, what: dict[str, Any]) -> None:
-        """An error that no code waits for must not get lost."""
-        error = what.get("exception") or RlaxError(what["message"])
-        if self._closing or isinstance(error, BlockingIOError):  # gRPC's poller: a late wake-up
-            log.warning("%s", what["message"], exc_info=what.get("exception"))
-        else:
-            self.fail(error)
-
-    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, given up as soon as the run fails.
-
-        Raises:
-          BaseException: what made the run fail, also if it did so long ago.
-        """
-        running = asyncio.ensure_future(work)
-        failed = asyncio.ensure_future(self._failed.wait())
-        try:
-            await asyncio.wait({running, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure is not None:
-                raise self._failure
-            return running.result()
-        finally:
-            failed.cancel()
-            running.cancel()
+    def _on_failure(self, error: BaseException) -> None:
+        if hasattr(self, "flow"):
+            self.flow.fail(error)
 
     def make_publisher(self) -> Publisher:
         """The way from the trainer's thread to the weight store. Any thread."""
@@ -276,13 +216,8 @@ class Controller:
         except PluginError as error:
             self.fail(error)
 
-    def _on_ready(self, worker: Worker) -> None:
-        self._worker_ready.set()
-        self.dispatcher.wake()
-
     def _on_lost(self, worker: Worker, reason: str) -> None:
         if not self._closing:
-            self.dispatcher.wake()
             self.dashboard.message(f"worker {worker.name} lost: {reason}")
             self._hook("rlax_on_worker_lost", worker=worker.name, reason=reason)
 
@@ -299,6 +234,8 @@ class Controller:
         self._hook("rlax_on_weights_published", version=version)
         prints = {name: spec.fingerprint for name, spec in version.tensors.items()}
         self.flow.published(version.version, digest(prints))
+        if self._begun is not None and self._begun.done():
+            self.periodic.published(version.version)
 
     async def run_failed(self, error: Exception) -> None:
         """Tells the plug-ins, before everything is shut down."""
@@ -306,19 +243,20 @@ class Controller:
 
     def weights_exist(self, step: int) -> None:
         """The trainer has handed over its first weights, of ``step``: begin."""
-        self._begun = self._spawn(self._begin(step))
+        self._begun = self._supervision.spawn(self._begin(step))
 
     async def _begin(self, step: int) -> None:
         recovery = await self._recover(step)
         self.dashboard.phase("waiting for workers")
-        await wait_for_worker(self.fleet, self._worker_ready, self.section.deadlines.startup_s)
+        await self._generation.wait_for_worker()
         self._hook("rlax_on_run_start", run_dir=self.files.url, config_hash=self._config_hash)
         self.before = await self._recorder.call(recorded, self.files, "before")
-        if not self.before:
+        if self.before is None:
             self.before = await self.evaluate("before", step)
         self.stats.training_begins()
         self.dashboard.phase("training", self._last_step)
         await self.flow.start(recovery, self._last_step)
+        self.periodic.published(step)
 
     async def next_groups(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
         """Waits for the groups of a step; they are on disk when it returns."""
@@ -326,7 +264,7 @@ class Controller:
 
     def step_finished(self, done: FinishedStep, publish_s: float) -> None:
         """Takes a finished step: metrics, records, display."""
-        metrics = self._step_metrics(done, publish_s)
+        metrics = self._step_metrics(done, publish_s) | self.periodic.take_metrics()
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)
         for tracker in self.trackers:
@@ -342,25 +280,32 @@ class Controller:
 
     # --- evaluation ----------------------------------------------------------------------------
 
-    async def evaluate(self, name: str, version: int) -> dict[int, Estimate]:
+    async def evaluate(self, name: str, version: int) -> Evaluated | None:
         """Evaluates at a version and records the result under ``evaluation/<name>.json``."""
-        settings = self.section.evaluation
-        if settings.problems == 0:
-            return {}
-        self.dashboard.phase(f"evaluating {name} training", settings.problems)
-        evaluator = Evaluator(
-            self.section, self.source, self.dispatcher, self.rewards, self.flow.decode
-        )
+        evaluator = self._generation.evaluator
+        if not evaluator.sets:
+            return None
+        self.dashboard.phase(f"evaluating {name} training", evaluator.problems)
         found = await evaluator.run(version, self.dashboard.advance)
         self.dashboard.estimates(f"{name} training", found)
         deadline_s = self.section.deadlines.weights_s
         try:
             async with asyncio.timeout(deadline_s):
-                await self._recorder.call(record, self.files, name, version, found)
+                await self._recorder.call(record, self.files, name, found)
         except TimeoutError:
             what = "writing an evaluation"
             raise DeadlineError(what, deadline_s, "rlax.deadlines.weights_s") from None
         return found
+
+    async def end_periodic(self, *, stopped: bool) -> None:
+        """Waits for the evaluation that is still running after training, or ends it."""
+        if stopped:
+            await self.periodic.cancel()
+            return
+        await self.periodic.finish()
+        if metrics := self.periodic.take_metrics():  # too late for the line of a step
+            for tracker in self.trackers:
+                tracker.log(self._last_step, metrics)
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -420,10 +365,12 @@ class Controller:
 
     # --- end -----------------------------------------------------------------------------------
 
+    def _close_tracker(self, tracker: Tracker) -> None:
+        if lost := tracker.close():
+            self.dashboard.message(lost)
+
     async def close(self) -> None:
         """Ends everything that was started, whatever state it is in."""
         self._closing = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._supervision.close()
         await self._started.aclose()

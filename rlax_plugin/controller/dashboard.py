@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from rlax_plugin.controller.evaluated import Evaluated
 from rlax_plugin.controller.fleet import Worker
 from rlax_plugin.statistics import Estimate
 
@@ -94,11 +95,11 @@ class Dashboard:
     def message(self, text: str) -> None:
         self._console.print(text, highlight=False)
 
-    def estimates(self, title: str, found: Mapping[int, Estimate]) -> None:
-        parts = [
-            f"pass@{k} {e.value:.3f} [{e.ci95[0]:.3f}, {e.ci95[1]:.3f}]" for k, e in found.items()
-        ]
-        self.message(f"{title}: " + "  ".join(parts))
+    def estimates(self, title: str, found: Evaluated) -> None:
+        for name, measures in found.sets.items():
+            parts = [f"{label(m)} {shown(e)}" for m, e in measures.items() if is_score(m)]
+            which = f" ({name})" if len(found.sets) > 1 else ""
+            self.message(f"{title}{which}: " + "  ".join(parts))
 
     def step(
         self, step: int, metrics: Mapping[str, float], version: int, histogram: list[int]
@@ -144,27 +145,48 @@ class Dashboard:
             table.add_column(column, style="dim")
         for w in list(self.workers.values()):
             state = "draining" if w.draining else "ready" if w.ready else "loading weights"
+            if w.keep >= 0:
+                state = f"evaluating version {w.keep}"
             table.add_row(w.name, str(w.version), str(w.assigned), str(w.slots), state)
         parts.append(table)
         return Panel(Group(*parts), title="rlax", title_align="left")
 
 
-def before_after_table(
-    before: Mapping[int, Estimate], after: Mapping[int, Estimate]
-) -> RenderableType:
-    """The table at the end of a run."""
+def is_score(measure: str) -> bool:
+    """Whether a measure is a share of problems that were solved."""
+    return measure.startswith(("pass_at_", "majority_at_"))
+
+
+def label(measure: str) -> str:
+    """A measure's name for people: ``pass@8``."""
+    return measure.replace("_at_", "@").replace("_", " ")
+
+
+def shown(estimate: Estimate) -> str:
+    """Value and interval."""
+    low, high = estimate.ci95
+    return f"{estimate.value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def before_after_table(before: Evaluated, after: Evaluated) -> RenderableType:
+    """The table at the end of a run: the shares of problems that were solved."""
     table = Table(title="held-out evaluation")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")
-    for k in sorted(set(before) & set(after)):
-        b, a = before[k], after[k]
-        table.add_row(
-            f"pass@{k}",
-            f"{b.value:.3f} [{b.ci95[0]:.3f}, {b.ci95[1]:.3f}]",
-            f"{a.value:.3f} [{a.ci95[0]:.3f}, {a.ci95[1]:.3f}]",
-            f"{100 * (a.value - b.value):+.1f} points",
-        )
-    if before:
-        first = next(iter(before.values()))
-        table.caption = f"{first.problems} problems x {first.n} samples, 95 % bootstrap intervals"
+    sizes = []
+    for name, measures in before.sets.items():
+        others = after.sets.get(name, {})
+        scores = [m for m in measures if is_score(m) and m in others]
+        for measure in scores:
+            b, a = measures[measure], others[measure]
+            which = f"{name}  " if len(before.sets) > 1 else ""
+            table.add_row(
+                f"{which}{label(measure)}",
+                shown(b),
+                shown(a),
+                f"{100 * (a.value - b.value):+.1f} points",
+                end_section=measure == scores[-1],
+            )
+        sizes += [f"{measures[m].problems} problems x {measures[m].n} samples" for m in scores[:1]]
+    table.caption = f"{', '.join(dict.fromkeys(sizes))}, 95 % bootstrap intervals"
     return table

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,9 +18,11 @@ from rich.console import Console
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dashboard import before_after_table
-from rlax_plugin.controller.evaluation import recorded
+from rlax_plugin.controller.evaluated import recorded
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles
+
+_ENDPOINTS = "endpoints.json"
 
 
 def run_directory(maxtext: dict[str, Any]) -> str:
@@ -43,6 +46,30 @@ def state_directory(section: RlaxSection, files: RunFiles) -> Path:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     digest = hashlib.sha256(files.location().encode()).hexdigest()[:12]
     return Path(home) / "rlax" / f"{Path(files.url).name}-{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a run that is going on can be reached; host:port each."""
+
+    controller: str
+    parameter_server: str
+
+
+def write_endpoints(state_dir: Path, endpoints: Endpoints) -> None:
+    """Says where the run is, in ``endpoints.json``, as long as it goes on."""
+    RunFiles(state_dir).put_json(_ENDPOINTS, asdict(endpoints))
+
+
+def remove_endpoints(state_dir: Path) -> None:
+    """The run is over."""
+    RunFiles(state_dir).delete(_ENDPOINTS)
+
+
+def endpoints(state_dir: Path) -> Endpoints | None:
+    """Where the run was when it last said so; after a kill nobody may answer there."""
+    document = RunFiles(state_dir).get_json(_ENDPOINTS)
+    return None if document is None else Endpoints(**document)
 
 
 def console(out: IO[str]) -> Console:
@@ -120,7 +147,7 @@ def finished(files: RunFiles, last_step: int, evaluates: bool) -> dict[str, Any]
     document = files.get_json("summary.json") or {}
     if not document.get("complete") or document["steps"] < last_step:
         return None
-    if evaluates and not recorded(files, "after", version=document["steps"]):
+    if evaluates and recorded(files, "after", version=document["steps"]) is None:
         return None
     return document
 
@@ -139,9 +166,9 @@ def print_results(
       updates: in one step; MaxText's key ``steps`` counts them.
     """
     before, after = recorded(files, "before"), recorded(files, "after", version=steps)
-    if before and after:
+    if before is not None and after is not None:
         out.print(before_after_table(before, after))
-    elif before:
+    elif before is not None:
         out.print("the evaluation after training was interrupted")
     for what, name in (
         ("summary", "summary.json"),

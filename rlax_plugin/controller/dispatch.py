@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -56,10 +56,12 @@ class _Ticket:
       failed_on: identities of the workers that failed at it.
       failures: how often a worker failed at it.
       losses: how often it was issued again, for whatever reason, by this process.
+      exactly: the only version that it may be drawn with; None: any that is new enough.
     """
 
     request: GroupRequest
     done: asyncio.Future[Answer]
+    exactly: int | None = None
     drew_resume: tuple[Worker, ...] = ()
     partials: tuple[Rollout, ...] = ()
     drew_partials: tuple[Worker, ...] = ()
@@ -81,7 +83,8 @@ class Dispatcher:
     Groups wait in issue order; a group that is issued again goes to the front. A worker is given
     at most twice its slots, so that it always has a backlog and never hoards. A group that is
     issued again takes along what its worker had reported of it, and goes to a worker that has not
-    failed at it if there is one.
+    failed at it if there is one. Groups that need exactly one version wait in a queue of their own
+    for the worker that keeps it, see ``Fleet.pin``.
 
     Args:
       deterministic: workers draw one group at a time, so that a call takes as long as all of them.
@@ -108,17 +111,23 @@ class Dispatcher:
         self._refresh = refresh
         self._on_reissued = on_reissued
         self._deterministic = deterministic
-        self._waiting: deque[_Ticket] = deque()
+        self._waiting: defaultdict[int | None, deque[_Ticket]] = defaultdict(deque)  # by exactly
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
         self.reissued = 0
         self.tokens_resumed = 0
 
-    def submit(self, request: GroupRequest) -> asyncio.Future[Answer]:
-        """Queues a group; the future ends with its answer."""
-        ticket = _Ticket(request, asyncio.get_running_loop().create_future())
-        self._waiting.append(ticket)
+    def submit(
+        self, request: GroupRequest, *, exactly: int | None = None
+    ) -> asyncio.Future[Answer]:
+        """Queues a group; the future ends with its answer.
+
+        Args:
+          exactly: the version that all of it must be drawn with, by a worker that keeps it.
+        """
+        ticket = _Ticket(request, asyncio.get_running_loop().create_future(), exactly)
+        self._waiting[exactly].append(ticket)
         self.wake()
         return ticket.done
 
@@ -130,12 +139,18 @@ class Dispatcher:
 
     def _assign(self) -> None:
         self._scheduled = False
-        ready = [w for w in self._fleet.workers.values() if w.ready]
-        self._watch_for_nobody(bool(self._waiting) and not ready)
+        workers = self._fleet.workers.values()
+        for exactly, queue in list(self._waiting.items()):
+            self._assign_from(queue, [w for w in workers if w.serves(exactly)])
+            if all(ticket.done.done() for ticket in queue):
+                del self._waiting[exactly]
+        self._watch_for_nobody(bool(self._waiting) and not any(w.ready for w in workers))
+
+    def _assign_from(self, queue: deque[_Ticket], ready: list[Worker]) -> None:
         batches: dict[str, list[_Ticket]] = {}
         held_back: list[_Ticket] = []  # they wait for a worker that has not failed at them
-        while self._waiting and ready:
-            ticket = self._waiting.popleft()
+        while queue and ready:
+            ticket = queue.popleft()
             if ticket.done.done():  # cancelled meanwhile
                 continue
             worker = _choose(ticket, ready)
@@ -148,7 +163,7 @@ class Dispatcher:
             ticket.forget_distrusted()
             self.tokens_resumed += _tokens(ticket.request.resume)
             batches.setdefault(worker.name, []).append(ticket)
-        self._waiting.extendleft(reversed(held_back))
+        queue.extendleft(reversed(held_back))
         for name, tickets in batches.items():
             call = asyncio.ensure_future(self._call(self._fleet.workers[name], tickets))
             self._calls.add(call)
@@ -169,7 +184,8 @@ class Dispatcher:
 
     def _nobody_came(self) -> None:
         self._nobody = None
-        waiting, self._waiting = self._waiting, deque()
+        waiting = [ticket for queue in self._waiting.values() for ticket in queue]
+        self._waiting.clear()
         what = f"the return of a rollout worker, for which {len(waiting)} groups wait,"
         _fail(waiting, DeadlineError(what, self._deadlines.startup_s, "rlax.deadlines.startup_s"))
 
@@ -224,7 +240,9 @@ class Dispatcher:
         request = ticket.request
         rollouts = reply_from_proto(reply, worker.name, request.seeds)
         # A parameter server of its own may tell a worker of a version a moment before it tells us.
-        check_reply(rollouts, request, self._fleet.latest_version() + 1)
+        newest = self._fleet.latest_version() + 1
+        # What nobody waits for any more may well be drawn with other weights by now.
+        check_reply(rollouts, request, newest, None if ticket.done.done() else ticket.exactly)
         rollouts = [
             dataclasses.replace(r, worker=_contributors(before, worker.name))
             for r, before in itertools.zip_longest(rollouts, request.resume)
@@ -263,13 +281,14 @@ class Dispatcher:
             again = dataclasses.replace(
                 ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
             )
-            ticket.request = self._refresh(again)
+            # The flow knows which version training needs; that of a measurement stays.
+            ticket.request = self._refresh(again) if ticket.exactly is None else again
             ticket.partials = ticket.request.resume
             if not ticket.partials:
                 ticket.drew_partials = ()
             ticket.drew_resume = ticket.drew_partials
             self.reissued += 1
-            self._waiting.appendleft(ticket)
+            self._waiting[ticket.exactly].appendleft(ticket)
             self._on_reissued(ticket.request, error)
         # A worker that refuses connections would be asked again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
@@ -281,8 +300,9 @@ class Dispatcher:
         for call in list(self._calls):
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
-        for ticket in self._waiting:
-            ticket.done.cancel()
+        for queue in self._waiting.values():
+            for ticket in queue:
+                ticket.done.cancel()
         self._waiting.clear()
 
 
@@ -296,11 +316,17 @@ def _choose(ticket: _Ticket, ready: list[Worker]) -> Worker | None:
     return min(able, key=lambda w: w.assigned / w.slots, default=None)
 
 
-def check_reply(rollouts: Iterable[Rollout], request: GroupRequest, newest_version: int) -> None:
+def check_reply(
+    rollouts: Iterable[Rollout],
+    request: GroupRequest,
+    newest_version: int,
+    exactly: int | None = None,
+) -> None:
     """Holds an answer, or a report on the way, against what was asked.
 
     Args:
       newest_version: that the trainer has published.
+      exactly: the only version that it may be drawn with; None: any between those two.
 
     Raises:
       WorkerError: names the sample and what it contradicts.
@@ -317,6 +343,8 @@ def check_reply(rollouts: Iterable[Rollout], request: GroupRequest, newest_versi
             f"is drawn with versions below {request.min_version}, the oldest that was asked for": (
                 drawn_now < request.min_version
             ).any(),
+            f"is drawn with other versions than {exactly}, which it was to be": exactly is not None
+            and (r.versions != exactly).any(),
             "does not go on from what was to be resumed": before is not None
             and not _goes_on(r, before),
         }

@@ -1,94 +1,207 @@
-"""Held-out evaluation through the workers: n samples for each problem, unbiased pass@k."""
+"""Held-out evaluation through the workers: n samples for each problem of every set, measured."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import Choice, EvaluationSet, RlaxSection
 from rlax_plugin.controller.dispatch import Dispatcher
-from rlax_plugin.controller.requests import sample_seed, sampling_params
+from rlax_plugin.controller.evaluated import Evaluated
+from rlax_plugin.controller.requests import decoded, sample_seed, sampling_params
 from rlax_plugin.controller.rewards import RewardPool
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.protocols import PromptSource
-from rlax_plugin.records.faults import FaultPoint, reached
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.statistics import Estimate, estimate_pass_at_k
-from rlax_plugin.types import GroupRequest, Prompt
+from rlax_plugin.statistics import Outcomes, measures
+from rlax_plugin.types import GroupRequest, Prompt, Rollout, SamplingParams
+
+Part = Callable[[str, Choice, str], Any]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSet:
+    """Problems, and what is needed to ask and to judge them.
+
+    Attributes:
+      purpose: tells its seeds from those of other sets and of training.
+      samples: per problem.
+    """
+
+    name: str
+    purpose: str
+    source: PromptSource
+    prompts: Sequence[Prompt]
+    samples: int
+    sampling: SamplingParams
+    rewards: RewardPool
+
+    def request(self, prompt: Prompt, number: int, seed: int, version: int) -> GroupRequest:
+        """The same seeds every time: before and after differ by the weights alone."""
+        seeds = tuple(sample_seed(seed, self.purpose, prompt.id, i) for i in range(self.samples))
+        # Evaluation groups count downwards from -1: never mistaken for trained ones.
+        return GroupRequest(-1 - number, 1, prompt.tokens, seeds, self.sampling, version)
+
+    def answer(self, completion: str) -> str | None:
+        """What votes in majority@k: the source's reading of a completion, if it has one."""
+        read: Callable[[str], str | None] = getattr(self.source, "answer", str.strip)
+        return read(completion)
+
+    def outcomes(self, groups: Sequence[Sequence[Rollout]]) -> Outcomes:
+        """What came of the problems, whose groups are given in their order."""
+        rewards = [[np.nan if r.reward is None else r.reward for r in group] for group in groups]
+        return Outcomes(
+            rewards_bn=np.array(rewards, np.float64),
+            lengths_bn=np.array([[len(r.tokens) for r in group] for group in groups]),
+            truncated_bn=np.array([[r.finish_reason == "length" for r in g] for g in groups]),
+            answers_bn=[[self.answer(r.text) for r in group] for group in groups],
+        )
+
+
+def problem_sets(
+    section: RlaxSection,
+    source: PromptSource,
+    part: Part,
+    rewards: RewardPool,
+    rewards_of: Mapping[str, RewardPool],
+) -> tuple[ProblemSet, ...]:
+    """The sets of ``rlax.evaluation``, the main one first; none if evaluation is off.
+
+    Args:
+      source: of training.
+      part: builds a part of the config.
+      rewards: of training.
+      rewards_of: set -> its own, where it has some.
+
+    Raises:
+      ConfigError: a set has no problems, or some that the workers cannot take.
+    """
+    settings = section.evaluation
+    if not settings.problems:
+        return ()
+    found = []
+    for name, chosen in settings.all_sets().items():
+        key = "rlax.evaluation"
+        its_source, purpose = source, f"eval/{settings.split}"
+        if found:
+            key, purpose = f"rlax.evaluation.sets.{name}", f"eval/{name}"
+        if chosen.prompt_source is not None:
+            its_source = part("prompt_source", chosen.prompt_source, f"{key}.prompt_source")
+            _check_source(section, its_source, source, chosen.prompt_source.name, key)
+        found.append(
+            ProblemSet(
+                name=name,
+                purpose=purpose,
+                source=its_source,
+                prompts=_prompts(section, its_source, chosen, key),
+                samples=chosen.samples or 1,
+                sampling=sampling_params(section, its_source),
+                rewards=rewards_of.get(name, rewards),
+            )
+        )
+    return tuple(found)
+
+
+def _check_source(
+    section: RlaxSection, its: PromptSource, training: PromptSource, name: str, key: str
+) -> None:
+    if not section.rollouts.ignore_stop and set(its.stop_ids) != set(training.stop_ids):
+        raise ConfigError(
+            f"{key}.prompt_source",
+            name,
+            f"has stop ids {list(its.stop_ids)}; they must be those of rlax.prompt_source, "
+            f"{list(training.stop_ids)}: the policy has learned to end with them",
+        )
+
+
+def _prompts(
+    section: RlaxSection, source: PromptSource, chosen: EvaluationSet, key: str
+) -> Sequence[Prompt]:
+    prompts = source.prompts(chosen.split or "")[: chosen.problems]
+    if not prompts:
+        raise ConfigError(f"{key}.split", chosen.split, "has no problems: choose another split")
+    longest, most = max(len(p.tokens) for p in prompts), section.rollouts.max_prompt_tokens
+    if longest > most:
+        raise ConfigError(
+            "rlax.rollouts.max_prompt_tokens",
+            most,
+            f"must be at least {longest}, the longest prompt of {key} (split {chosen.split})",
+        )
+    return prompts
 
 
 class Evaluator:
-    """Draws and scores the evaluation set at one weight version."""
+    """Draws and scores problem sets at one weight version."""
 
     def __init__(
-        self,
-        section: RlaxSection,
-        source: PromptSource,
-        dispatcher: Dispatcher,
-        rewards: RewardPool,
-        decode: Callable[..., list[Any]],
-    ):
-        self._section, self._source = section, source
-        self._dispatcher, self._rewards, self._decode = dispatcher, rewards, decode
-        self._sampling = sampling_params(section, source)
+        self, section: RlaxSection, dispatcher: Dispatcher, sets: Sequence[ProblemSet]
+    ) -> None:
+        self._section, self._dispatcher, self.sets = section, dispatcher, sets
+
+    @property
+    def problems(self) -> int:
+        """Of all sets together."""
+        return sum(len(one.prompts) for one in self.sets)
 
     async def run(
-        self, version: int, progress: Callable[[int, int], None] = lambda done, of: None
-    ) -> dict[int, Estimate]:
-        """pass@k for each configured k, at exactly the given version or a newer one.
+        self, version: int, progress: Progress = lambda done, of: None, *, pinned: bool = False
+    ) -> Evaluated:
+        """Measures all sets, side by side.
 
-        The same problems and the same seeds every time, so that before and after differ by the
-        weights alone. A sample whose reward failed counts as not passed, and is rare enough to be
-        an error message of its own in the log of the reward pool.
+        A sample whose reward failed counts as not passed; how many did is a measure of its own.
+
+        Args:
+          version: to draw with; unless ``pinned``, a newer one will do.
+          progress: called with groups done and groups in all.
+          pinned: draws with exactly this version, on the workers that are kept at it.
+
+        Raises:
+          RlaxError: a group cannot be drawn.
         """
-        settings = self._section.evaluation
-        prompts = self._source.prompts(settings.split)[: settings.problems]
+        exactly = version if pinned else None
         done = 0
 
-        async def one(number: int, prompt: Prompt) -> int:
+        async def one(problems: ProblemSet, prompt: Prompt, number: int) -> list[Rollout]:
             nonlocal done
-            seeds = tuple(
-                sample_seed(self._section.seed, f"eval/{settings.split}", prompt.id, i)
-                for i in range(settings.samples)
-            )
-            # Evaluation groups count downwards from -1: never mistaken for trained ones.
-            request = GroupRequest(-1 - number, 1, prompt.tokens, seeds, self._sampling, version)
-            _, rollouts, _ = await self._dispatcher.submit(request)
-            scored = await self._rewards.score(prompt, self._decode(rollouts))
-            threshold = self._section.curation.pass_threshold
+            request = problems.request(prompt, number, self._section.seed, version)
+            while True:
+                drawn = await self._dispatcher.submit(request, exactly=exactly)
+                rollouts = decoded(problems.source, drawn.rollouts)
+                rollouts = await problems.rewards.score(prompt, rollouts)
+                if all(worker.trusted for worker in drawn.workers):
+                    break
             done += 1
-            progress(done, len(prompts))
-            return sum(r.reward is not None and r.reward >= threshold for r in scored)
+            progress(done, self.problems)
+            return rollouts
 
-        correct = await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts)))
+        asked = [(problems, prompt) for problems in self.sets for prompt in problems.prompts]
+        groups = [asyncio.ensure_future(one(*what, i)) for i, what in enumerate(asked)]
+        try:
+            left = iter(await asyncio.gather(*groups))
+        finally:
+            for group in groups:
+                group.cancel()
+        outcomes = {
+            problems.name: problems.outcomes([next(left) for _ in problems.prompts])
+            for problems in self.sets
+        }
+        # On a thread: while training goes on, nobody may wait for a second of arithmetic.
+        return Evaluated(version, await asyncio.to_thread(self._measured, outcomes))
+
+    def _measured(self, outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
+        settings = self._section.evaluation
         return {
-            k: estimate_pass_at_k(
-                np.array(correct),
-                settings.samples,
-                k,
+            name: measures(
+                found,
+                pass_threshold=self._section.curation.pass_threshold,
+                k=settings.k,
+                majority_k=settings.majority_k,
                 resamples=settings.bootstrap,
                 seed=self._section.seed,
             )
-            for k in settings.k
+            for name, found in outcomes.items()
         }
-
-
-def record(files: RunFiles, name: str, version: int, found: dict[int, Estimate]) -> None:
-    """Writes ``evaluation/<name>.json``."""
-    estimates = {f"pass_at_{k}": e.to_json() for k, e in found.items()}
-    files.put_json(f"evaluation/{name}.json", {"version": version, **estimates})
-    reached(FaultPoint.EVALUATION_WRITTEN)
-
-
-def recorded(files: RunFiles, name: str, version: int | None = None) -> dict[int, Estimate]:
-    """What ``record`` wrote (for that version): pass@k for each k; empty if it wrote nothing."""
-    document = files.get_json(f"evaluation/{name}.json") or {}
-    if version not in (None, document.get("version")):
-        return {}
-    return {
-        int(key.removeprefix("pass_at_")): Estimate.from_json(value)
-        for key, value in document.items()
-        if key.startswith("pass_at_")
-    }

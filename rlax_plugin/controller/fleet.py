@@ -25,6 +25,8 @@ class Worker:
       last_seen: of time.monotonic, its last heartbeat.
       assigned: samples sent to it and not yet answered.
       groups: the groups that they belong to.
+      keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
+      kept: the version that it says it keeps; -1: none.
       lost: why it is gone; empty while it is a member.
       trusted: False once its weights were wrong, or it has answered nonsense.
     """
@@ -40,6 +42,8 @@ class Worker:
     draining: bool = False
     assigned: int = 0
     groups: int = 0
+    keep: int = -1
+    kept: int = -1
     lost: str = ""
     trusted: bool = True
     figures: dict[str, float] = field(default_factory=dict)
@@ -48,6 +52,12 @@ class Worker:
     def ready(self) -> bool:
         """Whether groups may be sent to it: it holds weights and is not about to leave."""
         return self.version >= 0 and not self.draining
+
+    def serves(self, exactly: int | None) -> bool:
+        """Whether it takes groups that need just this version, or (None) any that is new enough."""
+        if exactly is None:
+            return self.ready and self.keep < 0 and self.kept < 0
+        return self.ready and self.keep == self.kept == exactly
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -83,6 +93,7 @@ class Fleet(rpc.FleetServicer):
       seen: names of all that ever registered.
       quarantined: name -> why one of that name was not to be trusted.
       incarnation: of this trainer process; weights of another one count for nothing.
+      training: whether at least one worker must follow the newest weights.
     """
 
     def __init__(
@@ -103,6 +114,8 @@ class Fleet(rpc.FleetServicer):
         self._registered: dict[tuple[str, str], list[Worker]] = {}  # by identity; also lost ones
         self._refused: dict[tuple[str, str], str] = {}  # identity -> why
         self.stopping = False
+        self.training = True
+        self._pin = -1
         self._closing: set[asyncio.Future[None]] = set()
         self._deadlines = deadlines
         self._config_hash = config_hash
@@ -159,14 +172,20 @@ class Fleet(rpc.FleetServicer):
             if worker is not None:
                 self.lose(worker, "the run is over")
             return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
-        was_ready = worker.ready
+        before = worker.ready, worker.kept
         worker.last_seen = time.monotonic()
         worker.version = request.version
         worker.draining = request.draining
+        worker.kept = request.pin if request.HasField("pin") else -1
         worker.figures = dict(request.figures)
-        if worker.ready and not was_ready:
+        self._appoint()
+        if worker.ready and (worker.ready, worker.kept) != before:
             self._on_ready(worker)
-        return pb.HeartbeatReply(known=True, latest_version=self.latest_version())
+        reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.latest_version())
+        # What it has been sent for training may need newer weights: that ends first.
+        if worker.keep >= 0 and (worker.kept == worker.keep or not worker.assigned):
+            reply.pin = worker.keep
+        return reply
 
     async def Deregister(
         self, request: pb.DeregisterRequest, context: object
@@ -177,6 +196,38 @@ class Fleet(rpc.FleetServicer):
             # It has ended its calls, which may not all be read yet.
             self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
         return pb.DeregisterReply()
+
+    # --- a worker that keeps one version -------------------------------------------------------
+
+    @property
+    def keeping(self) -> bool:
+        """Whether a worker keeps the pinned version, or is about to."""
+        return any(worker.keep >= 0 for worker in self.workers.values())
+
+    def pin(self, version: int) -> None:
+        """Has one worker keep a version, from when there is another one to train with.
+
+        If that worker is lost, another takes its place.
+        """
+        self._pin = version
+        self._appoint()
+
+    def unpin(self) -> None:
+        """Lets the worker follow the newest weights again; it hears so with its next heartbeat."""
+        self._pin = -1
+        for worker in self.workers.values():
+            worker.keep = -1
+
+    def _appoint(self) -> None:
+        if self._pin < 0 or self.stopping:
+            return
+        keeping = [w for w in self.workers.values() if w.keep >= 0]
+        others = [w for w in self.workers.values() if w.serves(None)]
+        if not keeping and len(others) > self.training:
+            min(others, key=lambda w: w.assigned / w.slots).keep = self._pin
+        elif keeping and self.training and not others and keeping[0].ready:
+            # Its open groups are issued again; it registers anew, and trains.
+            self.lose(keeping[0], "training needs it: no other worker is ready")
 
     def _member(self, message: pb.HeartbeatRequest | pb.DeregisterRequest) -> Worker | None:
         """Whom a message is from; None if another process is the member of that name, or none."""
@@ -209,6 +260,7 @@ class Fleet(rpc.FleetServicer):
             del self.workers[worker.name]
             worker.lost = reason
             self._on_lost(worker, reason)
+            self._appoint()
             closing = asyncio.ensure_future(worker.channel.close(grace_s))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)

@@ -31,13 +31,13 @@ from rlax_plugin.controller.book import Book, Open
 from rlax_plugin.controller.dispatch import Dispatcher
 from rlax_plugin.controller.recorder import Commit, Recorder
 from rlax_plugin.controller.recovery import Recovery, Stretch
-from rlax_plugin.controller.requests import sample_seed, sampling_params
+from rlax_plugin.controller.requests import decoded, sample_seed, sampling_params
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.errors import RlaxError, TrainingError
 from rlax_plugin.protocols import Gate, PromptSource
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
-from rlax_plugin.types import Group, GroupRequest, Rollout
+from rlax_plugin.types import Group, GroupRequest
 
 
 @dataclass(slots=True)
@@ -253,7 +253,7 @@ class Flow:
         while True:
             request, rollouts, workers = await self._dispatcher.submit(request)
             drawn_s = time.perf_counter()
-            rollouts = await self._rewards.score(one.prompt, self.decode(rollouts))
+            rollouts = await self._rewards.score(one.prompt, decoded(self._source, rollouts))
             self.stats.last_drawn_s = drawn_s
             self.stats.reward_s += time.perf_counter() - drawn_s
             if self._section.deterministic:
@@ -281,9 +281,6 @@ class Flow:
         turn = self._turns.pop(min(self.book.open, default=-1), None)
         if turn is not None and not turn.done():
             turn.set_result(None)
-
-    def decode(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        return [dataclasses.replace(r, text=self._source.decode(r.tokens)) for r in rollouts]
 
     def _judge(self, group: Group) -> None:
         rollouts, rewards = group.rollouts, group.rewards

@@ -1,12 +1,14 @@
-"""What a worker is asked for: seeds and sampling settings that follow from the config alone."""
+"""What a worker is asked for: seeds and settings that follow from the config alone; its answer."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections.abc import Sequence
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.protocols import PromptSource
-from rlax_plugin.types import SamplingParams
+from rlax_plugin.types import Rollout, SamplingParams
 
 
 def sample_seed(run_seed: int, purpose: str, group: int | str, index: int) -> int:
@@ -24,3 +26,8 @@ def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParam
         max_new_tokens=r.max_new_tokens,
         stop_ids=() if r.ignore_stop else source.stop_ids,
     )
+
+
+def decoded(source: PromptSource, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The rollouts with their text."""
+    return [dataclasses.replace(r, text=source.decode(r.tokens)) for r in rollouts]

@@ -6,15 +6,13 @@ lives on an event loop on a second thread. ``Link`` is where they meet.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import signal
 import sys
-import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -35,60 +33,18 @@ from rlax_plugin.controller.directory import (
     state_directory,
     train_command,
 )
+from rlax_plugin.controller.evaluated import Evaluated
 from rlax_plugin.controller.link import FinishedStep, Link, canary_tokens
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.summary import summary
-from rlax_plugin.errors import DeadlineError
+from rlax_plugin.controller.supervision import LoopThread
 from rlax_plugin.loading import config_hash, load_section, merged
 from rlax_plugin.protocols import BuildContext, Trainer
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.statistics import Estimate
 from rlax_plugin.types import Group, TrainBatch
 
-T = TypeVar("T")
-
 INTERRUPTED = 130
-_CLOSE_S = 60.0  # for ending what was started
-
-
-class _Loop:
-    """The controller's event loop on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="controller", daemon=True
-        )
-        self._thread.start()
-
-    def run(
-        self,
-        work: Coroutine[Any, Any, T],
-        deadline_s: float | None = None,
-        what: str = "",
-        key: str = "",
-    ) -> T:
-        """The result of ``work``, which is cancelled if the wait for it ends earlier.
-
-        Raises:
-          DeadlineError: it took too long.
-        """
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(deadline_s)
-        except TimeoutError:
-            if future.done() or deadline_s is None:
-                raise
-            raise DeadlineError(what, deadline_s, key) from None
-        finally:
-            future.cancel()
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(_CLOSE_S)
-        if not self._thread.is_alive():
-            self.loop.close()
 
 
 def train(config_path: str, overrides: Sequence[str] = ()) -> int:
@@ -174,7 +130,7 @@ class _Run:
         return batches.batch_of(self._section, self._objective.algorithm, step, groups)
 
     def execute(self) -> int:
-        thread = _Loop()
+        thread = LoopThread()
         controller = Controller(
             context=self._context,
             files=self._files,
@@ -197,35 +153,35 @@ class _Run:
                 publisher = controller.make_publisher()
                 stopped = self._train(thread, controller, publisher)
                 publisher.wait()
+                # No deadline of its own: each of its groups has one.
+                thread.run(controller.unless_failed(controller.end_periodic(stopped=stopped)))
                 # Only now is it true, and it stays so if the evaluation is interrupted.
                 # A run with nothing left to train may still be waiting for its first worker.
                 deadlines = self._section.deadlines
                 deadline_s = deadlines.startup_s + deadlines.weights_s + deadlines.group_s * 10
                 what, key = "writing the last records", "rlax.deadlines.weights_s"
                 thread.run(controller.unless_failed(controller.finish()), deadline_s, what, key)
-                self._write_summary(controller, {})
+                self._write_summary(controller, None)
                 if not stopped:
-                    # No deadline of its own: each of its groups has one.
                     evaluation = controller.evaluate("after", controller.latest_version)
                     after = thread.run(controller.unless_failed(evaluation))
                     self._write_summary(controller, after)
             self._report(controller, stopped)
         except Exception as error:
             if hasattr(controller, "flow"):
-                thread.run(controller.run_failed(error), _CLOSE_S, "rlax_on_run_error")
+                thread.run_last(controller.run_failed(error))
             raise
         finally:
             self._closing = True
             try:
-                key = "rlax.launcher.stop_s"
-                thread.run(controller.close(), _CLOSE_S, "ending the run's processes", key)
+                thread.run_last(controller.close())
                 if publisher is not None:
                     publisher.close()
             finally:
                 thread.close()
         return INTERRUPTED if stopped else 0
 
-    def _train(self, thread: _Loop, controller: Controller, publisher: Publisher) -> bool:
+    def _train(self, thread: LoopThread, controller: Controller, publisher: Publisher) -> bool:
         """Returns whether training was stopped before its end."""
 
         def step_finished(done: FinishedStep) -> None:
@@ -279,7 +235,7 @@ class _Run:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _write_summary(self, controller: Controller, after: dict[int, Estimate]) -> None:
+    def _write_summary(self, controller: Controller, after: Evaluated | None) -> None:
         document = summary(
             controller,
             after,

@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from rlax_plugin.controller.controller import Controller
-from rlax_plugin.statistics import Estimate
+from rlax_plugin.controller.evaluated import Evaluated, steps_evaluated
 
 _LIBRARIES = {
     "maxtext": "maxtext",
@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 def summary(
     controller: Controller,
-    after: dict[int, Estimate],
+    after: Evaluated | None,
     *,
     began_s: float,
     config_hash: str,
@@ -39,7 +39,7 @@ def summary(
     """The run's figures; rates are per second of training steps, evaluation left out.
 
     Args:
-      after: pass@k after training; empty when that was not evaluated.
+      after: what was measured after training; None when that was not evaluated.
       began_s: ``time.perf_counter`` at the start of the process.
       last_step: the run is complete once it is done.
     """
@@ -72,9 +72,13 @@ def summary(
         "worker_restarts": controller.launcher.restarts,
         "config_hash": config_hash,
         "versions": versions(),
+        "evaluation": {
+            "during": len(steps_evaluated(controller.files)),
+            "skipped": controller.periodic.skipped,  # by this process
+        },
     }
-    for k, estimate in controller.before.items():
-        document[f"pass_at_{k}_before"] = estimate.to_json()
-    for k, estimate in after.items():
-        document[f"pass_at_{k}_after"] = estimate.to_json()
+    for when, found in (("before", controller.before), ("after", after)):
+        if found is not None:
+            document["evaluation"][when] = found.sets_to_json()
+            document |= {f"{name}_{when}": e.to_json() for name, e in found.pass_at.items()}
     return document

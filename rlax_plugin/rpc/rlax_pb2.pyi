@@ -120,7 +120,7 @@ class RegisterReply(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "version", "figures", "draining", "process")
+    __slots__ = ("worker", "version", "figures", "draining", "process", "pin")
     class FiguresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,22 +133,26 @@ class HeartbeatRequest(_message.Message):
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     worker: str
     version: int
     figures: _containers.ScalarMap[str, float]
     draining: bool
     process: str
-    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ...) -> None: ...
+    pin: int
+    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ..., pin: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "latest_version", "stop")
+    __slots__ = ("known", "latest_version", "stop", "pin")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     LATEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     known: bool
     latest_version: int
     stop: bool
-    def __init__(self, known: _Optional[bool] = ..., latest_version: _Optional[int] = ..., stop: _Optional[bool] = ...) -> None: ...
+    pin: int
+    def __init__(self, known: _Optional[bool] = ..., latest_version: _Optional[int] = ..., stop: _Optional[bool] = ..., pin: _Optional[int] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker", "quarantine", "process")

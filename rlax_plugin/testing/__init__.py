@@ -14,9 +14,21 @@ reward processes. So the author of a sampler, gate, reward, advantage or tracker
 within seconds, and a fault test can end processes as often as it likes. What it cannot try is an
 objective's other slots: the trainer's is plain REINFORCE. For them there is ``evaluate_objective``,
 which computes one update on arrays of your own.
+
+For the test of a plug-in there are
+
+- ``check_plugin``, which tries every part that it offers against the contract of its kind; and
+  ``check_engine``, ``check_trainer`` and ``check_store`` for parts that need a model of their own;
+- ``make_prompt``, ``make_rollout``, ``make_group``, ``make_batch``, ``make_request`` and
+  ``publish_version``: records with sensible contents;
+- ``FakeTrainerLink``, ``FakeWeightStore`` and ``FakeEngine``: they refuse what a run would never
+  give them.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import NoOptions
@@ -24,14 +36,77 @@ from rlax_plugin.hookspecs import hookimpl
 from rlax_plugin.protocols import BuildContext, Extension
 from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.testing.objectives import Evaluation, evaluate_objective
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 
-__all__ = ["Evaluation", "evaluate_objective"]
+if TYPE_CHECKING:
+    from rlax_plugin.testing.builders import (
+        make_batch,
+        make_group,
+        make_prompt,
+        make_request,
+        make_rollout,
+        publish_version,
+    )
+    from rlax_plugin.testing.checking import (
+        Checked,
+        check_engine,
+        check_plugin,
+        check_store,
+        check_trainer,
+    )
+    from rlax_plugin.testing.fakes import FakeEngine, FakeTrainerLink, FakeWeightStore
+    from rlax_plugin.testing.objectives import Evaluation, evaluate_objective
+
+__all__ = [
+    "Checked",
+    "Evaluation",
+    "FakeEngine",
+    "FakeTrainerLink",
+    "FakeWeightStore",
+    "check_engine",
+    "check_plugin",
+    "check_store",
+    "check_trainer",
+    "evaluate_objective",
+    "make_batch",
+    "make_group",
+    "make_prompt",
+    "make_request",
+    "make_rollout",
+    "publish_version",
+]
+
+# Processes of a run load this plug-in too, and need none of it.
+_HOME = {
+    "Checked": "checking",
+    "Evaluation": "objectives",
+    "FakeEngine": "fakes",
+    "FakeTrainerLink": "fakes",
+    "FakeWeightStore": "fakes",
+    "check_engine": "checking",
+    "check_plugin": "checking",
+    "check_store": "checking",
+    "check_trainer": "checking",
+    "evaluate_objective": "objectives",
+    "make_batch": "builders",
+    "make_group": "builders",
+    "make_prompt": "builders",
+    "make_request": "builders",
+    "make_rollout": "builders",
+    "publish_version": "builders",
+}
 
 object_store.register()  # with the plug-in, so before any process opens the run's directory
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 @hookimpl

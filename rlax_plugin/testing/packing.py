@@ -6,17 +6,24 @@ import io
 from typing import cast
 
 import google_crc32c
+import ml_dtypes  # noqa: F401  registers bfloat16 and its like under their names
 import numpy as np
 
 from rlax_plugin.protocols import Arrays
 
 _CHECKSUM_BYTES = 4
+_AS = "::"  # between the name and the dtype of an array whose dtype a numpy file cannot hold
 
 
 def pack(arrays: Arrays) -> bytes:
-    """The bytes of a file that ``unpack`` reads; ``numpy.load`` does as well."""
+    """The bytes of a file that ``unpack`` reads; ``numpy.load`` does as well.
+
+    Raises:
+      ValueError: an array holds Python objects.
+    """
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **{name: np.asarray(a) for name, a in arrays.items()})
+    stored = dict(_stored(name, np.asarray(array)) for name, array in arrays.items())
+    np.savez(buffer, allow_pickle=False, **stored)
     content = buffer.getvalue()
     return content + _checksum(content)
 
@@ -31,7 +38,18 @@ def unpack(data: bytes) -> dict[str, np.ndarray]:
     if not content or _checksum(content) != expected:
         raise ValueError(f"its {len(data)} bytes have another crc32c than {expected.hex()}")
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        return dict(file)
+        return dict(_restored(name, array) for name, array in file.items())
+
+
+def _stored(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    if array.dtype.kind != "V":
+        return name, array
+    return f"{name}{_AS}{array.dtype.name}", array.view(f"u{array.dtype.itemsize}")
+
+
+def _restored(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    name, _, dtype = name.partition(_AS)
+    return name, array.view(dtype) if dtype else array
 
 
 def _checksum(content: bytes) -> bytes:

@@ -24,8 +24,8 @@ class NpzStore(WeightStore):
             files.put(FILE, pack(arrays))
         except WeightsError:
             raise
-        except RlaxError as error:
-            raise WeightsError(str(error)) from error
+        except (RlaxError, ValueError) as error:
+            raise WeightsError(f"cannot write {path}: {error}") from error
 
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
         files = RunFiles(path)

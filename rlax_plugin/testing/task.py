@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin.config import Section
+from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.protocols import PromptSource, Reward
 from rlax_plugin.types import Prompt
 
@@ -56,6 +57,8 @@ class Numbers(PromptSource):
         return (STOP,)
 
     def prompts(self, split: str) -> Sequence[Prompt]:
+        if split not in _FIRST:
+            raise ConfigError("split of rlax.prompt_source", split, alternatives(split, _FIRST))
         first = _FIRST[split]
         texts = map(str, range(first, first + self._count))
         return [
@@ -65,6 +68,9 @@ class Numbers(PromptSource):
 
     def decode(self, tokens: np.ndarray) -> str:
         return decode(tokens)
+
+    def encode(self, text: str) -> list[int]:
+        return encode(text).tolist()
 
 
 class EvenConfig(Section):

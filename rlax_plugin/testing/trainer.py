@@ -55,13 +55,22 @@ class Checkpoints:
 
     def newest(self) -> tuple[int, dict[str, np.ndarray]] | None:
         """Step and weights of the newest readable one; None if there is none."""
-        names = [n for n in self._files.names("checkpoints") if n.endswith(".npz")]
-        for step in sorted((int(n.removesuffix(".npz")) for n in names), reverse=True):
+        for step, name in sorted(self.names().items(), reverse=True):
             try:
-                return step, unpack(self._files.get(f"checkpoints/{step}.npz"))
+                return self.read(name)
             except (OSError, ValueError, RlaxError) as error:
                 log.warning("the checkpoint of step %d cannot be read: %s", step, error)
         return None
+
+    def names(self) -> dict[int, str]:
+        """Step -> name of its file."""
+        names = [n for n in self._files.names("checkpoints") if n.endswith(".npz")]
+        return {int(name.removesuffix(".npz")): name for name in names}
+
+    def read(self, name: str) -> tuple[int, dict[str, np.ndarray]]:
+        """Step and weights of a checkpoint."""
+        weights = unpack(self._files.get(f"checkpoints/{name}"))
+        return int(name.removesuffix(".npz")), weights
 
 
 class BigramTrainer(Trainer):
@@ -125,6 +134,14 @@ class BigramTrainer(Trainer):
                 if not due:
                     self._checkpoint(link, step, weights)
                 return
+
+    def checkpoints(self) -> dict[int, str]:
+        """See ``CheckpointReader``."""
+        return self._checkpoints.names()
+
+    def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
+        """See ``CheckpointReader``."""
+        _publish(link, *self._checkpoints.read(name))
 
     def _update(
         self, weights: policy.Weights, batch: Mapping[str, np.ndarray]

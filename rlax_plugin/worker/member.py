@@ -74,6 +74,7 @@ class Member:
         self._restarted = asyncio.Event()
         self._parameter_server = ""
         self._registered = False
+        self._loading = False
         self._forget_weights()
         self.draining = False
         self.quarantine = ""
@@ -82,6 +83,7 @@ class Member:
         self._held = -1  # loaded and proved, of this incarnation; what the controller is told
         self._newest = self._wanted = -1  # on the parameter server; by a request
         self._announced = -1  # the newest that the controller has spoken of
+        self._pin: int | None = None  # to be kept, as the controller says; None: none
 
     @property
     def holds_weights(self) -> bool:
@@ -116,12 +118,27 @@ class Member:
         self._registered = reply.accepted
         if not reply.accepted:
             raise WorkerError(reply.reason)
+        self._told_to_keep(None)
         if reply.incarnation != self._incarnation:
             self._incarnation = reply.incarnation
             self._parameter_server = reply.parameter_server
             self._forget_weights()
             self._restarted.set()
         self._heard_of(reply.latest_version)
+
+    @property
+    def _keeps_pin(self) -> bool:
+        """Whether nothing but the pinned version will be drawn with until it is told otherwise."""
+        return self._pin is not None and self._held == self._pin and not self._loading
+
+    def _told_to_keep(self, version: int | None) -> None:
+        if version != self._pin:
+            what = "follow the newest version" if version is None else f"keep version {version}"
+            log.info("told to: %s", what)
+            self._pin = version
+            self._newer.set()
+            if version is None or self._keeps_pin:
+                self._beat.set()  # else once it is loaded
 
     def _heard_of(self, version: int) -> None:
         if version > self._announced:
@@ -136,6 +153,7 @@ class Member:
             figures=self._engine.health(),
             draining=self.draining,
             process=PROCESS,
+            pin=self._pin if self._keeps_pin else None,
         )
         return await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
 
@@ -163,6 +181,7 @@ class Member:
                     return
                 if reply.known:
                     self._heard_of(reply.latest_version)
+                    self._told_to_keep(reply.pin if reply.HasField("pin") else None)
                 elif not self.draining:
                     await self.register()
             with contextlib.suppress(TimeoutError):
@@ -225,6 +244,8 @@ class Member:
     def _due(self) -> bool:
         if self._announced < 0:
             return False  # a parameter server may still hold versions of an earlier trainer process
+        if self._pin is not None:
+            return self._held != self._pin
         if self._held < 0:
             return True
         behind = self._newest - self._held
@@ -232,14 +253,18 @@ class Member:
         return behind > 0 and due
 
     async def _follow(self, client: ParameterServerClient) -> None:
-        """Loads every ``reload_every``-th version, and what requests wait for."""
+        """Loads every ``reload_every``-th version, what requests wait for, what is to be kept."""
         while True:
             await self._newer.wait()
             self._newer.clear()
             if not self._due():
                 continue
             incarnation = self._incarnation
-            version = await self._load(client)
+            self._loading = True
+            try:
+                version = await self._load(client)
+            finally:
+                self._loading = False
             if incarnation != self._incarnation:
                 return  # just now: what was loaded is the earlier trainer's
             self._held = version
@@ -247,7 +272,7 @@ class Member:
             self._beat.set()  # groups go to those that hold the version they need
 
     async def _load(self, client: ParameterServerClient) -> int:
-        """Loads the newest version under a lease.
+        """Loads the newest version, or the one to be kept, under a lease.
 
         Returns:
           Its number.
@@ -298,12 +323,15 @@ class Member:
 
     @contextlib.asynccontextmanager
     async def _acquire(self, client: ParameterServerClient) -> AsyncIterator[WeightVersion]:
-        """The newest version under a lease. A server that is away may be back with its trainer."""
+        """The newest version, or the one to be kept, under a lease.
+
+        A server that is away may be back with its trainer.
+        """
         end_s = time.monotonic() + self._deadlines.startup_s
         async with contextlib.AsyncExitStack() as lease:
             while True:
                 try:
-                    version = await lease.enter_async_context(client.acquire())
+                    version = await lease.enter_async_context(client.acquire(self._pin))
                     break
                 except (WeightsError, DeadlineError) as error:
                     if time.monotonic() > end_s:

@@ -10,27 +10,21 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import grpc
 
-from rlax_plugin.build import build_part
+from rlax_plugin import loading
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.loading import config_hash, load_section
-from rlax_plugin.protocols import BuildContext, RolloutEngine
-from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.wire import SERVER_OPTIONS
+from rlax_plugin.protocols import RolloutEngine
 from rlax_plugin.worker.member import Member
+from rlax_plugin.worker.process import Endpoint, run
 from rlax_plugin.worker.service import RolloutService
 
 log = logging.getLogger("rlax.worker")
 
 PARENT = "RLAX_PARENT_PID"
 """Environment variable in which a launcher may say who it is, for ``--with-parent``."""
-
-NAME = "RLAX_WORKER"
-"""Environment variable in which the worker's name stands, for its engine and libraries."""
 
 _END_S = 1.0  # for the last status of each call to go out
 
@@ -54,6 +48,7 @@ async def work(
     controller: str,
     config_hash: str,
     terminated: asyncio.Event,
+    prometheus_port: int | None = None,
 ) -> None:
     """A worker's life on the event loop: until its run ends, it fails, or it has drained.
 
@@ -63,25 +58,31 @@ async def work(
     Raises:
       RlaxError: what made it fail; the controller has been told if its weights were wrong.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    port = server.add_insecure_port(f"{section.network.host}:0")
-    member = Member(
-        name=name,
-        address=f"{section.network.host}:{port}",
-        controller=controller,
-        engine=engine,
-        section=section,
-        config_hash=config_hash,
-        on_quarantine=lambda: service.stop_drawing("this worker is quarantined"),
-    )
-    service = RolloutService(
-        engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
-    )
-    rpc.add_RolloutServicer_to_server(service, server)
-    if (add_services := getattr(engine, "add_services", None)) is not None:
-        add_services(server, engine)
-    await server.start()
+    host = section.network.host
+    with Endpoint(host, engine, name=name, prometheus_port=prometheus_port) as endpoint:
+        member = Member(
+            name=name,
+            address=endpoint.address,
+            controller=controller,
+            engine=engine,
+            section=section,
+            config_hash=config_hash,
+            on_quarantine=lambda: service.stop_drawing("this worker is quarantined"),
+        )
+        service = RolloutService(
+            engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights
+        )
+        await endpoint.start(service)
+        await _live(member, service, endpoint.server, section, terminated)
 
+
+async def _live(
+    member: Member,
+    service: RolloutService,
+    server: grpc.aio.Server,
+    section: RlaxSection,
+    terminated: asyncio.Event,
+) -> None:
     async def drain_when_told() -> None:
         await terminated.wait()
         await _drain(member, service, server, section)
@@ -121,7 +122,13 @@ async def _drain(
 
 
 def serve(
-    config_path: str, overrides: Sequence[str], *, controller: str, name: str, with_parent: bool
+    config_path: str,
+    overrides: Sequence[str],
+    *,
+    controller: str,
+    name: str,
+    with_parent: bool,
+    prometheus_port: int | None = None,
 ) -> None:
     """Runs a worker until its run ends, it is told to leave, or it fails.
 
@@ -129,42 +136,27 @@ def serve(
       controller: host:port of the controller's Fleet service.
       name: unique among the run's live workers.
       with_parent: end when the process that started this one ends.
+      prometheus_port: 0 takes any free one; None: nothing is exported.
 
     Raises:
       RlaxError: configuration, start-up and engine failures.
     """
     if with_parent:
         end_with_parent()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
-    os.environ[NAME] = name
-    section, _ = load_section(config_path, overrides)
-    context = BuildContext(
-        run_dir=Path(), seed=section.seed, section=section, maxtext_argv=(config_path, *overrides)
-    )
-    engine: RolloutEngine = build_part(
-        "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
-    )
 
-    async def work_until_told() -> None:
-        terminated = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, terminated.set)
-        await work(
-            section,
-            engine,
-            name=name,
-            controller=controller,
-            config_hash=config_hash(config_path, overrides),
-            terminated=terminated,
-        )
+    async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
+        try:
+            await work(
+                section,
+                engine,
+                name=name,
+                controller=controller,
+                config_hash=loading.config_hash(config_path, overrides),
+                terminated=terminated,
+                prometheus_port=prometheus_port,
+            )
+        except RlaxError:
+            log.exception("worker %s failed", name)
+            raise
 
-    try:
-        asyncio.run(work_until_told())
-    except RlaxError:
-        log.exception("worker %s failed", name)
-        raise
-    finally:
-        if (close := getattr(engine, "close", None)) is not None:
-            close()
+    run(config_path, overrides, name, life)

@@ -26,7 +26,7 @@ def refusal(spec: pb.GroupSpec, section: RlaxSection) -> str | None:
     """Why a group must not reach the engine; None if it may."""
     limits, sampling = section.rollouts, spec.sampling
     length, rest = divmod(len(spec.prompt_tokens), _TOKEN_BYTES)
-    most = max(limits.slots, limits.group_size, section.evaluation.samples)
+    most = max(limits.slots, limits.group_size, section.evaluation.most_samples)
     found = {
         "prompt_tokens are not int32": rest != 0,
         f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is "

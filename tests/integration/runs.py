@@ -23,10 +23,12 @@ DEADLINE_S = 90
 class Run:
     """A ``rlax train`` process in a directory of its own."""
 
-    def __init__(self, directory: Path, *overrides: str):
-        self.dir = directory / "runs/testing"
+    def __init__(
+        self, directory: Path, *overrides: str, config: str = CONFIG, name: str = "testing"
+    ):
+        self.dir = directory / "runs" / name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin", "train", CONFIG, *overrides],
+            [sys.executable, "-m", "rlax_plugin", "train", config, *overrides],
             cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

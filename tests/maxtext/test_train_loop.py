@@ -2,14 +2,17 @@
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rlax_jetstream
 import rlax_maxtext
 from flax import nnx
+from typer.testing import CliRunner
 
 from maxtext_overrides import config as rlax_config
 from maxtext_overrides import lean_imports, loss, supervised
@@ -26,8 +29,9 @@ from maxtext_overrides.variables import published
 from rlax_plugin import NoOptions, diagnostics
 from rlax_plugin.batches import ARRAYS
 from rlax_plugin.build import registry_for
+from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError, TrainingError, WorkerError
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.protocols import BuildContext, CheckpointReader
 from rlax_plugin.types import Prompt
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
@@ -283,15 +287,42 @@ def test_another_source_upstream_is_refused_unless_allowed(tmp_path, monkeypatch
         ("lora.enable_lora=true", "lora.enable_lora = True"),
         ("per_device_batch_size=0.5", "per_device_batch_size = 0.5"),
         ("rlax.staleness.max_stalenes=2", "max_stalenes = 2: no such key; did you mean 'max_stale"),
-        ("rlax.rollouts.group_size=0", "rlax.rollouts.group_size = 0: Input should be greater"),
-        ("base_emb_dimm=8", "base_emb_dimm: no such key; did you mean 'base_emb_dim'"),
-        ("steps=many", "steps = 'many': Input should be a valid integer"),
+        ("rlax.rollouts.group_size=0", "rlax.rollouts.group_size = 0: must be greater than or eq"),
+        ("base_emb_dimm=8", "base_emb_dimm = 8: no such key; did you mean 'base_emb_dim'"),
+        ("steps=many", "steps = 'many': must be a whole number (Total number of training steps"),
+        ("per_device_batch_size=x", "per_device_batch_size = 'x': must be a whole number"),
+        ("learning_rate=-1", "learning_rate = -1: must be greater than or equal to 0"),
+        ("scan_layers=maybe", "scan_layers = 'maybe': must be true or false"),
+        ("mesh_axes=3", "mesh_axes = 3: must be a list"),
+        ("dtype=float33", "dtype = 'float33': no such value; did you mean 'float32'? known: bf"),
+        ("model_name=llama3.1-8", "model_name = 'llama3.1-8': no such value; did you mean 'llama3"),
+        ("attention=flashy", "attention = 'flashy': did you mean 'flash'? known: autoselected"),
+        ("attention=flash", "attention = 'flash': must be dot_product with hardware: cpu"),
+        ("base_num_query_heads=0", "base_num_query_heads = 0: must be at least 1"),
+        ("num_vocab_tiling=3", "num_vocab_tiling = 3: must divide per_device_batch_size * max_t"),
+        (
+            "ici_fsdp_parallelism=-1 ici_tensor_parallelism=-1",
+            "ici_tensor_parallelism = -1: only one of ici_fsdp_parallelism, ici_tensor",
+        ),
+        (
+            "load_parameters_path=/a load_full_state_path=/b",
+            "load_parameters_path = '/a': At most one of `load_parameters_path` or",
+        ),
+        (
+            "model_name=llama3.1-8b vocab_size=32",
+            "vocab_size = 32: Keys ['vocab_size'] are overridden by both model config and CLI",
+        ),
+        ("mu_dtype=foo", "mu_dtype = 'foo': data type 'foo' not understood"),
+        ("lora.rank=2", "lora.rank = 2: no such key; did you mean 'lora_rank'?"),
+        ("dtype=x opt_type=adam", "did you mean 'adamw'? known: adam_pax, adamw, muon, sgd ("),
+        ("base_emb_dim=[1", "config = '" + TINY + "': while parsing a flow sequence"),
     ],
 )
 def test_bad_values_are_config_errors_that_name_the_key(argv, expected):
     with pytest.raises(ConfigError) as error:
-        rlax_config.load((TINY, argv))
+        rlax_config.load((TINY, *argv.split()))
     assert expected in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_config_reads_the_section_and_the_command_line():
@@ -314,7 +345,7 @@ class FakeLink:
     canary_tokens = np.array([7, 3, 5, 2, 6], np.int32)
 
     def __init__(self, stop_after):
-        self.stop_after, self.calls, self.metrics = stop_after, [], {}
+        self.stop_after, self.calls, self.metrics, self.weights = stop_after, [], {}, {}
 
     def next_batch(self, step):
         assert ("publish", step - 1) in self.calls  # or no worker could have drawn it
@@ -324,6 +355,7 @@ class FakeLink:
     def publish(self, step, arrays, canary):
         assert all(isinstance(a, jax.Array) for a in arrays.values())
         assert canary.tokens is self.canary_tokens and canary.logprobs.shape == (4,)
+        self.weights[step] = jax.device_get(dict(arrays))
         self.calls.append(("publish", step))
 
     def step_done(self, step, metrics):
@@ -341,8 +373,11 @@ class FakeLink:
 class Numbers:
     stop_ids = (1,)
 
+    def prompts(self, split):
+        return [Prompt("0", np.array([63, 2], np.int32), "0", "0")]
 
-def context_of(argv):
+
+def context_of(argv, run_dir=Path()):
     config = rlax_config.load(argv)
     section = config.rlax
     registry = registry_for(section)
@@ -353,11 +388,12 @@ def context_of(argv):
         return registry.part(kind, choice, key, context)
 
     url = f"{config.base_output_directory}/{config.run_name}"
-    return (context := BuildContext(Path(), 0, section, argv, url, part=part))
+    return (context := BuildContext(run_dir, 0, section, argv, url, part=part))
 
 
-def trainer(argv):
-    return rlax_maxtext.rlax_register_trainer()["maxtext"].build(NoOptions(), context_of(argv))
+def trainer(argv, run_dir=Path()):
+    offer = rlax_maxtext.rlax_register_trainer()["maxtext"]
+    return offer.build(NoOptions(), context_of(argv, run_dir))
 
 
 def test_trainer_plugin_publishes_before_it_asks_and_stops_with_a_checkpoint(tmp_path):
@@ -385,6 +421,15 @@ def test_trainer_plugin_publishes_before_it_asks_and_stops_with_a_checkpoint(tmp
     trainer(argv).run(resumed)
     assert resumed.calls[:2] == [("publish", 2), ("batch", 3)]
 
+    # A checkpoint that is only read, and is not the newest.
+    reader, read = trainer(argv, tmp_path / "scratch"), FakeLink(stop_after=0)
+    assert isinstance(reader, CheckpointReader) and reader.checkpoints() == {2: "3", 3: "5"}
+    reader.publish_checkpoint(read, "3")
+    assert read.calls == [("publish", 2)] and read.weights[2].keys() == link.weights[2].keys()
+    for name, weights in read.weights[2].items():
+        np.testing.assert_array_equal(weights, link.weights[2][name])
+    assert any((w != resumed.weights[3][name]).any() for name, w in read.weights[2].items())
+
 
 @pytest.mark.parametrize(
     ("argv", "expected"),
@@ -409,21 +454,84 @@ def test_trainer_plugin_refuses_a_batch_that_does_not_fit(tmp_path, argv, expect
         ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
         ("rlax.warm_start.enabled=true", "prompt source 'none' has no answer_tokens"),
         (
-            "attention=cudnn_flash_jax rlax.batches.sequences_per_row=2",
+            "hardware=gpu attention=cudnn_flash_jax rlax.batches.sequences_per_row=2",
             "attention = 'cudnn_flash_jax': must be another with rlax.batches.sequences_per_row",
         ),
         ("rlax.objective.epochs=2", "steps = 3: counts updates, and must be a multiple of the 2"),
         ("dropout_rate=0.5", "dropout_rate = 0.5: must be 0"),
+        ("per_device_batch_size=3", "mini_batches = 1 is 3, of which the 8 rows of a batch"),
+        ("vocab_size=63", "vocab_size = 63: must be above 63, the largest token id of rlax.prompt"),
+        # Found by building and calling the model, without an array.
+        ("base_num_kv_heads=3", "base_num_kv_heads = 3: Invalid num_kv_heads for GQA"),
+        ("remat_policy=nonee", "remat_policy = 'nonee': Remat policy needs to be on list"),
+        ("mlp_activations=[sillu]", "mlp_activations = ['sillu']: module 'jax.nn' has no attr"),
     ],
 )
 def test_check_finds_what_maxtext_would_refuse(argv, expected):
     check = rlax_maxtext.rlax_register_trainer()["maxtext"].check
-    check(NoOptions(), context_of((TINY,)))
     words = argv.split()
     context = context_of((TINY, *(word for word in words if word.startswith("rlax"))))
     with pytest.raises(ConfigError) as error:
         check(NoOptions(), dataclasses.replace(context, maxtext_argv=(TINY, *words)))
     assert expected in str(error.value)
+
+
+def test_check_adds_up_what_training_needs():
+    argv = (TINY, "gradient_accumulation_steps=2", "per_device_batch_size=4", "opt_type=sgd")
+    kl = "rlax.objective.kl.coefficient=0.1"
+    facts = rlax_maxtext.rlax_register_trainer()["maxtext"].check(
+        NoOptions(), context_of((*argv, kl))
+    )
+    # Embedding 64 x 32; a layer: attention 4 x 32^2, MLP 3 x 32 x 64, two norms; a norm at the end.
+    parameters = 64 * 32 + 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32
+    assert f"{parameters:,} parameters" in facts.says["model"]
+    assert facts.says["one update"].startswith("8 rows = 2 micro-batch(es) x 1 device(s) x per")
+    assert facts.memory == {
+        "parameters": 4 * parameters,
+        "optimizer state (sgd)": 4,  # how many updates there were
+        "gradients": 2 * 4 * parameters,  # of a micro-batch, and their sum
+        "copy that is being published": 4 * parameters,
+        "logits of 4 x 16 tokens and their gradient": 2 * 4 * 4 * 16 * 64,
+        "reference policy": 4 * parameters,
+    }
+    doubted = [key for key, _ in facts.warnings]
+    assert doubted == ["load_parameters_path", "enable_checkpointing"]
+
+
+def test_check_adds_up_what_a_worker_needs():
+    engine = rlax_jetstream.rlax_register_rollout_engine()["jetstream"]
+    context = context_of((TINY, "rlax.rollouts.slots=4"))
+    memory = engine.check(engine.config_class(), context).memory
+    # Keys and values of 2 layers x 4 slots x 16 tokens x 2 heads x 16, and who holds what place.
+    caches = memory["key-value caches of 4 slots"] / (4 * 2 * 2 * 4 * 16 * 2 * 16)
+    assert 1 < caches < 1.05
+    assert memory["weights"] == memory["new weights, while they are loaded"] == 4 * 22688
+
+
+def test_init_writes_what_check_accepts_and_explains(tmp_path):
+    """The command line, as in docs/getting_started.md, in this process, which has MaxText."""
+    file = str(tmp_path / "run.yml")
+
+    def rlax(*arguments):
+        return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+    assert rlax("init", file, "--yes").exit_code == 0
+    result = rlax("check", file, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert [line.split()[0] for line in found["checked"]] == ["ok", "ok"]
+    assert found["numbers"]["epochs"] == pytest.approx(
+        320 * 64 / found["numbers"]["training_prompts"]
+    )
+    assert found["memory_bytes"].keys() == {"rlax.trainer", "rlax.rollouts.engine"}
+    assert found["warnings"] == []
+
+
+def test_what_a_model_sets_otherwise_than_the_file_is_told():
+    argv = (TINY, "model_name=qwen3-0.6b")
+    found = rlax_config.without_effect(rlax_config.load_to_check(argv), argv)
+    assert found["base_emb_dim"] == (32, 1024) and found["vocab_size"] == (64, 151936)
+    assert "per_device_batch_size" not in found
 
 
 class Doubles:

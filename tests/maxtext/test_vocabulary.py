@@ -316,7 +316,10 @@ def test_a_mesh_of_eight_tiles_as_one_device_computes_at_once(tmp_path, dense):
         ("shard_mode=explicit", "shard_mode = 'explicit': must be auto with num_vocab_tiling"),
         ("parameter_memory_host_offload=true", "parameter_memory_host_offload = True: must be"),
         ("vocab_tiling_ag_once=true", "vocab_tiling_ag_once = True: must be false"),
-        ("num_vocab_tiling=3", "size times sequence length should be divisible by the number"),
+        (
+            "num_vocab_tiling=3",
+            "num_vocab_tiling = 3: must divide per_device_batch_size * max_target",
+        ),
     ],
 )
 def test_what_tiles_cannot_do_is_refused(argv, expected):

@@ -13,7 +13,7 @@ from rlax_plugin.build import Registry, build_part, registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.plugins import Manager
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.protocols import BuildContext, Facts
 
 PARTS = """
     from rlax_plugin import Extension, NoOptions, Section, hookimpl
@@ -249,7 +249,7 @@ def test_a_preset_must_be_a_preset(folder: Path) -> None:
 def test_check_runs_what_the_parts_offer(folder: Path) -> None:
     registry = validated()
     chosen = section()
-    assert registry.check(chosen, context()) == ("rlax.trainer",)
+    assert registry.check(chosen, context()) == {"rlax.trainer": Facts()}
     bad = BuildContext(run_dir=Path(), seed=0, section=chosen, maxtext_argv=("x",))
     with pytest.raises(ConfigError, match="steps = 'x': must be none"):
         registry.check(chosen, bad)

@@ -91,7 +91,7 @@ def test_fast_check_is_silent_about_what_only_the_parts_know(folder: Path) -> No
     config = str(folder / "run.yml")
     result = rlax("check", "--fast", config)
     assert result.exit_code == 0
-    assert result.stdout == f"ok  section rlax: and 3 plug-ins of {config}\n"
+    assert result.stdout.startswith(f"ok  section rlax: and 3 plug-ins of {config}\n")
     result = rlax("check", config)
     assert result.exit_code == 2
     assert "error: steps" in result.stderr and "must be none" in result.stderr
@@ -176,7 +176,7 @@ def test_every_command_teaches_by_example() -> None:
     names = [command.name for command in app.registered_commands]
     overview = rlax("--help").stdout
     for name, command in zip(names, app.registered_commands, strict=True):
-        name = name or command.callback.__name__  # type: ignore[union-attr]
+        name = name or command.callback.__name__.replace("_", "-")  # type: ignore[union-attr]
         assert name in overview
         result = rlax(name, "--help")
         assert result.exit_code == 0

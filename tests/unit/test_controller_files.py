@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 from pytest import fixture
 
-from rlax_plugin.controller.evaluation import record, recorded
+from rlax_plugin.controller.evaluated import Evaluated, record, recorded
 from rlax_plugin.controller.metrics_file import MetricsFile
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.statistics import Estimate
@@ -57,7 +57,11 @@ def test_metrics_of_a_run_on_an_object_store_are_uploaded_and_found_again(tmp_pa
 def test_a_recorded_evaluation_belongs_to_its_version(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     estimate = Estimate(value=0.5, ci95=(0.4, 0.6), problems=8, n=4)
-    record(files, "after", 10, {1: estimate})
-    assert recorded(files, "after") == recorded(files, "after", version=10) == {1: estimate}
-    assert recorded(files, "after", version=20) == {}
-    assert recorded(files, "before") == {}
+    found = Evaluated(10, {"test": {"pass_at_1": estimate, "length_mean": estimate}})
+    record(files, "after", found)
+    assert recorded(files, "after") == recorded(files, "after", version=10) == found
+    assert recorded(files, "after", version=20) is None
+    assert recorded(files, "before") is None
+    document = files.get_json("evaluation/after.json")
+    assert document["version"] == document["step"] == 10
+    assert document["pass_at_1"]["value"] == 0.5 and "length_mean" not in document

@@ -7,6 +7,7 @@ import io
 from rich.console import Console
 
 from rlax_plugin.controller.dashboard import Dashboard, before_after_table, sparkline
+from rlax_plugin.controller.evaluated import Evaluated
 from rlax_plugin.statistics import Estimate
 
 
@@ -56,9 +57,15 @@ def test_time_left_ignores_one_slow_step():
 
 def test_the_table_shows_the_change_in_points():
     out_console, out = console()
-    before = {1: Estimate(0.25, 4, 8, (0.2, 0.3))}
-    after = {1: Estimate(0.5, 4, 8, (0.4, 0.6))}
+    low, high = Estimate(0.25, 4, 8, (0.2, 0.3)), Estimate(0.5, 4, 8, (0.4, 0.6))
+    before = Evaluated(0, {"test": {"pass_at_1": low, "length_mean": low}})
+    after = Evaluated(5, {"test": {"pass_at_1": high, "length_mean": high}})
     out_console.print(before_after_table(before, after))
     text = out.getvalue()
-    assert "+25.0 points" in text and "0.250 [0.200, 0.300]" in text
-    assert "8 problems x 4 samples" in text
+    assert "pass@1 " in text and "+25.0 points" in text and "0.250 [0.200, 0.300]" in text
+    assert "8 problems x 4 samples" in text and "length" not in text
+
+    sets = {"test": before.main, "hard": {"majority_at_3": high}}
+    worse = {"test": after.main, "hard": {"majority_at_3": low}}
+    out_console.print(before_after_table(Evaluated(0, sets), Evaluated(5, worse)))
+    assert "hard  majority@3" in out.getvalue() and "-25.0 points" in out.getvalue()

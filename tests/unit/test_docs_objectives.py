@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from documents import fences, sections
 from installs import on_path
 from objective_harness import PRESETS
 from typer.testing import CliRunner, Result
@@ -25,10 +26,6 @@ from rlax_plugin.testing.objectives import section_of, slots_of
 DOCS = Path(__file__).parents[2] / "docs"
 OBJECTIVES = (DOCS / "objectives.md").read_text()
 WRITTEN, GENERATED = OBJECTIVES.split("a test compares. -->\n\n")
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_the_tables_are_those_of_the_code() -> None:
@@ -91,16 +88,16 @@ def effective(config: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def test_the_configs_are_valid() -> None:
-    (example,) = blocks(WRITTEN, "yaml")
+    (example,) = fences(WRITTEN, "yaml")
     slots = slots_of(section_of(yaml.safe_load(example)["rlax"]["objective"]))
     assert len(slots.corrections) == 1 and slots.updates_per_step == 2
-    for name, written in zip(PRESETS, blocks(GENERATED, "yaml"), strict=True):
+    for name, written in zip(PRESETS, fences(GENERATED, "yaml"), strict=True):
         as_written = effective({"preset": "grpo"} | yaml.safe_load(written))
         assert as_written == effective({"preset": name})
 
 
 def test_the_example_prints_what_its_comments_say() -> None:
-    (example,) = blocks(WRITTEN, "python")
+    (example,) = fences(WRITTEN, "python")
     command = [sys.executable, "-c", example]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
@@ -117,10 +114,10 @@ def sapo(tmp_path: Path):
     """The objective of docs/writing_plugins.md, installed as the text says."""
     (source,) = (
         block
-        for block in blocks((DOCS / "writing_plugins.md").read_text(), "python")
-        if "rlax_register_objective" in block
+        for block in fences((DOCS / "writing_plugins.md").read_text(), "python")
+        if "rlax_register_gradient_term" in block
     )
-    assert len(source.splitlines()) <= 30
+    assert len(source.splitlines()) <= 35
     (tmp_path / "soft_gate.py").write_text(source)
     with on_path(tmp_path):
         yield ("rlax_objectives", "soft_gate")
@@ -162,6 +159,17 @@ def test_it_is_checked_and_explained_like_a_built_in_one(sapo) -> None:
         "by the policy's ratio more than once"
         in check("{preset: sapo, importance_weight: {name: truncated}}").output
     )
-    result = CliRunner().invoke(app, ["objective", "sapo", "--plugin", "soft_gate"])
-    assert result.exit_code == 0, result.output
-    assert "soft_gate" in result.output and "sigmoid(tau (r - 1))" in result.output
+
+
+def test_its_commands_do_what_the_page_says(sapo) -> None:
+    page = sections((DOCS / "writing_plugins.md").read_text(), 2)
+    export, *commands = fences(page["An objective in one file"], "sh")[0].splitlines()
+    assert export == "export PYTHONPATH=."
+    told = []
+    for command in commands:
+        result = CliRunner().invoke(app, command.split()[1:], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        told.append(result.output)
+    explained, checked = told
+    assert "soft_gate" in explained and "sigmoid(tau (r - 1))" in explained
+    assert "gradient_term" in checked and "sapo" in checked

@@ -29,6 +29,7 @@ PUBLIC = {
     "proof",
     "protocols",
     "statistics",
+    "tracking",
     "types",
 }
 HEAVY = ("jax", "maxtext", "orbax", "tensorflow", "torch", "transformers")

@@ -7,10 +7,11 @@ import threading
 import numpy as np
 import pytest
 from rlax_jetstream import JetstreamConfig, rlax_register_rollout_engine
-from rlax_jetstream.driver import JetStreamDriver, _Forwarder
+from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.engine import JetstreamEngine
 from rlax_jetstream.jobs import Job
 from rlax_jetstream.scheduler import Scheduler
+from rlax_jetstream.servicer import _Forwarder
 from scripted_slots import (
     DEADLINE_S,
     ScriptedSlots,
@@ -80,6 +81,16 @@ def test_free_slots_mean_short_calls_and_a_full_house_long_ones():
         assert [e[1:] for e in slots.log if e[0] == "decode"] == [(50, True)]
 
     play(scenario, arrival_steps=3)
+
+
+def test_what_a_client_may_cancel_is_drawn_in_shorter_calls():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        slots.log.clear()
+        await drawn(engine, request(-1, [1, 2, 3, 4], new=50))
+        assert [e[1:] for e in slots.log if e[0] == "decode"] == [(20, True)] * 3
+
+    play(scenario, interrupt_steps=20)
 
 
 def test_a_group_waits_for_its_version_while_others_pass():
@@ -262,11 +273,11 @@ def test_jetstream_requests_run_on_the_same_scheduler():
         assert not driver.live and driver.get_total_concurrent_requests() == 4
         await engine.load_weights(version(0))
         assert driver.live and driver.prefill_backlog_size() == 0
-        one, two = Active([1, 2]), Active([1, 2, 3], max_tokens=99, num_samples=2)
-        text, empty = Active("what is"), Active([])
-        for active in (one, two, text, empty):
+        one, two = Active([1, 2]), Active([1, 2, 3], max_tokens=50, num_samples=2)
+        text, empty, long = Active("what is"), Active([]), Active([1], max_tokens=51)
+        for active in (one, two, text, empty, long):
             driver.place_request_on_prefill_queue(active)
-        for active in (one, two, text, empty):
+        for active in (one, two, text, empty, long):
             await until(active.return_channel.ended)
         ((sample,),) = one.return_channel.results
         assert len(sample.token_ids) == 5 and sample.text == []
@@ -274,6 +285,7 @@ def test_jetstream_requests_run_on_the_same_scheduler():
         assert len(first.token_ids) == 50 and first.token_ids != second.token_ids
         assert "encode" in str(text.return_channel.error)
         assert "0 prompt tokens" in str(empty.return_channel.error)
+        assert "max_tokens = 51: must be from 1 to 50" in str(long.return_channel.error)
 
     play(scenario)
 

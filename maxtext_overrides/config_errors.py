@@ -1,0 +1,129 @@
+"""One readable ConfigError out of what MaxText, pydantic and OmegaConf say about a config."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from rlax_plugin.errors import ConfigError, alternatives
+
+Fields = Mapping[str, FieldInfo]
+
+_MOST_SHOWN = 12  # of what would be right; of more, the nearest
+_MUST = {
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "string_type": "must be text",
+    "dict_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "missing": "must be set",
+}
+
+
+def of_validation(error: ValidationError, fields: Fields, given: Mapping[str, Any]) -> ConfigError:
+    """Explains the first problem that pydantic found; the others are counted.
+
+    Args:
+      fields: of the config class.
+      given: what files and arguments say.
+    """
+    problems = error.errors()
+    first = problems[0]
+    location, known = _place(first["loc"], fields)
+    if not location:
+        values = first["input"] if isinstance(first["input"], Mapping) else {}
+        named = {key: values.get(key, given[key]) for key in given}
+        message = re.sub(r"^(Value error|Assertion failed), ", "", first["msg"])
+        return of_text(message, fields, named, "config")
+    key, value = ".".join(location), first["input"]
+    if first["type"] == "extra_forbidden":
+        reason = "no such key; " + _nearest(location[-1], known)
+    elif "expected" in (first.get("ctx") or {}):
+        right = re.findall(r"'([^']*)'", str(first["ctx"]["expected"]))
+        reason = "no such value; " + _nearest(str(value), right)
+    else:
+        reason = _MUST.get(first["type"]) or re.sub(r"^Input should", "must", first["msg"])
+    if first["type"] == "missing":
+        value = None
+    field = known.get(location[-1])
+    if field is not None and field.description:
+        reason += f" ({field.description.rstrip('.')})"
+    if len(problems) > 1:
+        # A union counts once: pydantic tells what is wrong for each of its types.
+        others = {problem["loc"][0] for problem in problems if problem["loc"]} - {location[0]}
+        reason += f"; also wrong: {', '.join(map(str, sorted(others)))}" if others else ""
+    return ConfigError(key, value, reason)
+
+
+def of_text(message: str, fields: Fields, given: Mapping[str, Any], fallback: str) -> ConfigError:
+    """Explains plain text, as MaxText raises it: finds out which key it is about.
+
+    Args:
+      given: what files and arguments say, key -> value.
+      fallback: what to name if no key is found.
+    """
+    unknown = re.match(r"'([^']*)' not in ", message)
+    if unknown:
+        key = unknown[1]
+        return ConfigError(key, given.get(key), "no such key; " + _nearest(key, fields))
+    message = " ".join(message.split())
+    keys = list(dict.fromkeys(_mentioned(message, fields, given)))
+    if not keys:
+        return ConfigError(fallback, None, message)
+    others = ", ".join(f"{key} = {given[key]!r}" for key in keys[1:] if key in given)
+    return ConfigError(keys[0], given.get(keys[0]), message + (f" ({others})" if others else ""))
+
+
+def _place(location: Sequence[Any], fields: Fields) -> tuple[list[str], Fields]:
+    """The part of a pydantic location that is a key, and the fields beside its last name.
+
+    Behind it pydantic names the types of a union, which nobody wrote.
+    """
+    found: list[str] = []
+    known, annotation = fields, None
+    for part in map(str, location):
+        if found:
+            inner = getattr(annotation, "model_fields", None)
+            if not (isinstance(annotation, type) and issubclass(annotation, BaseModel) and inner):
+                break
+            known = inner
+        found.append(part)
+        annotation = getattr(known.get(part), "annotation", None)
+    return found, known
+
+
+def _mentioned(message: str, fields: Fields, given: Mapping[str, Any]) -> Iterator[str]:
+    """Keys that a message is about, the likeliest first."""
+    words = re.findall(r"[a-z][a-z0-9_]+", message)
+    for word in words:  # MaxText derives num_kv_heads from base_num_kv_heads
+        yield from (key for key in (word, f"base_{word}") if "_" in word and key in given)
+    yield from (word for word in words if "_" in word and word in fields)
+    spaced = f" {re.sub(r'[^a-z0-9]+', ' ', message.lower())} "
+    for key in (*given, *fields):
+        if "_" in key and f" {key.replace('_', ' ')} " in spaced:
+            yield key
+    quoted = set(re.findall(r"'([^']+)'", message))
+    for key, value in given.items():
+        if quoted & set(map(str, value if isinstance(value, list) else [value])):
+            yield key
+
+
+def _nearest(name: str, known: Sequence[str] | Fields) -> str:
+    """What a name could have meant."""
+    if len(known) <= _MOST_SHOWN:
+        return alternatives(name, known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if not near:
+        return f"MaxText knows {len(known)}, and none like it"
+    return f"did you mean {' or '.join(map(repr, near))}?"

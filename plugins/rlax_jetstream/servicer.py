@@ -1,0 +1,154 @@
+"""JetStream's own service on a worker's server, for any JetStream client.
+
+``LLMOrchestrator``, JetStream's stock servicer, answers; ``servicer_class`` only turns errors into
+status codes and joins text (tested with google-jetstream 0.2.2).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import shlex
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from rlax_jetstream.driver import JetStreamDriver, RequestError
+from rlax_plugin.errors import WorkerError
+from rlax_plugin.protocols import PromptSource
+
+if TYPE_CHECKING:
+    from rlax_jetstream.engine import JetstreamEngine
+
+log = logging.getLogger("rlax.jetstream")
+
+SERVICE = "jetstream_proto.Orchestrator"
+
+
+@functools.cache
+def servicer_class(orchestrator: ModuleType) -> type:
+    """``LLMOrchestrator`` with status codes.
+
+    Args:
+      orchestrator: the module ``jetstream.core.orchestrator``.
+    """
+    from jetstream.core.proto import jetstream_pb2 as pb
+
+    class Servicer(orchestrator.LLMOrchestrator):
+        """Status codes as those of ``Generate``; the stock servicer's are all UNKNOWN."""
+
+        async def Decode(self, request: Any, context: Any = None) -> AsyncIterator[Any]:
+            if not self._driver.live:
+                reason = "this worker holds no weights yet, or its engine has failed"
+                await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+            if request.WhichOneof("content") is None:
+                reason = "neither text_content nor token_content is set"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+            try:
+                async for response in super().Decode(request, context):
+                    yield response
+            except RequestError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except WorkerError as error:
+                await context.abort(grpc.StatusCode.INTERNAL, str(error))
+
+        # The stock pair joins a text token by token, with a module whose import takes seconds
+        # (TensorFlow). Here a completion arrives whole and decoded, so nothing is to be joined.
+
+        def should_buffer_response(self, response: Any) -> bool:
+            return False
+
+        def process_server_side_tokenization_response(
+            self, response: Any, buffered_response_list: Any
+        ) -> Any:
+            content = pb.DecodeResponse.StreamContent
+            samples = [
+                content.Sample(text="".join(sample.text), token_ids=sample.token_ids)
+                for sample in response
+            ]
+            return pb.DecodeResponse(stream_content=content(samples=samples))
+
+    return Servicer
+
+
+class _Forwarder(grpc.GenericRpcHandler):
+    """Stands for a service that is still being imported; answers UNAVAILABLE until then."""
+
+    def __init__(self, service: str):
+        self._prefix = f"/{service}/"
+        self._handlers: tuple[grpc.GenericRpcHandler, ...] = ()
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Called by generated code, to which this object is the server."""
+        self._handlers = (*self._handlers, *handlers)
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
+        """Newer generated code calls this as well; the generic handlers do the same work."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        for handler in self._handlers:
+            if (found := handler.service(handler_call_details)) is not None:
+                return found
+        if not self._handlers and handler_call_details.method.startswith(self._prefix):
+            return grpc.unary_unary_rpc_method_handler(_unavailable)
+        return None
+
+
+async def _unavailable(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "JetStream is still being imported; try again")
+    return b""
+
+
+def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
+    """Registers JetStream's stock servicer on a ``grpc.aio`` server that has not started yet.
+
+    Importing it brings JAX (seconds) and, in the later upstream code, more: that happens on a
+    thread, and calls are answered UNAVAILABLE until then.
+
+    Returns:
+      Done once the service answers; an ImportError if JetStream is not installed.
+    """
+    forwarder = _Forwarder(SERVICE)
+    server.add_generic_rpc_handlers((forwarder,))
+    answers: Future[None] = Future()
+    answers.set_running_or_notify_cancel()  # from here on nobody can cancel it
+
+    def load() -> None:
+        try:
+            from maxtext_overrides.jetstream_compat import import_orchestrator
+
+            servicer = servicer_class(import_orchestrator())(JetStreamDriver(engine))
+            from jetstream.core.proto import jetstream_pb2_grpc
+
+            jetstream_pb2_grpc.add_OrchestratorServicer_to_server(servicer, forwarder)
+        except ImportError as error:
+            log.exception("JetStream's service is not available")
+            answers.set_exception(error)
+        else:
+            answers.set_result(None)
+
+    threading.Thread(target=load, name="rlax-jetstream-import", daemon=True).start()
+    return answers
+
+
+def client_example(address: str, source: PromptSource, max_tokens: int) -> str:
+    """A shell command that has the first training prompt completed, by JetStream's own stub."""
+    prompt = source.prompts("train")[0]
+    if hasattr(source, "encode"):
+        content = f"text_content=pb.DecodeRequest.TextContent(text={json.dumps(prompt.text)})"
+    else:
+        ids = prompt.tokens.tolist()
+        content = f"token_content=pb.DecodeRequest.TokenContent(token_ids={ids})"
+    code = (
+        "import grpc; from jetstream.core.proto import jetstream_pb2 as pb, "
+        "jetstream_pb2_grpc as rpc; "
+        f"stub = rpc.OrchestratorStub(grpc.insecure_channel({json.dumps(address)})); "
+        f"request = pb.DecodeRequest({content}, max_tokens={max_tokens}); "
+        "print(*stub.Decode(request, timeout=60))"
+    )
+    return f"python -c {shlex.quote(code)}"

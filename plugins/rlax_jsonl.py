@@ -1,0 +1,78 @@
+"""Tracker ``jsonl``: a line of strict JSON per step, for programs that follow runs.
+
+The run's own ``metrics.jsonl`` is cut back when a run is continued and knows nothing of other
+runs. This file only grows, every line says when and of which run it is, and several runs may
+share one file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from pydantic import Field
+
+from rlax_plugin import BuildContext, Extension, hookimpl
+from rlax_plugin.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig
+
+
+class JsonlConfig(TrackerConfig):
+    """Options of tracker ``jsonl``."""
+
+    path: str = Field(
+        default="tracker.jsonl",
+        description="of the file, absolute or below the run's directory; may be that of other runs",
+    )
+
+
+class JsonlFile(Sink):
+    """Appends ``{"time", "run", "run_id", "step", <metrics>}``; NaN and infinities are null."""
+
+    def __init__(self, config: JsonlConfig, run: TrackedRun) -> None:
+        path = run.directory / config.path
+        self._run = run.name
+        self._id = run.run_id("jsonl", config.path, lambda: secrets.token_hex(4))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = path.read_bytes() if path.exists() else b""
+        self.last_step = self._last_step(known)
+        # Unbuffered: a line is one write, whole even if several runs write at once.
+        self._file = path.open("ab", buffering=0)
+        if known and not known.endswith(b"\n"):  # an earlier process was killed within a line
+            self._file.write(b"\n")
+
+    def _last_step(self, known: bytes) -> int:
+        steps = [0]
+        for line in known.splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # part of a line
+            if entry["run_id"] == self._id:
+                steps.append(entry["step"])
+        return max(steps)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "run": self._run,
+            "run_id": self._id,
+            "step": step,
+        }
+        finite = {k: float(v) if math.isfinite(v) else None for k, v in metrics.items()}
+        self._file.write(json.dumps(line | finite, allow_nan=False).encode() + b"\n")
+
+    def close(self, complete: bool) -> None:
+        self._file.close()
+
+
+@hookimpl
+def rlax_register_tracker() -> dict[str, Extension]:
+    def build(config: JsonlConfig, context: BuildContext) -> BackgroundTracker:
+        return BackgroundTracker(
+            "jsonl", lambda run: JsonlFile(config, run), context, config.flush_s
+        )
+
+    return {"jsonl": Extension(JsonlConfig, build)}

@@ -1,0 +1,155 @@
+"""What draws and scores groups, for a run or for an evaluation alone: everything but the order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+
+from rlax_plugin.build import Registry
+from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.controller.dispatch import Dispatcher, wait_for_worker
+from rlax_plugin.controller.evaluation import Evaluator, problem_sets
+from rlax_plugin.controller.fleet import Fleet, Worker
+from rlax_plugin.controller.rewards import RewardPool
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.parameter_server import ParameterServer
+from rlax_plugin.protocols import BuildContext, Launcher, PromptSource
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.types import GroupRequest
+from rlax_plugin.wire import SERVER_OPTIONS
+
+
+class Generation:
+    """Reward pools, endpoints, fleet, dispatcher, launcher and evaluator, wired together.
+
+    Make it and use it on one event loop. Nothing runs before ``start``.
+
+    Args:
+      config_hash: of workers that may join.
+      parameters: the parameter server to serve beside the fleet, or host:port of one elsewhere.
+      latest_version: the newest published version.
+      refresh, on_reissued: see ``Dispatcher``.
+      on_lost, on_quarantined: see ``Fleet``.
+      undo: gets what ends all that is started.
+
+    Attributes:
+      address: host:port of the controller's endpoint.
+      parameter_server: host:port.
+
+    Raises:
+      ConfigError: a part of the config cannot be built, or the port is taken.
+    """
+
+    def __init__(
+        self,
+        context: BuildContext,
+        registry: Registry,
+        *,
+        config_hash: str,
+        parameters: ParameterServer | str,
+        latest_version: Callable[[], int],
+        undo: AsyncExitStack,
+        refresh: Callable[[GroupRequest], GroupRequest] = lambda request: request,
+        on_reissued: Callable[[GroupRequest, str], None] = lambda request, reason: None,
+        on_lost: Callable[[Worker, str], None] = lambda worker, reason: None,
+        on_quarantined: Callable[[str, str], None] = lambda name, reason: None,
+    ):
+        self._context, self._undo, self._on_lost = context, undo, on_lost
+        section: RlaxSection = context.section
+        self._deadlines = section.deadlines
+        self._worker_ready = asyncio.Event()
+
+        def part(kind: str, choice: Choice, key: str) -> Any:
+            return registry.part(kind, choice, key, context)
+
+        self.source: PromptSource = part(
+            "prompt_source", section.prompt_source, "rlax.prompt_source"
+        )
+        self.launcher: Launcher = part("launcher", section.launcher, "rlax.launcher")
+        self.rewards = self._reward_pool(section)
+        own_rewards = {
+            name: self._reward_pool(section.model_copy(update={"rewards": chosen.rewards}))
+            for name, chosen in section.evaluation.sets.items()
+            if chosen.rewards and section.evaluation.problems
+        }
+        self._pools = (self.rewards, *own_rewards.values())
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        network = section.network
+        try:
+            port = self._server.add_insecure_port(f"{network.host}:{network.port}")
+        except RuntimeError as error:
+            raise ConfigError("rlax.network.port", network.port, f"not free: {error}") from error
+        self.address = self.parameter_server = f"{network.host}:{port}"
+        if isinstance(parameters, ParameterServer):
+            parameters.add_to(self._server)
+        else:
+            self.parameter_server = parameters
+        self.fleet = Fleet(
+            deadlines=self._deadlines,
+            config_hash=config_hash,
+            parameter_server=self.parameter_server,
+            latest_version=latest_version,
+            on_ready=self._ready,
+            on_lost=self._lost,
+            on_quarantined=on_quarantined,
+        )
+        rpc.add_FleetServicer_to_server(self.fleet, self._server)
+        self.dispatcher = Dispatcher(
+            self.fleet,
+            self._deadlines,
+            deterministic=section.deterministic,
+            refresh=refresh,
+            on_reissued=on_reissued,
+        )
+        sets = problem_sets(section, self.source, part, self.rewards, own_rewards)
+        self.evaluator = Evaluator(section, self.dispatcher, sets)
+
+    def _reward_pool(self, section: RlaxSection) -> RewardPool:
+        pool = RewardPool(section, self._context.run_dir)
+        self._undo.push_async_callback(pool.close)
+        return pool
+
+    def _ready(self, worker: Worker) -> None:
+        self._worker_ready.set()
+        self.dispatcher.wake()
+
+    def _lost(self, worker: Worker, reason: str) -> None:
+        self.dispatcher.wake()
+        self._on_lost(worker, reason)
+
+    async def start(self, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:
+        """Brings everything up and has workers started.
+
+        Args:
+          spawn: runs what watches the fleet.
+
+        Raises:
+          RlaxError: something did not start.
+        """
+        await self._server.start()
+        for end in (
+            lambda: self._server.stop(None),
+            self.fleet.close,
+            self.fleet.dismiss,
+            self.launcher.stop,
+            self.dispatcher.close,
+        ):
+            self._undo.push_async_callback(end)
+        run_dir = self._context.run_dir
+        await asyncio.gather(
+            *(pool.start() for pool in self._pools),
+            self.launcher.start(self._context.maxtext_argv, self.address, run_dir),
+        )
+        spawn(self.fleet.watch())
+
+    async def wait_for_worker(self) -> None:
+        """Returns once a worker holds weights.
+
+        Raises:
+          DeadlineError: none came in time.
+        """
+        await wait_for_worker(self.fleet, self._worker_ready, self._deadlines.startup_s)

@@ -1,0 +1,136 @@
+"""Work on an event loop of which no part may fail unnoticed, and that loop on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from rlax_plugin.errors import DeadlineError, RlaxError
+
+log = logging.getLogger("rlax.controller")
+
+T = TypeVar("T")
+
+_CLOSE_S = 60.0  # for ending what was started
+
+
+class LoopThread:
+    """An event loop on a thread of its own, so that the main thread is the trainer's."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="controller", daemon=True
+        )
+        self._thread.start()
+
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        deadline_s: float | None = None,
+        what: str = "",
+        key: str = "",
+    ) -> T:
+        """The result of ``work``, which is cancelled if the wait for it ends earlier.
+
+        Raises:
+          DeadlineError: it took too long.
+        """
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(deadline_s)
+        except TimeoutError:
+            if future.done() or deadline_s is None:
+                raise
+            raise DeadlineError(what, deadline_s, key) from None
+        finally:
+            future.cancel()
+
+    def run_last(self, work: Coroutine[Any, Any, T]) -> T:
+        """``run`` for what ends the processes that were started; 60 s at most."""
+        return self.run(work, _CLOSE_S, "ending the run's processes", "rlax.launcher.stop_s")
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+class Supervision:
+    """Tasks on the running event loop, and the first failure among them.
+
+    Args:
+      on_failure: called with the failure, once.
+    """
+
+    def __init__(self, on_failure: Callable[[BaseException], None] = lambda error: None):
+        self._on_failure = on_failure
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._closing = False
+
+    def watch_loop(self) -> None:
+        """Makes an error that no code waits for a failure, too."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+
+    def _on_loop_error(self, loop: object, what: dict[str, Any]) -> None:
+        error = what.get("exception") or RlaxError(what["message"])
+        if self._closing or isinstance(error, BlockingIOError):  # gRPC's poller: a late wake-up
+            log.warning("%s", what["message"], exc_info=what.get("exception"))
+        else:
+            self.fail(error)
+
+    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that ``close`` ends, should nobody wait for it any more."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs work whose failure is one of the whole."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.fail(error)
+
+        task = self.own(work)
+        task.add_done_callback(ended)
+        return task
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits in ``unless_failed``, now or later, gets ``error`` if it is the first."""
+        log.error("the run fails: %s", error, exc_info=error)
+        if self._failure is None:
+            self._failure = error
+            self._failed.set()
+            self._on_failure(error)
+
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, given up as soon as there is a failure.
+
+        Raises:
+          BaseException: the first failure, also if it was long ago.
+        """
+        running = asyncio.ensure_future(work)
+        failed = asyncio.ensure_future(self._failed.wait())
+        try:
+            await asyncio.wait({running, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure is not None:
+                raise self._failure
+            return running.result()
+        finally:
+            failed.cancel()
+            running.cancel()
+
+    async def close(self) -> None:
+        """Cancels every task; what fails from now on is only logged."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,69 @@
+"""What ``rlax check`` tells of a config: what runs where, how much of it, and doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlax_plugin.describe.doubts import doubts
+from rlax_plugin.describe.examined import Examined, examine, examine_parts
+from rlax_plugin.describe.words import numbers, words
+
+__all__ = ["Examined", "examine", "examine_parts", "explanation", "show"]
+
+
+def explanation(config: Examined) -> dict[str, Any]:
+    """Everything that ``show`` prints, as JSON.
+
+    Returns:
+      ``words``: heading -> title -> text; ``numbers``: name -> number; ``memory_bytes``: key of a
+      part -> what for -> bytes; ``warnings``: of ``key`` and ``text``.
+    """
+    checked = config.checked or {}
+    found = [*doubts(config), *(doubt for facts in checked.values() for doubt in facts.warnings)]
+    return {
+        "words": words(config),
+        "numbers": numbers(config),
+        "memory_bytes": {key: dict(facts.memory) for key, facts in checked.items() if facts.memory},
+        "warnings": [{"key": key, "text": text} for key, text in found],
+    }
+
+
+def show(console: Console, document: Mapping[str, Any]) -> None:
+    """Prints an ``explanation``."""
+    for heading, texts in document["words"].items():
+        _print_section(console, heading, texts)
+    for key, memory in document["memory_bytes"].items():
+        sizes = {what: _size(size) for what, size in memory.items()}
+        total = {"together": f"{_size(sum(memory.values()))}, activations not counted"}
+        _print_section(console, f"Memory of {key}, each process", sizes | total)
+    for warning in document["warnings"]:
+        console.print()
+        text = Text.assemble(
+            ("warning: ", "yellow"), (warning["key"], "bold"), f" {warning['text']}"
+        )
+        console.print(text, soft_wrap=True)
+
+
+def _print_section(console: Console, heading: str, texts: Mapping[str, str]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, text in texts.items():
+        table.add_row(Text(f"  {title}"), Text(text))
+    console.print()
+    console.print(Text(heading, "bold"))
+    console.print(table)
+
+
+def _size(count: float) -> str:
+    """Bytes with a unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"

@@ -1,0 +1,127 @@
+"""Looks at a config, part by part, and keeps what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin import advantages
+from rlax_plugin.build import Registry
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective import Slots, resolve
+from rlax_plugin.protocols import BuildContext, Facts, PromptSource
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What a prompt source holds.
+
+    Attributes:
+      train: training prompts.
+      longest: tokens of the longest of them.
+      held_out: prompts of ``rlax.evaluation``'s split; 0 without evaluation.
+    """
+
+    train: int
+    longest: int
+    held_out: int
+
+    @classmethod
+    def of(cls, source: PromptSource, section: RlaxSection) -> Prompts:
+        """Reads the prompts.
+
+        Raises:
+          ConfigError: there are none, or one is longer than the config allows.
+        """
+        train, evaluation = source.prompts("train"), section.evaluation
+        if not train:
+            raise ConfigError("rlax.prompt_source", section.prompt_source.name, "has no prompts")
+        longest, limit = max(len(p.tokens) for p in train), section.rollouts.max_prompt_tokens
+        if longest > limit:
+            reason = f"must be at least {longest}, the tokens of the longest training prompt"
+            raise ConfigError("rlax.rollouts.max_prompt_tokens", limit, reason)
+        held_out = len(source.prompts(evaluation.split)) if evaluation.problems else 0
+        return cls(len(train), longest, held_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A checked config, and what was found out about it.
+
+    Attributes:
+      section: ``rlax:``.
+      maxtext: MaxText's keys as far as files and arguments set them.
+      registry: of its plug-ins.
+      slots: of its objective.
+      checked: key of a part -> what its check found out; None: parts were not asked.
+      prompts: None: they were not read.
+    """
+
+    section: RlaxSection
+    maxtext: Mapping[str, Any]
+    registry: Registry
+    slots: Slots
+    checked: Mapping[str, Facts] | None = None
+    prompts: Prompts | None = None
+
+    @property
+    def rl_steps(self) -> int | None:
+        """RL steps of the run; None where ``steps`` is not given."""
+        steps = self.maxtext.get("steps")
+        return steps // self.section.objective.updates_per_step if isinstance(steps, int) else None
+
+    @property
+    def workers(self) -> int | None:
+        """Worker processes that the launcher starts; None where it does not say."""
+        launcher = self.section.launcher
+        options = self.registry.options("launcher", launcher, "rlax.launcher")
+        return getattr(options, "workers", None)
+
+    @property
+    def samples(self) -> int:
+        """Samples of one RL step."""
+        return self.section.rollouts.groups_per_step * self.section.rollouts.group_size
+
+    @property
+    def groups(self) -> int | None:
+        """Groups of the whole run."""
+        steps = self.rl_steps
+        return None if steps is None else steps * self.section.rollouts.groups_per_step
+
+
+def examine(
+    section: RlaxSection, maxtext: Mapping[str, Any], registry: Registry, argv: tuple[str, ...]
+) -> Examined:
+    """Checks the section and its plug-ins; builds nothing but the objective.
+
+    Args:
+      argv: MaxText's own command line.
+
+    Raises:
+      ConfigError, PluginError, TrainingError: what is wrong with it.
+    """
+    registry.validate(section)
+    context = _context(section, argv)
+    slots = resolve(section, lambda kind, choice, key: registry.part(kind, choice, key, context))
+    advantages.probe(slots.advantages, section.rollouts.group_size)
+    return Examined(section, maxtext, registry, slots)
+
+
+def examine_parts(config: Examined, argv: tuple[str, ...]) -> Examined:
+    """Lets the parts check what is theirs, and reads the prompts.
+
+    Raises:
+      RlaxError: what one of them found.
+    """
+    section, registry = config.section, config.registry
+    context = _context(section, argv)
+    checked = registry.check(section, context)
+    source = registry.part("prompt_source", section.prompt_source, "rlax.prompt_source", context)
+    return replace(config, checked=checked, prompts=Prompts.of(source, section))
+
+
+def _context(section: RlaxSection, argv: tuple[str, ...]) -> BuildContext:
+    return BuildContext(run_dir=Path(), seed=section.seed, section=section, maxtext_argv=argv)

@@ -1,0 +1,242 @@
+"""``rlax eval``: from a run's directory to a table of measures.
+
+The main thread is the trainer's, if a checkpoint is to be read; all else lives on an event loop on
+a second thread, as in ``rlax train``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rlax_plugin.build import Registry, registry_for
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.directory import quiet
+from rlax_plugin.controller.evaluated import Evaluated
+from rlax_plugin.controller.evaluation import ProblemSet
+from rlax_plugin.controller.link import canary_tokens
+from rlax_plugin.controller.publisher import Publisher
+from rlax_plugin.controller.supervision import LoopThread
+from rlax_plugin.errors import ConfigError, RlaxError, alternatives
+from rlax_plugin.evaluate.checkpoint import CheckpointLink, checkpoint_name, checkpoint_reader
+from rlax_plugin.evaluate.session import Session
+from rlax_plugin.evaluate.show import measures_table
+from rlax_plugin.evaluate.target import CONFIG, Target, find_version
+from rlax_plugin.loading import config_hash, load_section
+from rlax_plugin.protocols import BuildContext, WeightStore
+from rlax_plugin.records.files import RunFiles
+
+# A run that is going on has its own.
+_OWN_PORTS = ("rlax.network.port=0", "rlax.network.prometheus_port=null")
+
+
+def evaluate(
+    target: Target,
+    overrides: Sequence[str] = (),
+    *,
+    sets: Sequence[str] = (),
+    out: str | None = None,
+    as_json: bool = False,
+) -> None:
+    """Measures, prints, and writes ``RUN/evaluation/eval-<version>.json``.
+
+    Args:
+      overrides: ``key=value``, on top of the run's config.
+      sets: names of those to be measured; empty: all.
+      out: where to write the result instead.
+      as_json: prints that instead of a table.
+
+    Raises:
+      RlaxError: whatever made it fail; the message says where the logs are.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="rlax-eval-"))
+    (directory / "logs").mkdir()
+    try:
+        with quiet(directory / "logs" / "eval.log") as console, _interruptible() as signals:
+            job = _Job(target, directory, overrides, sets)
+            found = job.run(console, signals, show=not as_json)
+            document = found.to_json() | {"measured": job.what, "overrides": list(overrides)}
+            name = f"evaluation/eval-{found.version:08d}.json"
+            path = _write(target.run, name, document, out)
+            if as_json:
+                console.print(json.dumps(document, indent=2), soft_wrap=True)
+            else:
+                console.print(measures_table(found, job.what))
+                console.print(f"written to {path}")
+    except ConfigError:
+        shutil.rmtree(directory)
+        raise
+    except RlaxError as error:
+        raise RlaxError(f"{error} (logs: {directory / 'logs'})") from error
+    except BaseException:
+        shutil.rmtree(directory)
+        raise
+    shutil.rmtree(directory)
+
+
+def _write(run: RunFiles, name: str, document: dict[str, object], out: str | None) -> str:
+    if out is None:
+        run.put_json(name, document)
+        return f"{run.url.rstrip('/')}/{name}"
+    files = RunFiles(Path(out).parent) if "://" not in out else RunFiles(out.rpartition("/")[0])
+    files.put_json(out.rpartition("/")[2], document)
+    return out
+
+
+class _Signals:
+    """SIGTERM ends it as Ctrl-C does; neither interrupts the end itself."""
+
+    closing = False
+
+    def stop(self, number: int, frame: object) -> None:
+        if not self.closing:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _interruptible() -> Iterator[_Signals]:
+    signals = _Signals()
+    previous = {n: signal.signal(n, signals.stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Job:
+    """One evaluation.
+
+    Attributes:
+      what: what is measured, in words; known once it runs.
+    """
+
+    def __init__(
+        self, target: Target, directory: Path, overrides: Sequence[str], sets: Sequence[str]
+    ):
+        self._target, self._directory, self._names = target, directory, sets
+        self.what = target.run.url
+        config = directory / CONFIG
+        config.write_bytes(target.run.get(CONFIG))
+        self._training: RlaxSection = load_section(config)[0]
+        self._argv = (str(config), *_OWN_PORTS, *overrides)
+        self._section: RlaxSection = load_section(config, self._argv[1:])[0]
+        if not self._section.evaluation.problems:
+            key = "rlax.evaluation.problems"
+            raise ConfigError(key, 0, "turns evaluation off in this run: give --problems")
+        self._check_names()
+        self._registry: Registry = registry_for(self._section)
+        self._registry.validate(self._section)
+        self._context = BuildContext(
+            run_dir=directory,
+            seed=self._section.seed,
+            section=self._section,
+            maxtext_argv=self._argv,
+            run_url=target.run.url,
+        )
+        store = self._section.weights.store
+        self._store: WeightStore = self._registry.part(
+            "weight_store", store, "rlax.weights.store", self._context
+        )
+        digest = config_hash(config, self._argv[1:])
+        self._session = Session(self._context, self._registry, digest, self._store)
+
+    def _check_names(self) -> None:
+        known = self._section.evaluation.all_sets()
+        for name in self._names:
+            if name not in known:
+                raise ConfigError("--set", name, f"no such set; {alternatives(name, known)}")
+
+    def run(self, console: Console, signals: _Signals, *, show: bool) -> Evaluated:
+        thread = LoopThread()
+        deadlines = self._section.deadlines
+        try:
+            if self._target.is_checkpoint:
+                name = self._checkpoint()
+                self._start(thread)
+                self._read(thread, name)
+            else:
+                version, alive = thread.run(
+                    find_version(self._target, self._training, self._session.undo),
+                    3 * deadlines.rpc_s,
+                    "finding the weight version",
+                    "rlax.deadlines.rpc_s",
+                )
+                going_on = ", which is going on" if alive else ""
+                self.what = f"version {version.version} of {self._target.run.url}{going_on}"
+                self._start(thread)
+                thread.run(self._session.serve(version), deadlines.rpc_s, "serving the version")
+            sets = [one for one in self._session.sets if one.name in (self._names or [one.name])]
+            return self._measure(thread, tuple(sets), console, show=show)
+        finally:
+            signals.closing = True
+            try:
+                thread.run_last(self._session.close())
+            finally:
+                thread.close()
+
+    def _start(self, thread: LoopThread) -> None:
+        deadline_s, key = self._section.deadlines.startup_s, "rlax.deadlines.startup_s"
+        thread.run(self._session.start(), deadline_s, "starting the evaluation", key)
+
+    def _checkpoint(self) -> str:
+        choice = self._section.trainer
+        trainer = self._registry.part("trainer", choice, "rlax.trainer", self._context)
+        self._reader = checkpoint_reader(trainer, choice.name)
+        known = self._reader.checkpoints()
+        name = checkpoint_name(self._target, known)
+        step = next(step for step, its in known.items() if its == name)
+        self.what = f"the checkpoint of step {step} of {self._target.run.url}"
+        return name
+
+    def _read(self, thread: LoopThread, name: str) -> None:
+        """Has the trainer publish a checkpoint, as a version that this session serves."""
+        run = self._target.run
+        # Where the workers can reach it: they may be on other machines.
+        here = str(self._directory) if run.is_local else run.location("evaluation")
+        publisher = Publisher(
+            loop=thread.loop,
+            store=self._store,
+            directory=f"{here}/weights",
+            announce=self._session.serve,
+            on_published=lambda version: None,
+            on_error=self._session.fail,
+            deadline_s=self._section.deadlines.weights_s,
+        )
+        source = self._session.source
+        tokens = canary_tokens(source.prompts("train"), self._section.rollouts.max_prompt_tokens)
+        try:
+            self._reader.publish_checkpoint(CheckpointLink(publisher, tokens), name)
+            publisher.wait()
+        finally:
+            publisher.close()
+            if not run.is_local:
+                self._session.undo.callback(run.delete, "evaluation/weights")
+
+    def _measure(
+        self,
+        thread: LoopThread,
+        sets: tuple[ProblemSet, ...],
+        console: Console,
+        *,
+        show: bool,
+    ) -> Evaluated:
+        sizes = ", ".join(f"{s.name}: {len(s.prompts)} problems x {s.samples}" for s in sets)
+        if show:
+            console.print(f"evaluating {self.what} ({sizes})")
+        columns = (TextColumn("drawn and scored"), BarColumn(), MofNCompleteColumn())
+        hidden = not (show and console.is_terminal)
+        with Progress(*columns, TimeElapsedColumn(), console=console, disable=hidden) as progress:
+            bar = progress.add_task("", total=sum(len(one.prompts) for one in sets))
+            # No deadline of its own: each of its groups has one.
+            return thread.run(
+                self._session.measure(sets, lambda done, of: progress.update(bar, completed=done))
+            )

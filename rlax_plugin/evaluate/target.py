@@ -1,0 +1,131 @@
+"""What is to be measured: a run's weight version or one of its checkpoints, and where it is."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.directory import endpoints, state_directory
+from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
+from rlax_plugin.parameter_server import ParameterServerClient, kept_versions
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import WeightVersion
+
+CONFIG = "config.yml"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be measured.
+
+    Attributes:
+      run: the run's directory.
+      version: a weight version; None: the newest, unless it is a checkpoint.
+      step: the step of a checkpoint; None: no checkpoint, or one given by name.
+      checkpoint: its name below ``checkpoints/``; empty: none was given.
+    """
+
+    run: RunFiles
+    version: int | None = None
+    step: int | None = None
+    checkpoint: str = ""
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return self.step is not None or bool(self.checkpoint)
+
+
+def find_target(text: str, version: int | None, step: int | None) -> Target:
+    """Reads ``RUN``, ``RUN@VERSION`` or ``RUN/checkpoints/NAME``.
+
+    Raises:
+      ConfigError: it is none of these, or more than one thing is asked for.
+    """
+    text = text.rstrip("/")
+    if RunFiles(text).exists(CONFIG):
+        target = Target(RunFiles(text), version, step)
+    else:
+        parent, name = posixpath.split(text.removesuffix("/items"))
+        run, at, number = text.rpartition("@")
+        if posixpath.basename(parent) == "checkpoints":
+            target = Target(RunFiles(posixpath.dirname(parent) or "."), version, step, name)
+        elif at and number.isdigit() and version is None:
+            target = Target(RunFiles(run), int(number), step)
+        else:
+            target = Target(RunFiles(text))
+        if not target.run.exists(CONFIG):
+            raise ConfigError(
+                "RUN",
+                text,
+                "is no run directory, RUN@VERSION, or RUN/checkpoints/NAME: a run has a config.yml",
+            )
+    given = {"--version": target.version, "--step": step, "a checkpoint": target.checkpoint or None}
+    if len(several := [name for name, value in given.items() if value is not None]) > 1:
+        raise ConfigError("RUN", text, f"{' and '.join(several)} are given: give one of them")
+    return target
+
+
+async def find_version(
+    target: Target, section: RlaxSection, undo: AsyncExitStack
+) -> tuple[WeightVersion, bool]:
+    """The weight version, under a lease if the run is going on; ``undo`` gives the lease back.
+
+    Args:
+      section: the run's own.
+
+    Returns:
+      The version, and whether the run is going on.
+
+    Raises:
+      ConfigError: the run has no such version.
+      WeightsError: its record of them is damaged, or the version's bytes are gone.
+    """
+    address = section.weights.parameter_server
+    if address == "embedded":
+        known = endpoints(state_directory(section, target.run))
+        address = known.parameter_server if known is not None else ""
+    if address:
+        client = ParameterServerClient(address, section.deadlines.rpc_s)
+        undo.push_async_callback(client.close)
+        if await _serves(client, target.run, section):
+            return await undo.enter_async_context(client.acquire(target.version)), True
+    return _kept(target), False
+
+
+async def _serves(client: ParameterServerClient, run: RunFiles, section: RlaxSection) -> bool:
+    """Whether a parameter server answers, and with versions of this run."""
+    try:
+        latest = await client.latest()
+    except (WeightsError, DeadlineError):
+        return False  # the run was killed, so that its endpoints are still on record
+    if latest is None:
+        return False
+    weights = RunFiles(section.weights.path or run.location("weights"))
+    here, there = weights.location(), posixpath.dirname(latest.path)
+    if weights.is_local:
+        here, there = os.path.realpath(here), os.path.realpath(there)
+    return here == there
+
+
+def _kept(target: Target) -> WeightVersion:
+    versions = {version.version: version for version in kept_versions(target.run)}
+    if not versions:
+        raise ConfigError(
+            "RUN", target.run.url, "has left no weight version: give --step to read a checkpoint"
+        )
+    number = max(versions) if target.version is None else target.version
+    if number not in versions:
+        kept = ", ".join(map(str, versions))
+        raise ConfigError(
+            "--version",
+            number,
+            f"is not kept any more: there is {kept} (rlax.weights.keep sets how many stay); or "
+            "give --step to read a checkpoint",
+        )
+    found = versions[number]
+    if not RunFiles(found.path).names(""):
+        raise WeightsError(f"the bytes of version {number} are gone from {found.path}")
+    return found

@@ -1,0 +1,79 @@
+"""Held-out evaluations, as ``evaluation/*.json`` has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlax_plugin import metric_names
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.statistics import Estimate
+
+SOLVED = "problems solved"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One figure of one evaluation.
+
+    Attributes:
+      moment: "before", "after", or the file's name.
+      held_out: name of the set.
+      measure: e.g. "pass_at_1" or "length_mean".
+      version: weight version; equals the training step that produced it.
+    """
+
+    moment: str
+    held_out: str
+    measure: str
+    version: int
+    estimate: Estimate
+
+    @property
+    def solved(self) -> bool:
+        """Whether it is a share of problems solved."""
+        return self.measure.startswith(("pass_at_", "majority_at_"))
+
+    @property
+    def label(self) -> str:
+        """E.g. "pass@1" or "length mean"."""
+        return self.measure.replace("_at_", "@").replace("_", " ")
+
+    @property
+    def family(self) -> str:
+        """What it can share an axis with: ``SOLVED``, or its unit."""
+        row = metric_names.find(f"evaluation/{self.measure}")
+        return SOLVED if self.solved or row is None else row.unit
+
+
+def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
+    """Every estimate with an interval, ordered by set, measure and version.
+
+    Args:
+      main_set: name of the set whose figures carry none, in records of earlier versions.
+
+    Raises:
+      RlaxError: a file is damaged.
+    """
+    found = []
+    for name in files.names("evaluation"):
+        if not name.endswith(".json"):
+            continue
+        document = files.get_json(f"evaluation/{name}") or {}
+        try:
+            passed = {key: value for key, value in document.items() if key.startswith("pass_at_")}
+            sets = document.get("sets") or {main_set: passed}
+            found += [
+                Measured(
+                    name.removesuffix(".json"),
+                    held_out,
+                    measure,
+                    document["version"],
+                    Estimate.from_json(value),
+                )
+                for held_out, measures in sets.items()
+                for measure, value in measures.items()
+            ]
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise RlaxError(f"evaluation/{name} is damaged: {error!r}") from error
+    return tuple(sorted(found, key=lambda m: (m.held_out, m.measure, m.version)))

@@ -1,0 +1,99 @@
+"""What the journal tells of each step: groups and how they ended, pass rates, weight versions."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+
+ADMITTED = "admitted"
+
+
+@dataclass(slots=True)
+class StepEvents:
+    """What happened between two commits of batches.
+
+    Attributes:
+      outcomes: groups that were scored, by ``ADMITTED`` or why they were refused; and admitted
+        ones that will not train after all, as "dropped: <why>".
+      pass_rates: (samples that passed, samples that were scored) -> groups.
+      newest: the newest weight version published when the batch is committed; None: none was.
+      drawn_with: worker -> the newest weight version that it has drawn with by then.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    pass_rates: Counter[tuple[int, int]] = field(default_factory=Counter)
+    newest: int | None = None
+    drawn_with: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class History:
+    """The journal, step by step.
+
+    Attributes:
+      steps: step -> its events, in order.
+      newest: of all weight versions published; None: none was.
+      versions_of: worker -> weight versions that it has drawn with.
+      dropped: group -> why it did not train although it was admitted.
+      resumed: steps after which another process took the run over.
+      problems: what could not be read.
+    """
+
+    steps: dict[int, StepEvents] = field(default_factory=dict)
+    newest: int | None = None
+    versions_of: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    dropped: dict[int, str] = field(default_factory=dict)
+    resumed: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, event: ev.Event, at: StepEvents) -> None:
+        match event:
+            case ev.Scored():
+                at.outcomes[event.refused or ADMITTED] += 1
+                if event.scored:
+                    at.pass_rates[event.passed, event.scored] += 1
+            case ev.Dropped():
+                at.outcomes[f"dropped: {event.reason}"] += 1
+                self.dropped[event.group] = event.reason
+            case ev.Published():
+                self.newest = max(event.version, -1 if self.newest is None else self.newest)
+            case ev.Generated():
+                for worker in event.worker.split("+"):
+                    self.versions_of[worker].add(event.newest_version)
+            case ev.Resumed():
+                self.resumed.append(event.step)
+
+
+def read_history(files: RunFiles, progress: Callable[[str, int, int], object]) -> History | None:
+    """The journal up to its end, or to where it is damaged; None if there is none.
+
+    Events belong to the step whose batch is committed with them; those after the last batch belong
+    to its step.
+
+    Raises:
+      RlaxError: the file system fails.
+    """
+    history = History()
+    last = journal.last_number(files)
+    if not last:
+        return None
+    step = 0
+    try:
+        for segment, _ in journal.read(files, until=last):
+            step = segment.step or max(step, 1)
+            at = history.steps.setdefault(step, StepEvents())
+            for event in segment.events:
+                history.add(event, at)
+            if segment.step:  # afterwards nothing may be left to draw
+                at.newest = history.newest
+                at.drawn_with = {name: max(found) for name, found in history.versions_of.items()}
+            progress("journal", segment.number, last)
+    except RlaxError as error:
+        history.problems.append(f"{error}; what comes after it in the journal is not shown")
+    return history

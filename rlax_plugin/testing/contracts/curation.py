@@ -1,0 +1,135 @@
+"""Contracts of curation: samplers choose prompts, gates judge groups."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from rlax_plugin.protocols import Gate, PassRates, Sampler
+from rlax_plugin.testing.builders import make_group, make_prompt
+from rlax_plugin.testing.contracts.inspection import Inspection, require
+
+_COUNTS = (3, 1, 0, 25, 2)  # more than there are prompts, too
+_MOST_CHARACTERS = 60
+PROMPTS = tuple(make_prompt(str(number)) for number in range(10))
+
+
+class KnownRates(PassRates):
+    """A pass-rate table that a test fills in: prompt id -> (rate, samples)."""
+
+    def __init__(self, rates: Mapping[str, tuple[float, float]]):
+        self._rates = dict(rates)
+
+    def get(self, prompt_id: str) -> tuple[float, float] | None:
+        return self._rates.get(prompt_id)
+
+
+RATES = KnownRates({PROMPTS[i].id: (i / 9, 4.0) for i in range(0, 10, 2)})
+
+
+def _chosen(sampler: Sampler, rng: np.random.Generator) -> list[list[int]]:
+    return [sampler.choose(PROMPTS, RATES, rng, count) for count in _COUNTS]
+
+
+@contextmanager
+def _other_randomness(seed: int) -> Iterator[None]:
+    """The generators that are not the sampler's to use, in another state."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+def check_sampler(build: Callable[[], Sampler], part: Inspection) -> None:
+    """Choices that can be made again after a restart.
+
+    Args:
+      build: makes a fresh one.
+    """
+    with part.rule(
+        "choose returns as many ints as asked for, each an index into prompts",
+        "return [int(i), ...]: numpy's integers cannot be recorded",
+    ):
+        chosen = _chosen(build(), np.random.default_rng(0))
+        for count, indices in zip(_COUNTS, chosen, strict=True):
+            require(isinstance(indices, list), f"it returned {indices!r}")
+            require(len(indices) == count, f"asked for {count} it chose {len(indices)}")
+            for index in indices:
+                require(type(index) is int, f"{index!r} is {type(index).__name__}")
+                require(0 <= index < len(PROMPTS), f"{index} of {len(PROMPTS)} prompts")
+    if not part.sound:
+        return
+    with part.rule(
+        "all randomness comes from rng: the same generator gives the same choices",
+        "draw from the rng that choose is given, never from random, numpy.random or a generator "
+        "of its own: a resumed run makes every recorded choice once more",
+    ):
+        with _other_randomness(1):
+            one = _chosen(build(), np.random.default_rng(0))
+        with _other_randomness(2):
+            other = _chosen(build(), np.random.default_rng(0))
+        require(one == other, f"{one[0]} the first time, then {other[0]}")
+    state = (
+        "return from state() everything that it remembers, as plain JSON with text keys, and set "
+        "all of it in restore()"
+    )
+    with part.rule("state() is JSON, and a copy", state):
+        sampler, rng = build(), np.random.default_rng(0)
+        _chosen(sampler, rng)
+        found = sampler.state()
+        require(isinstance(found, dict), f"it is {type(found).__name__}, not a dict")
+        text = json.dumps(found)
+        sampler.choose(PROMPTS, RATES, rng, 3)
+        require(json.dumps(found) == text, "it changes with the choices that follow")
+    with part.rule("a fresh one that restores the state goes on as the old one would", state):
+        sampler, rng = build(), np.random.default_rng(0)
+        for done in range(3):
+            text, bits = json.dumps(sampler.state()), rng.bit_generator.state
+            expected = _chosen(sampler, rng)
+            fresh, again = build(), np.random.default_rng(0)
+            fresh.restore(json.loads(text))
+            again.bit_generator.state = bits
+            found = _chosen(fresh, again)
+            after = f"after {done * len(_COUNTS)} choices the next would be"
+            require(found == expected, f"{after} {expected[0]}, restored it is {found[0]}")
+
+
+def check_gate(gate: Gate, part: Inspection) -> None:
+    """Reasons that can be counted."""
+    groups = {
+        "mixed rewards": make_group((1.0, 0.0, 0.5)),
+        "equal rewards": make_group((1.0, 1.0)),
+        "rewards of 0": make_group((0.0, 0.0)),
+        "negative rewards": make_group((-2.5, 3.0)),
+        "a reward that failed": make_group((1.0, None, 0.0)),
+        "only rewards that failed": make_group((None, None)),
+        "one sample": make_group((1.0,)),
+        "a known pass rate": make_group((1.0, 0.0), measured_pass_rate=0.75),
+    }
+    with part.rule(
+        "refuse returns None or one short phrase, also where rewards are NaN",
+        "return None to admit a group and a reason such as 'too easy' to refuse it, never a bool; "
+        "leave out NaN with rewards[~np.isnan(rewards)], which may leave none",
+    ):
+        for what, group in groups.items():
+            reason = gate.refuse(group)
+            if reason is None:
+                continue
+            require(isinstance(reason, str), f"for {what} it returned {reason!r}")
+            short = 0 < len(reason) <= _MOST_CHARACTERS and "\n" not in reason
+            require(short, f"for {what}: {reason[:80]!r}, of {len(reason)} characters")
+    with part.rule(
+        "the same group gets the same answer",
+        "judge by the group alone: a gate is asked once, and in any order",
+    ):
+        for what, group in reversed(groups.items()):
+            one, two = gate.refuse(group), gate.refuse(group)
+            require(one == two, f"{what}: {one!r}, then {two!r}")

@@ -1,0 +1,106 @@
+"""What is tried on a part, rule by rule, and what is found wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.errors import ContractError, Finding
+
+_POLL_S = 0.02
+
+
+class Broken(Exception):
+    """A rule does not hold; says what was found."""
+
+
+def require(holds: Any, found: str) -> None:
+    """Ends a rule unless ``holds``."""
+    if not holds:
+        raise Broken(found)
+
+
+@dataclass
+class Inspection:
+    """One part under inspection.
+
+    Attributes:
+      where: plug-in, hook and name, for messages.
+      rules: what was tried, one phrase each.
+      findings: what does not hold.
+    """
+
+    where: str
+    rules: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @contextmanager
+    def rule(self, expected: str, mend: str) -> Iterator[None]:
+        """Tries one promise; what its body raises is a finding, and the next rule goes on.
+
+        Args:
+          expected: the promise, a phrase.
+          mend: what to change where it does not hold.
+        """
+        self.rules.append(expected)
+        try:
+            yield
+        except Broken as broken:
+            self.findings.append(Finding(self.where, expected, str(broken), mend))
+        except Exception as error:  # noqa: BLE001  it becomes a finding
+            self.findings.append(Finding(self.where, expected, f"it raised {told(error)}", mend))
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong so far."""
+        return not self.findings
+
+    def close(self) -> tuple[str, ...]:
+        """The rules that hold.
+
+        Raises:
+          ContractError: one does not.
+        """
+        if self.findings:
+            raise ContractError(self.findings)
+        return tuple(self.rules)
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line, with the line of code that raised it."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "TimeoutError: it did not end within the deadline"
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
+    said = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {said}{place}"
+
+
+def run_async(scenario: Callable[[], Awaitable[None]], deadline_s: float) -> None:
+    """Runs a scenario on an event loop of its own.
+
+    Raises:
+      TimeoutError: it takes longer than the deadline.
+    """
+
+    async def within() -> None:
+        async with asyncio.timeout(deadline_s):
+            await scenario()
+
+    asyncio.run(within())
+
+
+async def eventually(condition: Callable[[], Any], deadline_s: float) -> bool:
+    """Whether a condition comes true in time; for what nobody announces, such as a free slot."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            while not condition():
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""Contract of launchers: what they start, they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from rlax_plugin.protocols import Launcher
+from rlax_plugin.testing.contracts.inspection import (
+    Inspection,
+    eventually,
+    require,
+    run_async,
+)
+
+_START_S = 2.0  # until a process appears, if it starts any
+_RESTART_S = 10.0
+_WHOLE_S = 60.0
+_NOWHERE = "127.0.0.1:1"  # no controller answers there, so workers keep trying
+
+
+def check_launcher(
+    build: Callable[[], Launcher], config: Path, run_dir: Path, part: Inspection
+) -> None:
+    """Processes of this machine; what a launcher starts elsewhere is not seen.
+
+    Args:
+      build: makes a fresh one.
+      config: of a run, for ``rlax serve``.
+    """
+    before = set(_children())
+
+    def started() -> list[psutil.Process]:
+        return [child for child in _children() if child not in before]
+
+    async def never_started() -> None:
+        launcher = build()
+        require(launcher.restarts == 0, f"restarts is {launcher.restarts!r} at first")
+        await launcher.stop()
+
+    async def lives() -> None:
+        launcher = build()
+        await launcher.start([str(config)], _NOWHERE, run_dir)
+        try:
+            if await eventually(started, _START_S):
+                await _kill_one(launcher, started()[0])
+        finally:
+            await launcher.stop()
+        left = [process.pid for process in started()]
+        require(not left, f"{len(left)} processes are left after stop")
+        await launcher.stop()
+
+    with part.rule("can be stopped before it starts anything", "make stop idempotent"):
+        run_async(never_started, _WHOLE_S)
+    try:
+        with part.rule(
+            "starts a worker again that ends, counts it in restarts, and leaves no process behind",
+            "keep every process that start and restarts made, and end and await each in stop, "
+            "politely first; a second stop does nothing",
+        ):
+            run_async(lives, _WHOLE_S)
+    finally:
+        for process in started():
+            process.kill()
+
+
+async def _kill_one(launcher: Launcher, process: psutil.Process) -> None:
+    process.kill()
+    counted = await eventually(lambda: launcher.restarts == 1, _RESTART_S)
+    require(counted, f"a worker was killed, and restarts is {launcher.restarts!r}")
+
+
+def _children() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]

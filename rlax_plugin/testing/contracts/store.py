@@ -1,0 +1,164 @@
+"""Contract of weight stores: whole or not at all, and damage is found."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rlax_plugin.errors import WeightsError
+from rlax_plugin.protocols import WeightStore
+from rlax_plugin.testing.contracts.inspection import Inspection, require
+
+_ATOMIC = (
+    "write into a temporary directory beside the path and rename it when all is there, or write a "
+    "commit file last, without which load raises a WeightsError"
+)
+_CHECKSUMS = "keep a checksum with every block of bytes, and verify it in load"
+_STRUCTURE = "compare names, shapes and dtypes with those of like before returning anything"
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray]:
+    """Every kind of array that a model may publish."""
+    rng = np.random.default_rng(seed)
+    return {
+        "layer.kernel": rng.standard_normal((6, 5)).astype(np.float32),
+        "embedding": rng.standard_normal((16, 4)).astype(ml_dtypes.bfloat16),
+        "router.bias": np.zeros(3, np.float32),
+        "counts": np.arange(4, dtype=np.int32),
+        "mask": np.array([True, False]),
+        "scalar": np.array(3.5, np.float32),
+        "empty": np.zeros((0, 4), np.float32),
+    }
+
+
+def check_weight_store(store: WeightStore, directory: Path, part: Inspection) -> None:
+    """Versions of host arrays.
+
+    Args:
+      directory: empty and local.
+    """
+    arrays = weights()
+
+    def path(name: str) -> str:
+        return str(directory / name)
+
+    with part.rule(
+        "what is saved is loaded, bit for bit, names, shapes and dtypes included",
+        "keep raw bytes with shape and dtype; bfloat16, scalars and arrays without elements count",
+    ):
+        store.save(path("0"), arrays)
+        _require_same(store.load(path("0"), arrays), arrays)
+    if not part.sound:
+        return
+    with part.rule("a path that exists is refused, and stays as it is", "look before writing"):
+        _require_refused(lambda: store.save(path("0"), weights(1)), "save to an existing path")
+        _require_same(store.load(path("0"), arrays), arrays)
+    with part.rule("a save that fails raises, and leaves nothing that can be loaded", _ATOMIC):
+        _check_failed_save(store, path("failed"))
+    with part.rule("a changed or missing byte is found: a WeightsError", _CHECKSUMS):
+        store.save(path("damaged"), arrays)
+        for file in sorted(p for p in (directory / "damaged").rglob("*") if p.is_file()):
+            _check_damage(store, path("damaged"), file)
+    with part.rule("another structure is refused: a WeightsError", _STRUCTURE):
+        kernel = arrays["layer.kernel"]
+        others: dict[str, dict[str, np.ndarray]] = {
+            "a name more": {**arrays, "gate": kernel},
+            "a name less": {k: v for k, v in arrays.items() if k != "layer.kernel"},
+            "another shape": {**arrays, "layer.kernel": kernel.reshape(5, 6)},
+            "another dtype": {**arrays, "layer.kernel": kernel.astype(ml_dtypes.bfloat16)},
+        }
+        for what, like in others.items():
+            _require_refused(lambda like=like: store.load(path("0"), like), what)
+    with part.rule(
+        "a missing version is a WeightsError, and deleting it again is silent",
+        "ignore what is gone in delete, and turn FileNotFoundError into WeightsError in load",
+    ):
+        _require_refused(lambda: store.load(path("never"), arrays), "load of what was not saved")
+        store.delete(path("never"))
+        store.save(path("1"), weights(1))
+        store.delete(path("1"))
+        store.delete(path("1"))
+        _require_refused(lambda: store.load(path("1"), arrays), "load of what was deleted")
+        _require_same(store.load(path("0"), arrays), arrays)
+    with part.rule("threads may share it", "keep nothing of one call where another one finds it"):
+        _check_threads(store, directory)
+
+
+def _require_same(found: Any, expected: dict[str, np.ndarray]) -> None:
+    require(found.keys() == expected.keys(), f"names {sorted(found)} instead of {sorted(expected)}")
+    for name, array in expected.items():
+        got = np.asarray(found[name])
+        require(
+            (got.shape, got.dtype) == (array.shape, array.dtype),
+            f"{name!r} is {got.dtype}{list(got.shape)} instead of {array.dtype}{list(array.shape)}",
+        )
+        require(got.tobytes() == array.tobytes(), f"{name!r} has other bits")
+
+
+def _require_refused(action: Callable[[], Any], what: str) -> None:
+    try:
+        action()
+    except WeightsError:
+        return
+    require(False, f"{what} raised nothing")
+
+
+def _check_failed_save(store: WeightStore, path: str) -> None:
+    good = {"a": np.ones(8, np.float32), "b": np.ones(8, np.float32)}
+    bad = {**good, "c": np.array([object()], dtype=object)}  # no bytes to write
+    try:
+        store.save(path, bad)
+    except Exception:  # noqa: BLE001  which error is not the point here
+        pass
+    else:
+        require(False, "an array of Python objects was saved")
+    for like in (bad, good, {"a": good["a"]}):
+        names = ", ".join(like)
+        _require_refused(lambda like=like: store.load(path, like), f"load of {names} after it")
+    store.save(path, good)  # a version is published once more after a restart
+    _require_same(store.load(path, good), good)
+
+
+def _check_damage(store: WeightStore, path: str, file: Path) -> None:
+    """A file that load does not read, or a byte that says nothing, may change."""
+    whole, expected = file.read_bytes(), weights()
+    middle = len(whole) // 2
+    flipped = bytes([*whole[:middle], whole[middle] ^ 1, *whole[middle + 1 :]]) if whole else b"x"
+    for what, data in (("one bit flipped", flipped), ("cut in half", whole[:middle])):
+        file.write_bytes(data)
+        try:
+            found = store.load(path, expected)
+        except WeightsError:
+            continue
+        finally:
+            file.write_bytes(whole)
+        for name, array in expected.items():
+            same = np.asarray(found[name]).tobytes() == array.tobytes()
+            require(same, f"{file.name} with {what} was loaded, {name!r} with other values")
+
+
+def _check_threads(store: WeightStore, directory: Path) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(3):
+                path = str(directory / f"thread-{number}-{turn}")
+                store.save(path, weights(number))
+                _require_same(store.load(path, weights(number)), weights(number))
+        except BaseException as error:  # noqa: BLE001  raised below, where it is reported
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        require(not thread.is_alive(), "two threads block each other")
+    if failures:
+        raise failures[0]

@@ -1,0 +1,181 @@
+"""Contracts of a task: its prompts, and the reward that scores completions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.protocols import PromptSource
+from rlax_plugin.testing.contracts import fresh_process
+from rlax_plugin.testing.contracts.fresh_process import SPLITS
+from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.types import Prompt
+
+_PROCESS_S = 60.0  # for a process that builds one part
+_STABLE = (
+    "derive prompts from the config alone, in a fixed order; ids from a content hash such as "
+    "hashlib's, because hash() of a text differs between processes"
+)
+
+
+def check_prompt_source(
+    build: Callable[[], PromptSource], choice: Choice, section: RlaxSection, part: Inspection
+) -> None:
+    """Prompts, their tokens, and the way back to text.
+
+    Args:
+      build: makes a fresh one.
+      choice: its name and options, for another process.
+    """
+    source = build()
+    splits: dict[str, Sequence[Prompt]] = {}
+    with part.rule(
+        'prompts("train"), ("validation") and ("test") are not empty and hold Prompts',
+        "return a sequence of rlax_plugin.types.Prompt for each of the three splits",
+    ):
+        for split in SPLITS:
+            found = source.prompts(split)
+            require(len(found) > 0, f"split {split!r} is empty")
+            wrong = [p for p in found if not isinstance(p, Prompt)]
+            require(not wrong, f"split {split!r} holds {wrong[:1]}")
+            splits[split] = found
+    if not part.sound:
+        return
+    with part.rule(
+        "tokens are int32 [length], not empty; id, text and reference are text",
+        "build tokens with np.array(ids, dtype=np.int32)",
+    ):
+        for prompt in itertools.chain(*splits.values()):
+            tokens = prompt.tokens
+            right = isinstance(tokens, np.ndarray) and tokens.dtype == np.int32
+            require(right and tokens.ndim == 1, f"{prompt.text!r} has tokens {tokens!r}")
+            require(len(tokens) > 0, f"{prompt.text!r} has no tokens")
+            texts = (prompt.id, prompt.text, prompt.reference)
+            require(all(isinstance(t, str) for t in texts), f"{texts} are not all text")
+    with part.rule(
+        "ids are unique, and no prompt is in two splits",
+        "make the id a hash of the whole prompt, and drop duplicates",
+    ):
+        for split, prompts in splits.items():
+            ids = [p.id for p in prompts]
+            require(len(set(ids)) == len(ids), f"{len(ids) - len(set(ids))} repeated in {split!r}")
+        for one, other in itertools.combinations(SPLITS, 2):
+            both = {p.id for p in splits[one]} & {p.id for p in splits[other]}
+            require(not both, f"{len(both)} prompts of {one!r} are in {other!r} too")
+    with part.rule("two fresh builds, also in another process, give the same prompts", _STABLE):
+        expected = {name: fresh_process.digest(prompts) for name, prompts in splits.items()}
+        again = build()
+        here = {split: fresh_process.digest(again.prompts(split)) for split in SPLITS}
+        require(here == expected, "a second build in this process gives others")
+        there = fresh_process.ask(section, "prompt_source", choice, {}, _PROCESS_S)
+        require(there["splits"] == expected, "another process gives others")
+    with part.rule(
+        "an unknown split raises a ConfigError",
+        "raise rlax_plugin.errors.ConfigError with the splits that there are",
+    ):
+        try:
+            found = source.prompts("no-such-split")
+        except ConfigError:
+            pass
+        else:
+            require(False, f"it returned {len(found)} prompts")
+    with part.rule(
+        "decode gives the text of tokens, without stop tokens",
+        "leave out stop_ids and padding in decode; stop_ids is a tuple of ints",
+    ):
+        _check_decode(source, splits["train"][0])
+    encode = getattr(source, "encode", None)
+    if encode is not None:
+        with part.rule(
+            "encode gives the tokens of a prompt's text",
+            "return the ids of prompts(...), those in front of the text included",
+        ):
+            for prompt in splits["train"][:3]:
+                found, expected = list(encode(prompt.text)), prompt.tokens.tolist()
+                require(found == expected, f"{prompt.text!r} gives {found}, not {expected}")
+
+
+def _check_decode(source: PromptSource, prompt: Prompt) -> None:
+    stop_ids = source.stop_ids
+    ints = isinstance(stop_ids, tuple) and all(isinstance(i, int) for i in stop_ids)
+    require(ints, f"stop_ids is {stop_ids!r}")
+    text = source.decode(prompt.tokens)
+    require(isinstance(text, str), f"it decodes to {text!r}")
+    require(source.decode(prompt.tokens) == text, "decoded twice, it differs")
+    for stop in stop_ids:
+        ended = source.decode(np.append(prompt.tokens, np.int32(stop)))
+        require(ended == text, f"{text!r} and stop token {stop} decode to {ended!r}")
+
+
+def check_reward(
+    choice: Choice, section: RlaxSection, prompts: Sequence[Prompt], part: Inspection
+) -> None:
+    """Scores of completions, as reward processes ask for them.
+
+    Args:
+      prompts: at least two that the reward can judge.
+    """
+    first, other = prompts[0], prompts[1]
+    plain = {"right": first.reference, "wrong": other.reference, "empty": ""}
+    odd = {
+        "very long": (first.reference or "7") * 20_000,
+        "odd unicode": "\u202e\U0001d7dc\x00\ufffd\U0001f642",
+    }
+    completions = plain | odd
+    answer: dict[str, Any] = {}
+    with part.rule(
+        "it can be built and called in a fresh process",
+        "keep it in an importable module named in rlax.plugins, and everything it needs in its "
+        "options; a call that takes too long needs a deadline of its own",
+    ):
+        cases = [fresh_process.case_of(first, text) for text in completions.values()]
+        answer = fresh_process.ask(section, "reward", choice, {"cases": cases}, _PROCESS_S)
+    if not answer:
+        return
+    scored = dict(zip(completions, answer["scored"], strict=True))
+    with part.rule(
+        "a right, a wrong and an empty completion get a finite number",
+        "return a float, and raise only where a completion cannot be judged; if it needs other "
+        "prompts than these, name the plug-in with their source in check_plugin(..., plugins=...)",
+    ):
+        for what in plain:
+            _require_number(what, completions[what], scored[what]["calls"][0])
+    with part.rule(
+        "a very long one and odd unicode get a finite number, or it raises",
+        "return a float or raise: a sample whose reward raises is marked, and never counts as 0",
+    ):
+        for what in odd:
+            if "error" not in scored[what]["calls"][0]:
+                _require_number(what, completions[what], scored[what]["calls"][0])
+    with part.rule("the same completion gets the same reward twice", "keep no state and no chance"):
+        for what, found in scored.items():
+            one, two = found["calls"]
+            same = one.get("value") == two.get("value") and ("error" in one) == ("error" in two)
+            require(same or not part.sound, f"the {what} completion gets {one}, then {two}")
+    with part.rule(
+        f"a call takes at most rlax.deadlines.reward_s = {section.deadlines.reward_s:g} s",
+        "give what it calls a deadline below that",
+    ):
+        for what, found in scored.items():
+            took_s = found["took_s"]
+            require(took_s <= section.deadlines.reward_s, f"the {what} one took {took_s:.1f} s")
+    with part.rule(
+        f"imports none of {', '.join(fresh_process.HEAVY)}",
+        "score with numpy or plain Python, and import nothing that imports them: reward processes "
+        "must start at once and leave the accelerator to the trainer",
+    ):
+        require(not answer["heavy"], f"{' and '.join(answer['heavy'])} was imported")
+
+
+def _require_number(what: str, completion: str, call: dict[str, Any]) -> None:
+    shown = repr(completion[:20])
+    require("error" not in call, f"for the {what} completion {shown} it raised {call.get('error')}")
+    value = call["value"]
+    require(value is not None, f"the {what} one, {shown}, gets {call['shown']} ({call['type']})")
+    require(math.isfinite(value), f"the {what} one, {shown}, gets {call['shown']}")

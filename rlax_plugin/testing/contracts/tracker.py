@@ -1,0 +1,67 @@
+"""Contract of trackers: they take everything, quickly, and lose nothing."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rlax_plugin.protocols import Tracker
+from rlax_plugin.testing.contracts.inspection import Inspection, require
+
+_STEPS = 20
+_MOST_S = 0.1  # of one log; the controller's event loop waits for it
+_LAST = "check/last_of_all"
+
+
+def check_tracker(build: Callable[[], Tracker], run_dir: Path, part: Inspection) -> None:
+    """Metrics of a run's steps.
+
+    Args:
+      build: makes one that may write below ``run_dir``.
+    """
+    tracker: Tracker | None = None
+    metrics = {f"train/metric_{i}": i / 7 for i in range(30)}
+    with part.rule("takes metrics named stage/name, step after step", "see protocols.Tracker"):
+        tracker = build()
+        for step in (1, 2, 5):  # those of an evaluation may be missing in between
+            tracker.log(step, metrics)
+        tracker.log(6, {})
+    if tracker is None:
+        return
+    with part.rule(
+        "takes NaN and infinities",
+        "pass on or leave out what is not finite (math.isfinite), but do not raise: the first sign "
+        "of a run that diverges is a NaN",
+    ):
+        tracker.log(7, {"train/nan": math.nan, "train/inf": math.inf, "train/less": -math.inf})
+    with part.rule(
+        "takes any name with one slash, and whole numbers",
+        "replace characters that the service does not know",
+    ):
+        tracker.log(8, {"evaluation/pass@8": 0.5, "time/p99.9 (s)": 1, "behaviour/w̄²": 2.0})
+    with part.rule(
+        f"log returns within {_MOST_S:g} s: the event loop waits for it",
+        "hand metrics to a queue or a thread of the library's, and write there",
+    ):
+        took_s = []
+        for step in range(9, 9 + _STEPS):
+            started = time.perf_counter()
+            tracker.log(step, metrics)
+            took_s.append(time.perf_counter() - started)
+        median_s = statistics.median(took_s)
+        require(median_s <= _MOST_S, f"it takes {median_s:.2f} s")
+    with part.rule(
+        "what was logged last is written when close returns",
+        "flush and join in close",
+    ):
+        tracker.log(9 + _STEPS, {_LAST: 1.0})
+        lost = tracker.close()
+        require(lost is None, f"close says: {lost}")
+        files = [p.read_bytes() for p in run_dir.rglob("*") if p.is_file()]
+        legible = any(b"train/metric_0" in data for data in files)
+        # Of what is kept elsewhere, or in another form, nothing can be said.
+        written = any(_LAST.encode() in data for data in files)
+        require(written or not legible, f"{len(files)} files hold no {_LAST!r}")

@@ -1,0 +1,230 @@
+"""Stand-ins for a run's parts that check what they are given, without a model or a process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection, Rollouts
+from rlax_plugin.errors import TrainingError, WeightsError, WeightsUnreadableError, WorkerError
+from rlax_plugin.protocols import Arrays, TrainerLink, WeightStore
+from rlax_plugin.testing.builders import make_batch
+from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+from rlax_plugin.types import Canary, GroupRequest, Rollout
+
+CANARY_TOKENS = np.array([5, 17, 33, 2, 60], np.int32)
+
+
+class FakeTrainerLink(TrainerLink):
+    """The controller as a trainer sees it; a call out of order is a TrainingError.
+
+    Attributes:
+      calls: (method, step) of every call that has a step.
+      published: step -> a copy of the arrays.
+      canaries: step -> what was published with them.
+      metrics: step -> those of ``step_done``.
+      last_step: the newest finished step; where training started, before the first.
+
+    Args:
+      batches: step -> arrays; default: ``make_batch``, for a vocabulary of 64.
+      stop_after: the step in which a stop is requested.
+    """
+
+    def __init__(
+        self,
+        batches: Callable[[int], Mapping[str, np.ndarray]] = lambda step: make_batch(step).arrays,
+        *,
+        canary_tokens: np.ndarray = CANARY_TOKENS,
+        stop_after: int | None = None,
+    ):
+        self.calls: list[tuple[str, int]] = []
+        self.published: dict[int, dict[str, np.ndarray]] = {}
+        self.canaries: dict[int, Canary | None] = {}
+        self.metrics: dict[int, Mapping[str, Any]] = {}
+        self.last_step = 0
+        self._batches, self._stop_after = batches, stop_after
+        self._canary_tokens = canary_tokens
+        self._training: int | None = None
+        self._buffers: dict[int, Arrays] = {}
+
+    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
+        self._record("next_batch", step)
+        self._require(bool(self.published), "publish what training starts from first")
+        self._require(self._training is None, f"step {self._training} is not done")
+        self._require(step == self.last_step + 1, f"the next step is {self.last_step + 1}")
+        newest = max(self.published)
+        self._require(newest == self.last_step, f"version {self.last_step} is not published")
+        self._require(not self.stop_requested, "a stop was requested")
+        self._training = step
+        return self._batches(step)
+
+    @property
+    def canary_tokens(self) -> np.ndarray:
+        return self._canary_tokens
+
+    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+        first = not self.published
+        self._record("publish", step)
+        if first:
+            self._require(self._training is None, "the first version precedes the first batch")
+            self.last_step = step
+        else:
+            current = self._training or self.last_step
+            self._require(step == current, f"the weights are those after step {current}")
+            self._require(step not in self.published, "it is published already")
+        copies = {name: np.array(array) for name, array in arrays.items()}
+        if not first:
+            before = _structure(next(iter(self.published.values())))
+            same = _structure(copies) == before
+            self._require(same, f"{_structure(copies)} instead of {before}")
+        self._require(bool(copies), "there are no arrays")
+        if canary is not None:
+            self._check_canary(canary)
+        self.published[step], self._buffers[step] = copies, arrays
+        self.canaries[step] = canary
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._record("step_done", step)
+        self._require(step == self._training, f"step {self._training} is being trained")
+        named = isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)
+        self._require(named, f"metrics are {metrics!r}")
+        self.metrics[step] = metrics
+        self._training, self.last_step = None, step
+
+    def before_checkpoint(self, step: int) -> None:
+        self._record("before_checkpoint", step)
+        current = self._training or self.last_step
+        self._require(step == current, f"the step is {current}")
+
+    def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
+        if not (phase and 0 <= done <= of):
+            raise TrainingError(f"progress({phase!r}, {done}, {of}): expected 0 <= done <= of")
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._stop_after is not None and max(self._training or 0, self.last_step) >= (
+            self._stop_after
+        )
+
+    def close(self) -> None:
+        """Checks what shows only after ``run`` has returned.
+
+        Raises:
+          TrainingError: a step was begun and not finished; published buffers were written to.
+        """
+        if self._training is not None:
+            raise TrainingError(f"run returned with step {self._training} not done")
+        if self.last_step not in self.published:
+            raise TrainingError(f"run returned without publish({self.last_step})")
+        for step, arrays in self._buffers.items():
+            for name, copy in self.published[step].items():
+                if np.asarray(arrays[name]).tobytes() != copy.tobytes():
+                    raise TrainingError(
+                        f"publish({step}): {name!r} was changed afterwards; hand over fresh buffers"
+                    )
+
+    def _check_canary(self, canary: Canary) -> None:
+        logprobs = np.asarray(canary.logprobs)
+        asked = np.array_equal(canary.tokens, self._canary_tokens)
+        self._require(asked, f"the canary is of tokens {canary.tokens}")
+        fits = logprobs.shape == (len(self._canary_tokens) - 1,)
+        right = fits and bool(np.isfinite(logprobs).all() and logprobs.max() <= 1e-6)
+        self._require(right, f"the canary's log-probs are {logprobs}")
+        self._require(canary.tolerance > 0, f"the canary's tolerance is {canary.tolerance}")
+
+    def _record(self, method: str, step: int) -> None:
+        self.calls.append((method, step))
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            method, step = self.calls[-1]
+            raise TrainingError(f"{method}({step}): {otherwise}")
+
+
+class FakeWeightStore(WeightStore):
+    """Keeps versions in memory. Thread-safe; arrays are copied in both directions."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, dict[str, np.ndarray]] = {}
+        self._lock = threading.Lock()
+
+    def save(self, path: str, arrays: Arrays) -> None:
+        copies = {name: np.array(array) for name, array in arrays.items()}
+        for name, array in copies.items():
+            if array.dtype.hasobject:
+                raise WeightsError(f"{name!r} holds Python objects, not numbers")
+        with self._lock:
+            if path in self._versions:
+                raise WeightsError(f"cannot write {path}: it exists")
+            self._versions[path] = copies
+
+    def load(self, path: str, like: Arrays) -> dict[str, Any]:
+        with self._lock:
+            if path not in self._versions:
+                raise WeightsUnreadableError(f"{path} does not exist")
+            arrays = self._versions[path]
+        if (wanted := _structure(like)) != _structure(arrays):
+            raise WeightsError(f"{path} holds {_structure(arrays)}, expected {wanted}")
+        return {name: array.copy() for name, array in arrays.items()}
+
+    def delete(self, path: str) -> None:
+        with self._lock:
+            self._versions.pop(path, None)
+
+
+class FakeEngine(ScriptedEngine):
+    """Draws from the toy policy, and refuses requests that no controller would send.
+
+    Attributes:
+      requests: all that were taken.
+
+    Args:
+      store: where versions are read from.
+      rollouts: slots and limits.
+    """
+
+    def __init__(self, store: WeightStore, rollouts: Rollouts | None = None):
+        from rlax_plugin.testing.objectives import section_of
+
+        section: RlaxSection = section_of({}, (), rollouts=rollouts or Rollouts())
+        super().__init__(ScriptedConfig(), store, section)
+        self.requests: list[GroupRequest] = []
+        self._limits = section.rollouts
+
+    async def generate(
+        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+    ) -> None:
+        """See ``RolloutEngine``.
+
+        Raises:
+          WorkerError: a request is malformed, or beyond the limits.
+        """
+        for request in requests:
+            if problem := self._problem(request):
+                raise WorkerError(f"group {request.group_id}: {problem}")
+        self.requests += requests
+        await super().generate(requests, on_group)
+
+    def _problem(self, request: GroupRequest) -> str | None:
+        tokens, sampling, limits = request.prompt_tokens, request.sampling, self._limits
+        if tokens.dtype != np.int32 or not 1 <= len(tokens) <= limits.max_prompt_tokens:
+            return f"prompt_tokens are {tokens.dtype}[{len(tokens)}]"
+        if not request.seeds or len(set(request.seeds)) != len(request.seeds):
+            return f"seeds are {request.seeds}"
+        if not all(0 <= seed < 2**64 for seed in request.seeds):
+            return f"seeds {request.seeds} are not all of 64 bits"
+        if not 1 <= sampling.max_new_tokens <= limits.max_new_tokens:
+            return f"max_new_tokens is {sampling.max_new_tokens}"
+        if request.attempt < 1:
+            return f"attempt is {request.attempt}, they count from 1"
+        if request.resume and [r.seed for r in request.resume] != list(request.seeds):
+            return "resume holds other samples than seeds"
+        return None
+
+
+def _structure(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Name -> shape and dtype, in the order of names."""
+    return {n: (tuple(a.shape), np.dtype(a.dtype).name) for n, a in sorted(arrays.items())}

@@ -1,0 +1,134 @@
+"""What every process that serves an engine shares: its start, its endpoints, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import grpc
+
+from rlax_plugin.build import build_part
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.loading import load_section
+from rlax_plugin.prometheus import Exporter, WorkerMetrics
+from rlax_plugin.protocols import BuildContext, RolloutEngine
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.wire import SERVER_OPTIONS
+from rlax_plugin.worker.service import RolloutService
+
+log = logging.getLogger("rlax.worker")
+
+NAME = "RLAX_WORKER"
+"""Environment variable in which the worker's name stands, for its engine and libraries."""
+
+Life = Callable[[RlaxSection, RolloutEngine, asyncio.Event], Awaitable[None]]
+
+
+class Endpoint:
+    """A worker's endpoints: gRPC and, if asked for, a page for Prometheus.
+
+    A context, which closes the page; ``server`` is stopped by whoever decides how.
+
+    Args:
+      port: 0 takes any free one; so does ``prometheus_port``, and None exports nothing.
+
+    Attributes:
+      server: has its port at once and listens from ``start`` on.
+      address: host:port.
+
+    Raises:
+      ConfigError: a port is taken.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        engine: RolloutEngine,
+        *,
+        name: str,
+        port: int = 0,
+        prometheus_port: int | None = None,
+    ):
+        self._engine = engine
+        self._service: RolloutService | None = None
+        self._exporter: Exporter | None = None
+        metrics = WorkerMetrics(name, self._figures)
+        interceptors = () if prometheus_port is None else (metrics.interceptor,)
+        self.server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+        try:
+            port = self.server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ConfigError("--port", port, f"not free: {error}; 0 takes any") from error
+        self.address = f"{host}:{port}"
+        if prometheus_port is not None:
+            self._exporter = Exporter(host, prometheus_port, "--prometheus-port", metrics.registry)
+            log.info("metrics for Prometheus: %s", self._exporter.url)
+
+    def _figures(self) -> dict[str, float]:
+        draining = self._service is not None and self._service.draining
+        own = {"weight_version": self._engine.version, "draining": draining}
+        return {**self._engine.health(), **own}
+
+    async def start(self, service: RolloutService) -> asyncio.Future[object]:
+        """Listens, with our service and those that the engine brings along.
+
+        Returns:
+          Done once the engine's services answer, which may take until they are imported.
+        """
+        self._service = service
+        rpc.add_RolloutServicer_to_server(service, self.server)
+        answers: Future[object] = Future()
+        if (add_services := getattr(self._engine, "add_services", None)) is not None:
+            answers = add_services(self.server, self._engine)
+        else:
+            answers.set_result(None)
+        await self.server.start()
+        return asyncio.wrap_future(answers)
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._exporter is not None:
+            self._exporter.close()
+
+
+def run(config_path: str, overrides: Sequence[str], name: str, life: Life) -> None:
+    """Builds a config's engine, and runs ``life`` on an event loop to its end.
+
+    Args:
+      name: of this worker, in logs and metrics.
+      life: its last argument is set by the first SIGTERM or Ctrl-C.
+
+    Raises:
+      RlaxError: configuration, start-up and engine failures.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+    os.environ[NAME] = name
+    section, _ = load_section(config_path, overrides)
+    context = BuildContext(
+        run_dir=Path(), seed=section.seed, section=section, maxtext_argv=(config_path, *overrides)
+    )
+    engine: RolloutEngine = build_part(
+        "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
+    )
+
+    async def until_told() -> None:
+        terminated = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, terminated.set)
+        await life(section, engine, terminated)
+
+    try:
+        asyncio.run(until_told())
+    finally:
+        if (close := getattr(engine, "close", None)) is not None:
+            close()

@@ -1,0 +1,155 @@
+"""``rlax serve RUN``: a trained run's weights for other programs, without a trainer.
+
+What is served has passed the same proof as in training: names, shapes, checksums, fingerprints,
+canary. Nothing is written into the run's directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import posixpath
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
+from rlax_plugin.parameter_server import kept_versions
+from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.worker.process import Endpoint
+from rlax_plugin.worker.process import run as run_engine
+from rlax_plugin.worker.service import RolloutService
+
+NAME = "standalone"
+_CONFIG = "config.yml"
+
+
+def serve_run(
+    run: str,
+    overrides: Sequence[str] = (),
+    *,
+    port: int = 0,
+    version: int | None = None,
+    prometheus_port: int | None = None,
+    ready: Callable[[str], None] = print,
+) -> None:
+    """Serves one version of a run until SIGTERM or Ctrl-C, which let running calls end.
+
+    Args:
+      run: the run's directory; a path or a URL.
+      overrides: ``key=value`` arguments on top of the run's own config.
+      port: of JetStream's service and ours; 0 takes any free one.
+      version: None is the newest that was kept.
+      prometheus_port: 0 takes any free one; None: nothing is exported.
+      ready: told what is served where, and how to ask for it, once it is.
+
+    Raises:
+      RlaxError: there is no such run or version, its weights are gone or not what was published,
+        or a port is taken.
+    """
+    files = RunFiles(run)
+    chosen = kept_version(files, version)
+
+    async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
+        with Endpoint(
+            section.network.host, engine, name=NAME, port=port, prometheus_port=prometheus_port
+        ) as endpoint:
+            service = RolloutService(engine, section, has_weights=lambda: engine.version >= 0)
+            services = await endpoint.start(service)
+            try:
+                start = _load(engine, chosen, services)
+                if not await _told_first(terminated, start, section.deadlines.startup_s):
+                    ready(await _greeting(engine, chosen, files, endpoint.address))
+                    await terminated.wait()
+            finally:
+                service.draining = True
+                # gRPC's grace lets running calls end and refuses new ones.
+                await endpoint.server.stop(section.deadlines.drain_s)
+
+    with _local_config(files) as config:
+        run_engine(config, overrides, NAME, life)
+
+
+def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
+    """A version that a run has left behind, with a path at which its weights are.
+
+    A run's directory may have been moved or copied; its weights are then looked for in there.
+
+    Args:
+      number: None is the newest.
+
+    Raises:
+      ConfigError: this is no run's directory, or the run has not kept that version.
+      WeightsError: the weights are gone.
+    """
+    if not files.exists(_CONFIG):
+        raise ConfigError("RUN", files.url, f"is no directory of a run: it holds no {_CONFIG}")
+    kept = {version.version: version for version in kept_versions(files)}
+    if not kept:
+        raise WeightsError(f"{files.url} has kept no weight version: it has published none")
+    if number is None:
+        number = max(kept)
+    if number not in kept:
+        known = ", ".join(map(str, kept))
+        raise ConfigError("--version", number, f"{files.url} has kept: {known}")
+    found = kept[number]
+    inside = files.location(f"weights/{posixpath.basename(found.path.rstrip('/'))}")
+    for path in (found.path, inside):
+        if RunFiles(path).exists(""):
+            return replace(found, path=path)
+    raise WeightsError(
+        f"the weights of version {number} are gone: there is neither {found.path} nor {inside}"
+    )
+
+
+@contextlib.contextmanager
+def _local_config(files: RunFiles) -> Iterator[str]:
+    """The run's config as a local file, which MaxText wants."""
+    if files.is_local:
+        yield files.location(_CONFIG)
+        return
+    with tempfile.TemporaryDirectory(prefix="rlax-serve-") as directory:
+        path = Path(directory, _CONFIG)
+        path.write_bytes(files.get(_CONFIG))
+        yield str(path)
+
+
+async def _load(engine: RolloutEngine, version: WeightVersion, services: Awaitable[object]) -> None:
+    await engine.load_weights(version)
+    await services
+
+
+async def _told_first(
+    terminated: asyncio.Event, start: Coroutine[Any, Any, None], deadline_s: float
+) -> bool:
+    """Whether the process was told to end before ``start`` was done; raises what that raises."""
+    starting = asyncio.ensure_future(start)
+    told = asyncio.ensure_future(terminated.wait())
+    try:
+        await asyncio.wait(
+            {starting, told}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if starting.done():
+            starting.result()
+        elif not told.done():
+            raise DeadlineError("starting to serve", deadline_s, "rlax.deadlines.startup_s")
+        return told.done()
+    finally:
+        starting.cancel()
+        told.cancel()
+        await asyncio.gather(starting, told, return_exceptions=True)
+
+
+async def _greeting(
+    engine: RolloutEngine, version: WeightVersion, files: RunFiles, address: str
+) -> str:
+    """What is served where, and how to ask for it."""
+    line = f"version {version.version} of {files.url} is served on {address}"
+    if (client_example := getattr(engine, "client_example", None)) is None:
+        return line
+    return f"{line}; try:\n{await asyncio.to_thread(client_example, address)}"

@@ -1,0 +1,195 @@
+"""Evaluation beside training and alone, in whole runs of real processes.
+
+One run is disturbed in every way at once; then its numbers are measured again by ``rlax eval``. The
+toy engine's tokens follow from weights and seeds, so a single token of another version, or one that
+is counted twice, would make them differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+from runs import DEADLINE_S, Run
+
+from rlax_plugin.audit import audit
+from rlax_plugin.records.files import RunFiles
+
+EVERY, STEPS, PROBLEMS = 15, 40, 24
+SETTINGS = (
+    f"steps={STEPS}",
+    "rlax.trainer.learning_rate=3",
+    "rlax.trainer.train_s=0.2",
+    "rlax.launcher.workers=3",
+    "rlax.trainer.checkpoint_every=1",
+    "rlax.rollouts.engine.latency_s=0.1",
+    f"rlax.evaluation.every={EVERY}",
+    f"rlax.evaluation.problems={PROBLEMS}",
+    "rlax.evaluation.majority_k=[3]",
+    "rlax.evaluation.sets={hard: {split: validation, problems: 5, "
+    "rewards: [{name: even, raise_on: '1003'}]}}",
+)
+
+
+def rlax_eval(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlax_plugin", "eval", *arguments, "rlax.launcher.workers=1"],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, error = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, out + error
+    return json.loads(out)
+
+
+class Disturbed(NamedTuple):
+    """A run whose first evaluation lost its worker, and which was measured while it went on."""
+
+    run: Run
+    out: str
+    live: dict[str, Any]
+
+    def evaluation(self, name: str) -> dict[str, Any]:
+        return json.loads((self.run.dir / f"evaluation/{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory) -> Disturbed:
+    directory = tmp_path_factory.mktemp("evaluation")
+    run = Run(directory, *SETTINGS)
+
+    def keepers() -> list[str]:
+        logs = run.dir.glob("logs/local-*.log")
+        return [log.stem for log in logs if f"keep version {EVERY}" in log.read_text()]
+
+    run.until(lambda: len(run.steps()) >= 2, "two steps")
+    live = rlax_eval(directory, "runs/testing", "--json")
+    run.until(keepers, "an evaluation during training")
+    (keeper,) = [p for p in run.workers() if keepers()[0] in p.cmdline()]
+    keeper.send_signal(signal.SIGKILL)
+    measured = result(live)
+    status, out = run.end()
+    assert status == 0, out
+    return Disturbed(run, out, measured)
+
+
+def test_training_goes_on_while_it_is_evaluated(disturbed):
+    run, steps = disturbed.run, disturbed.run.steps()
+    assert [m["step"] for m in steps] == list(range(1, STEPS + 1))
+    ended = {m["evaluation/version"]: m for m in steps if "evaluation/version" in m}
+    assert list(ended) == [15, 30]
+    for version, metrics in ended.items():
+        assert metrics["step"] >= version + 2  # steps that ended meanwhile
+        document = disturbed.evaluation(f"step-{int(version):08d}")
+        assert document["version"] == document["step"] == version
+        for stage, name in (("evaluation", "test"), ("evaluation_hard", "hard")):
+            for measure, estimate in document["sets"][name].items():
+                assert metrics[f"{stage}/{measure}"] == estimate["value"]
+    summary = run.summary()
+    assert summary["evaluation"]["during"] == 2 and summary["evaluation"]["skipped"] == 0
+    assert summary["worker_restarts"] == 1  # the one that was killed, and none that was distrusted
+    assert disturbed.out.count(" lost: ") == 1
+    assert summary["max_staleness_seen"] == 1
+    report = audit(RunFiles(run.dir))
+    assert report.clean, report.violation
+    assert min(row["group_id"] for row in run.rollouts()) == 0  # no evaluation is recorded as drawn
+
+
+def test_the_same_is_measured_again_alone(disturbed):
+    directory = disturbed.run.dir.parents[1]
+    again = {
+        "after": rlax_eval(directory, "runs/testing", "--json"),
+        "step-00000015": rlax_eval(directory, "runs/testing", "--step", "15", "--json"),
+        "live": rlax_eval(
+            directory, f"runs/testing/checkpoints/{disturbed.live['step']}.npz", "--json"
+        ),
+    }
+    found = {name: result(process) for name, process in again.items()}
+    for name in ("after", "step-00000015"):
+        assert found[name]["sets"] == disturbed.evaluation(name)["sets"], name
+    assert found["after"]["version"] == STEPS and found["after"]["step"] == STEPS
+    assert found["live"]["sets"] == disturbed.live["sets"]
+    # Two are kept, so the leased version was gone for everybody else long before it was measured.
+    assert "which is going on" in disturbed.live["measured"] and disturbed.live["version"] < STEPS
+    written = disturbed.evaluation(f"eval-{STEPS:08d}")
+    assert written == found["after"] and written["measured"] == f"version {STEPS} of runs/testing"
+    hard = written["sets"]["hard"]
+    assert list(hard) == [
+        *("pass_at_1", "pass_at_2", "majority_at_3", "reward_mean", "length_mean", "length_p95"),
+        *("truncated", "reward_errors"),
+    ]
+    assert hard["reward_errors"]["value"] == 1 / 5 and hard["pass_at_1"]["problems"] == 5
+    assert not (disturbed.run.dir / "endpoints.json").exists()
+
+
+def test_a_version_with_other_settings_prints_a_table(disturbed):
+    directory = disturbed.run.dir.parents[1]
+    process = rlax_eval(
+        *(directory, f"runs/testing@{STEPS - 1}", "rlax.rollouts.temperature=0.5"),
+        *("--set", "test", "--samples", "6", "--problems", "3", "--k", "6", "--out", "a/b.json"),
+    )
+    out, error = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, out + error
+    assert "pass@6" in out and "majority@3" in out and "x 6 samples" in out and "hard" not in out
+    document = json.loads((directory / "a/b.json").read_text())
+    assert document["version"] == STEPS - 1 and list(document["sets"]) == ["test"]
+    assert document["pass_at_6"]["n"] == 6 and document["pass_at_6"]["problems"] == 3
+    assert "rlax.rollouts.temperature=0.5" in document["overrides"]
+
+
+def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
+    directory = disturbed.run.dir.parents[1]
+    before = sorted(disturbed.run.dir.rglob("*"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlax_plugin", "eval", "runs/testing", "--problems", "60"],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert "60 problems" in process.stdout.readline()  # everything has been started
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 3  # two workers and reward processes
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not list(tmp_path.iterdir()) and sorted(disturbed.run.dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs/nowhere"], "RUN = 'runs/nowhere': is no run directory, RUN@VERSION, or"),
+        (["runs/testing@3"], "--version = 3: is not kept any more: there is 39, 40"),
+        (["runs/testing", "--step", "99"], "--step = 99: runs/testing has no such checkpoint"),
+        (["runs/testing@40", "--step", "9"], "--version and --step are given: give one"),
+        (["runs/testing", "--set", "tset"], "--set = 'tset': no such set; did you mean 'test'?"),
+        (["runs/testing", "--k", "9"], "rlax.evaluation.k = 9: must be at most"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_second(disturbed, arguments, message, capsys):
+    from typer.testing import CliRunner
+
+    from rlax_plugin.cli import app
+
+    arguments = [word.replace("runs/", f"{disturbed.run.dir.parent}/", 1) for word in arguments]
+    shown = CliRunner().invoke(app, ["eval", *arguments])
+    assert shown.exit_code == 2
+    said = " ".join(shown.output.replace(f"{disturbed.run.dir.parent}/", "runs/").split())
+    assert message in said

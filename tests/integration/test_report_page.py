@@ -1,0 +1,266 @@
+"""The page of ``rlax report`` and ``rlax compare`` in a real browser, beside the run's records."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from browser import browser, executable, open_page
+from playwright.sync_api import Browser, Page, expect
+from runs import Run
+
+from rlax_plugin.records import samples
+from rlax_plugin.report.write import write_comparison, write_report
+from rlax_plugin.testing.builders import make_group, make_prompt
+
+pytestmark = pytest.mark.skipif(
+    executable() is None, reason="no Chromium on PATH; .ci/browser installs one"
+)
+
+# Few prompts, so that each is asked early and late.
+SETTINGS = (
+    "steps=12",
+    "rlax.trainer.learning_rate=10",
+    "rlax.prompt_source.count=12",
+    "rlax.evaluation.problems=8",
+)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """A finished run, with its ``report.html``."""
+    finished = Run(tmp_path_factory.mktemp("report"), *SETTINGS)
+    status, out = finished.end()
+    assert status == 0, out
+    command = [sys.executable, "-m", "rlax_plugin", "report", str(finished.dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, f"{finished.dir}/report.html"), done.stderr
+    return finished
+
+
+@pytest.fixture(scope="module")
+def opened(chromium: Browser, run: Run):
+    page, problems = open_page(chromium, run.dir / "report.html")
+    yield page, problems
+    page.context.close()
+
+
+@pytest.fixture
+def page(opened: tuple[Page, list[str]]):
+    """The run's page, as it is when it opens; loading it once for all tests saves seconds."""
+    page, problems = opened
+    page.evaluate("document.getElementById('filters').reset(); filter()")
+    yield page
+    assert problems == []
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    return page.locator(selector).all_inner_texts()
+
+
+def cards(page: Page) -> dict[str, str]:
+    return dict(zip(texts(page, ".card dt"), texts(page, ".card dd:not(.muted)"), strict=True))
+
+
+def column(page: Page, number: int) -> list[str]:
+    return texts(page, f"#rows tr td:nth-child({number})")
+
+
+def test_figures_are_those_of_the_records(page, run):
+    summary, steps = run.summary(), run.steps()
+    shown = cards(page)
+    assert shown["steps"] == "12"
+    assert shown["groups issued"] == f"{summary['groups_issued']:,}"
+    rewards = [m["reward/mean"] for m in steps]
+    assert shown["reward"] == f"{np.mean(rewards[:10]):.3f} → {np.mean(rewards[-10:]):.3f}"
+    before, after = summary["pass_at_1_before"], summary["pass_at_1_after"]
+    row = page.locator("#changes tbody tr", has_text="pass@1").inner_text()
+    assert f"{before['value']:.3f} [{before['ci95'][0]:.3f}, {before['ci95'][1]:.3f}]" in row
+    assert f"{100 * (after['value'] - before['value']):+.1f} points" in row
+    expect(page.locator("#state")).to_have_text("complete")
+    expect(page.locator("#missing")).to_have_count(0)
+
+
+def test_charts_show_the_metrics(page, run):
+    steps = run.steps()
+    drawn = page.evaluate(
+        "document.getElementById('chart-reward').calcdata[0].map((point) => point.y)"
+    )
+    assert drawn == [m["reward/mean"] for m in steps]
+    titles = page.evaluate(
+        "Array.from(chartPlaces(), (p) => [p.layout.xaxis.title.text, p.layout.yaxis.title.text])"
+    )
+    assert len(titles) >= 12 and all(x or y for x, y in titles)
+    version, drawn_with = page.evaluate(
+        "byId('chart-weights-testing').data.slice(0, 2).map((t) => t.name)"
+    )
+    assert (version, drawn_with) == ("published", "local-0")
+    # Nothing is cut off: every axis title lies inside its figure.
+    cut = page.evaluate(
+        """Array.from(document.querySelectorAll("figure")).flatMap((figure) => {
+          const outer = figure.getBoundingClientRect();
+          const texts = Array.from(figure.querySelectorAll(".xtitle, .ytitle, .legendtext"));
+          const inside = ({ left, right, bottom }) =>
+            left >= outer.left && right <= outer.right + 1 && bottom <= outer.bottom;
+          return texts.filter((text) => !inside(text.getBoundingClientRect()))
+            .map((text) => text.textContent);
+        })"""
+    )
+    assert cut == []
+
+
+def test_the_table_searches_filters_and_sorts(page, run):
+    rows = run.rollouts()
+    count = page.locator("#count")
+    expect(count).to_have_text(f"{len(rows)} of {len(rows)}")
+    assert sorted(column(page, 1)[:4]) == ["1"] * 4
+
+    page.get_by_role("button", name="mean log-prob").click()
+    lowest = sorted(float(np.mean(r["logprob_full"])) for r in rows)[:50]
+    assert [float(shown) for shown in column(page, 8)] == pytest.approx(lowest, abs=6e-4)
+    page.get_by_role("button", name="mean log-prob").click()
+    assert float(column(page, 8)[0]) == pytest.approx(
+        max(float(np.mean(r["logprob_full"])) for r in rows), abs=6e-4
+    )
+
+    page.keyboard.press("/")
+    page.keyboard.type("local-1 stop")
+    wanted = [r for r in rows if r["worker"] == "local-1" and r["finish_reason"] == "stop"]
+    expect(count).to_have_text(f"{len(wanted)} of {len(rows)}")
+    page.fill("#search", "")
+    page.select_option("#fate", label="trained")
+    page.fill("#from", "3")
+    page.fill("#to", "4")
+    wanted = [r for r in rows if r["advantage"] is not None and r["step"] in (3, 4)]
+    expect(count).to_have_text(f"{len(wanted)} of {len(rows)}")
+    assert len(wanted) == 2 * 4 * 4
+
+    page.fill("#from", "")
+    page.fill("#to", "")
+    page.select_option("#fate", "")
+    page.click("#next")
+    expect(page.locator("#page")).to_have_text(f"page 2 of {-(-len(rows) // 50)}")
+
+
+def test_a_rollout_opens_token_by_token(page, run):
+    rows = run.rollouts()
+    first = min(
+        (r for r in rows if len(r["tokens"]) > 3),
+        key=lambda r: (r["step"], r["group_id"], r["sample"]),
+    )
+    page.get_by_role("button", name="group", exact=True).click()
+    line = (
+        page.locator("#rows tr")
+        .filter(has=page.locator(f"td:nth-child(2):text-is('{first['group_id']}')"))
+        .filter(has=page.locator(f"td:nth-child(3):text-is('{first['sample']}')"))
+    )
+    line.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#rollout-tokens .token")).to_have_count(len(first["tokens"]))
+    expect(page.locator("#rollout-prompt")).to_have_text(first["prompt"])
+    shown = texts(page, "#rollout-tokens .token:not(.unseen)")
+    assert "".join(shown) == first["completion"]
+    tips = [t.get_attribute("title") or "" for t in page.locator("#rollout-tokens .token").all()]
+    for tip, token, logprob, version in zip(
+        tips, first["tokens"], first["logprob_full"], first["versions"], strict=True
+    ):
+        assert tip.startswith(f"token {token}: {logprob:.3f} nats")
+        assert tip.endswith(f"version {version}")
+    facts = page.locator("#rollout-facts")
+    expect(facts).to_contain_text(str(first["seed"]))
+    expect(facts).to_contain_text(first["worker"])
+    page.get_by_label("weight version").check()
+    expect(page.locator("#legend")).to_contain_text("weight version")
+    title = page.locator("#rollout-title").inner_text()
+    page.get_by_label("weight version").evaluate("(radio) => radio.blur()")
+    page.click("#later")
+    expect(page.locator("#rollout-title")).not_to_have_text(title)
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#rollout-title")).to_have_text(title)
+    page.keyboard.press("Escape")
+    expect(page.locator("#rollout")).not_to_be_visible()
+
+
+def test_early_and_late_are_of_one_prompt(page, run, tmp_path):
+    rows = run.rollouts()
+    prompt = page.locator("#prompt-search").input_value()
+    groups = sorted({(r["step"], r["group_id"]) for r in rows if r["prompt"] == prompt})
+    early, late = groups[0], groups[-1]
+    assert late[0] - early[0] >= 6
+    headings = texts(page, ".side h3")
+    assert headings == [
+        f"{name}: step {step}, group {group}"
+        for name, (step, group) in (("Early", early), ("Late", late))
+    ]
+    for side, (_, group) in zip(page.locator(".side").all(), (early, late), strict=True):
+        of_group = [r for r in rows if r["group_id"] == group]
+        expect(side.locator(".mean")).to_contain_text(
+            f"mean reward {np.mean([r['reward'] for r in of_group]):.3f} of 4"
+        )
+        answers = side.locator(".answer .tokens").all()
+        assert len(answers) == 4
+        for answer, row in zip(answers, of_group, strict=True):
+            expect(answer).to_contain_text(row["completion"])
+    page.click("#another")
+    expect(page.locator("#prompt-search")).not_to_have_value(prompt)
+    page.screenshot(path=tmp_path / "page.png", full_page=True)
+    assert (tmp_path / "page.png").stat().st_size > 50_000
+
+
+def test_light_and_dark(page):
+    background = "getComputedStyle(document.body).backgroundColor"
+    text = "document.getElementById('chart-reward').layout.font.color"
+    light = page.evaluate(background), page.evaluate(text)
+    page.click("#theme")
+    expect(page.locator("#theme")).to_have_text("Light")
+    dark = page.evaluate(background), page.evaluate(text)
+    assert light == ("rgb(246, 247, 249)", "#1b1f27")
+    assert dark == ("rgb(15, 18, 24)", "#e6e9ef")
+    page.click("#theme")
+
+
+def test_two_runs_are_overlaid(chromium, run, tmp_path):
+    path = write_comparison([str(run.dir)] * 2, str(tmp_path / "compare.html"))
+    page, problems = open_page(chromium, path, dark=True)
+    steps = page.locator("#side-by-side tr", has=page.locator("th:text-is('steps')"))
+    assert steps.locator("td").all_inner_texts() == ["12", "12"]
+    expect(page.locator("#config")).to_contain_text("nothing")
+    colours = page.evaluate(
+        "document.getElementById('chart-reward').data.map((trace) => trace.line.color)"
+    )
+    assert len(colours) == 2 and len(set(colours)) == 2
+    page.context.close()
+    assert problems == []
+
+
+def test_what_prompts_and_completions_say_is_only_text(chromium, tmp_path):
+    """A run without anything but samples, whose texts try to be more than texts."""
+    evil = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
+    prompt = make_prompt(evil, id="evil")
+    groups = []
+    for number in (0, 1):
+        group = make_group(id=number, prompt=prompt, advantages=np.zeros(2))
+        rollouts = tuple(replace(r, text=f"{evil}{r.index}", worker=evil) for r in group.rollouts)
+        groups.append((replace(group, rollouts=rollouts), evil if number else None))
+    for step, judged in enumerate(groups, start=1):
+        path = tmp_path / f"batches/{step:08d}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(samples.to_parquet(step, samples.to_table([judged])))
+    page, problems = open_page(chromium, write_report(str(tmp_path)))
+    assert page.title() == tmp_path.name
+    assert page.locator("img").count() == 0
+    assert column(page, 4)[0] == evil
+    page.locator("#rows tr").first.click()
+    expect(page.locator("#rollout-prompt")).to_have_text(evil)
+    assert "journal/ is not there" in texts(page, "#missing li")
+    page.context.close()
+    assert problems == []

@@ -1,0 +1,415 @@
+"""Other programs ask for completions: JetStream's own stub against real processes of a real run.
+
+The engine is the real one over slots without MaxText (``bigram_slots``); with MaxText's model,
+see ``tests/maxtext/test_stock_client.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from jetstream.core.proto import jetstream_pb2 as jet
+from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
+from prometheus_client.parser import text_string_to_metric_families
+from runs import DEADLINE_S, Run
+
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.testing.task import STOP, decode, encode
+from rlax_plugin.types import GroupRequest, SamplingParams
+from rlax_plugin.wire import reply_from_proto, request_to_proto
+
+PLUGINS = (
+    "rlax.plugins=[rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, "
+    "bigram_slots]"
+)
+GREEDY = (
+    "rlax.rollouts.engine={name: bigram_slots, at_least: 5}",
+    "rlax.rollouts.temperature=0",
+    "rlax.rollouts.max_new_tokens=40",
+    "rlax.rollouts.slots=4",
+)
+FOREVER = 1_000_000
+
+
+class Server:
+    """A ``rlax serve`` process that serves a run; ``until_ready`` reads what it prints then."""
+
+    def __init__(self, run: Path, *arguments: str):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rlax_plugin", "serve", str(run), *arguments],
+            cwd=run.parents[1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def until_ready(self) -> str:
+        self.line = self.process.stdout.readline()
+        found = re.search(r"served on (\S+);", self.line)
+        assert found, self.line + self.end()[1]
+        self.address = found[1]
+        self.example = self.process.stdout.readline()
+        return self.address
+
+    def end(self) -> tuple[int, str]:
+        """Tells it to end."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        """Its status, and what it said to people."""
+        _, errors = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, errors
+
+
+def text(content: str, max_tokens: int = 40) -> jet.DecodeRequest:
+    return jet.DecodeRequest(
+        text_content=jet.DecodeRequest.TextContent(text=content), max_tokens=max_tokens
+    )
+
+
+def ids(tokens: list[int], max_tokens: int = 40) -> jet.DecodeRequest:
+    return jet.DecodeRequest(
+        token_content=jet.DecodeRequest.TokenContent(token_ids=tokens), max_tokens=max_tokens
+    )
+
+
+def orchestrator(address: str) -> jet_rpc.OrchestratorStub:
+    return jet_rpc.OrchestratorStub(grpc.insecure_channel(address))
+
+
+def sample(stub: jet_rpc.OrchestratorStub, request: jet.DecodeRequest):
+    """The only sample of the only message."""
+    (response,) = stub.Decode(request, timeout=DEADLINE_S)
+    (one,) = response.stream_content.samples
+    return one
+
+
+def page(url: str) -> dict[tuple[str, ...], float]:
+    """(name, label values in the order of their names) -> value."""
+    with urllib.request.urlopen(url, timeout=DEADLINE_S) as opened:
+        families = list(text_string_to_metric_families(opened.read().decode()))
+    samples = [s for family in families for s in family.samples]
+    return {(s.name, *(s.labels[k] for k in sorted(s.labels))): s.value for s in samples}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        yield
+
+
+@dataclass
+class Trained:
+    """A run that has been stopped, and what it answered before."""
+
+    dir: Path
+    steps: list[dict[str, float]]
+    scrape: dict[tuple[str, ...], float]  # of the trainer
+    drawn: list[int]  # by a worker, for a stock client
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Trained:
+    run = Run(
+        tmp_path_factory.mktemp("serving"),
+        PLUGINS,
+        "rlax.rollouts.engine={name: bigram_slots, step_s: 0.02}",
+        "rlax.launcher.workers=1",
+        "rlax.evaluation.problems=0",
+        "rlax.network.prometheus_port=0",
+        "rlax.weights.keep=3",
+        "steps=1000",
+    )
+    told = run.process.stdout.readline() + run.process.stdout.readline()
+    url = re.search(r"http://127\.0\.0\.1:\d+/metrics", told)
+    assert url, told + run.end()[1]
+    scrapes = []
+
+    def answers() -> bool:
+        scrapes.append(page(url[0]))
+        return scrapes[-1].get(("rlax_step",), 0) >= 2
+
+    run.until(answers, "two steps")
+    log = run.dir / "logs/local-0.log"
+    address = re.search(r"worker local-0 serves on (\S+)", log.read_text())[1]
+    stub = orchestrator(address)
+    run.until(lambda: is_live(stub), "JetStream's service")
+    asked = sample(stub, ids(encode("17").tolist(), 6))
+    run.process.send_signal(signal.SIGINT)
+    status, out = run.end()
+    assert status == 130, out
+    return Trained(run.dir, run.steps(), scrapes[-1], list(asked.token_ids))
+
+
+def is_live(stub: jet_rpc.OrchestratorStub) -> bool:
+    try:
+        return stub.HealthCheck(jet.HealthCheckRequest(), timeout=DEADLINE_S).is_live
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.UNAVAILABLE, error  # still being imported
+        return False
+
+
+@pytest.fixture(scope="module")
+def server(trained: Trained) -> Iterator[Server]:
+    server = Server(trained.dir, *GREEDY)
+    server.until_ready()
+    yield server
+    assert server.end()[0] == 0
+
+
+def generated(address: str, prompt: np.ndarray, new: int = 40) -> list[int]:
+    """What our own service draws at temperature 0."""
+    sampling = SamplingParams(temperature=0, max_new_tokens=new, stop_ids=(STOP,))
+    request = GroupRequest(0, 1, prompt, (7,), sampling)
+    with grpc.insecure_channel(address) as channel:
+        call = rpc.RolloutStub(channel).Generate(
+            pb.GenerateRequest(groups=[request_to_proto(request)]), timeout=DEADLINE_S
+        )
+        (reply,) = call
+    return reply_from_proto(reply, "", (7,))[0].tokens.tolist()
+
+
+def test_a_worker_of_a_running_trainer_answers_a_stock_client(trained: Trained) -> None:
+    assert 1 <= len(trained.drawn) <= 6 and all(0 <= token < 64 for token in trained.drawn)
+
+
+def test_what_the_trainer_exports_is_what_it_writes_down(trained: Trained) -> None:
+    scrape = trained.scrape
+    step = trained.steps[int(scrape["rlax_step",]) - 1]
+    for name, value in step.items():
+        assert scrape["rlax_" + name.replace("/", "_"),] == value
+    assert step["step"] - 1 <= scrape["rlax_weight_version",] <= step["step"]
+    assert scrape["rlax_groups_reissued_total",] == scrape["rlax_workers_quarantined_total",] == 0
+    assert scrape["rlax_worker_slots", "local-0"] == 16
+    assert scrape["rlax_worker_tokens_total", "local-0"] > 0
+
+
+def test_text_and_tokens_come_out_as_from_our_own_service(server: Server) -> None:
+    stub = orchestrator(server.address)
+    assert is_live(stub)
+    for prompt in ("17", "2042", "9"):
+        tokens = generated(server.address, encode(prompt))
+        by_ids = sample(stub, ids(encode(prompt).tolist()))
+        assert list(by_ids.token_ids) == tokens and by_ids.text == ""
+        by_text = sample(stub, text(prompt))
+        assert list(by_text.token_ids) == tokens and by_text.text == decode(np.array(tokens))
+        assert len(by_text.text) == 5 and tokens[5:] == [STOP]
+        short = sample(stub, text(prompt, max_tokens=3))
+        assert list(short.token_ids) == tokens[:3]
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (ids([2] * 5), "5 prompt tokens, rlax.rollouts.max_prompt_tokens is 4"),
+        (text("12345"), "5 prompt tokens, rlax.rollouts.max_prompt_tokens is 4"),
+        (text(""), "0 prompt tokens"),
+        (text("1+1"), "text_content cannot be encoded"),
+        (text("1", 41), "max_tokens = 41: must be from 1 to 40 (rlax.rollouts.max_new_tokens)"),
+        (text("1", 0), "max_tokens = 0: must be from 1 to 40"),
+        (jet.DecodeRequest(max_tokens=3), "neither text_content nor token_content is set"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_refused(
+    server: Server, request_: jet.DecodeRequest, said: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(orchestrator(server.address).Decode(request_, timeout=DEADLINE_S))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert said in caught.value.details()
+
+
+def test_more_clients_than_slots_are_all_answered(server: Server) -> None:
+    prompts = [str(number) for number in range(100, 116)]
+    alone = [generated(server.address, encode(prompt)) for prompt in prompts]
+    with ThreadPoolExecutor(8) as clients:
+        together = clients.map(lambda p: sample(orchestrator(server.address), text(p)), prompts)
+    assert [list(one.token_ids) for one in together] == alone
+
+
+def test_the_example_that_the_server_prints_runs(trained: Trained, server: Server) -> None:
+    # A shell would find the interpreter on the path.
+    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    out = subprocess.check_output(
+        server.example, shell=True, text=True, env=os.environ | python, timeout=DEADLINE_S
+    )
+    expected = decode(np.array(generated(server.address, encode("0"))))
+    assert f"version {len(trained.steps)} of" in server.line and f'text: "{expected}"' in out
+
+
+BENCHMARK = """
+import asyncio, json, sys, types
+from rlax_plugin.testing.task import Numbers, NumbersConfig
+# What scores answers needs nltk and evaluate; what loads tokenizers, TensorFlow.
+sys.modules["eval_accuracy"] = types.SimpleNamespace(eval_accuracy=None)
+sys.modules["jetstream.engine.token_utils"] = types.SimpleNamespace(load_vocab=None)
+from benchmarks import benchmark_serving as bench
+
+requests = [bench.InputRequest(str(n), 3, "", 8, n) for n in range(100, 112)]
+tokenizer = Numbers(NumbersConfig())
+work = bench.benchmark(sys.argv[1], tokenizer, requests, float("inf"), True, "", 0)
+result, outputs = asyncio.run(work)
+texts = [output.generated_text for output in outputs]
+json.dump([result["completed"], result["total_output_tokens"], texts], sys.stderr)
+"""
+
+
+def test_jetstreams_own_benchmark_runs_as_it_is(server: Server, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BENCHMARK, server.address],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [generated(server.address, encode(str(n)), 8) for n in range(100, 112)]
+    texts = [decode(np.array(tokens)) for tokens in expected]
+    assert json.loads(done.stderr) == [12, sum(map(len, expected)), texts]
+
+
+@pytest.fixture
+def slow(trained: Trained, tmp_path: Path) -> Iterator[tuple[Server, Path, str]]:
+    """A server with 2 slots and endless completions that waits for a file before it loads."""
+    go = tmp_path / "go"
+    server = Server(
+        trained.dir,
+        f"rlax.rollouts.engine={{name: bigram_slots, step_s: 0.002, wait_for: {go}}}",
+        f"rlax.rollouts.max_new_tokens={FOREVER}",
+        "rlax.rollouts.ignore_stop=true",
+        "rlax.rollouts.slots=2",
+        "rlax.deadlines.drain_s=0.5",
+        *("--version", str(len(trained.steps) - 1), "--prometheus-port", "0"),
+    )
+    errors: list[str] = []
+    for line in server.process.stderr:
+        errors.append(line)
+        if found := re.search(r"http://127\.0\.0\.1:\d+/metrics", line):
+            break
+    else:
+        pytest.fail("".join(errors))
+    yield server, go, found[0]
+    server.process.kill()
+    server.process.communicate(timeout=DEADLINE_S)
+
+
+def test_cancelled_calls_free_their_slots_and_all_is_exported(
+    trained: Trained, slow: tuple[Server, Path, str]
+) -> None:
+    server, go, url = slow
+    older = len(trained.steps) - 1
+    before = page(url)
+    assert before["rlax_worker_weight_version", "standalone"] == -1
+    assert before["rlax_worker_slots", "standalone"] == 2
+    go.touch()
+    address = server.until_ready()
+    stub = orchestrator(address)
+
+    def figures() -> dict[str, float]:
+        found = page(url)
+        return {k[0]: v for k, v in found.items() if k[-1] == "standalone"} | {
+            "cancelled": found.get(("rlax_calls_total", "CANCELLED", "Decode"), 0),
+            "calls": found.get(("rlax_call_seconds_count", "Decode"), 0),
+        }
+
+    def until(**wanted: float) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        while not wanted.items() <= (found := figures()).items():
+            assert time.monotonic() < end_s, found
+            time.sleep(0.02)
+
+    calls = [stub.Decode(text("1", FOREVER)) for _ in range(3)]
+    until(rlax_worker_active=2, rlax_worker_waiting=1)
+    for call in calls:
+        call.cancel()
+    until(rlax_worker_active=0, rlax_worker_waiting=0, cancelled=3, calls=3)
+    assert len(sample(stub, text("1", 20)).token_ids) == 20
+    until(calls=4)  # its end is counted behind its last message
+    found = page(url)
+    assert found["rlax_calls_total", "OK", "Decode"] == 1
+    assert found["rlax_worker_weight_version", "standalone"] == older
+    channel = grpc.insecure_channel(address)
+    health = rpc.RolloutStub(channel).Health(pb.HealthRequest(), timeout=DEADLINE_S)
+    exported = {name: found[f"rlax_worker_{name}", "standalone"] for name in health.figures}
+    assert exported == dict(health.figures) and exported["tokens_total"] > 20
+
+
+def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
+    trained: Trained, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address, go = f"127.0.0.1:{port}", tmp_path / "go"
+    server = Server(
+        trained.dir,
+        f"rlax.rollouts.engine={{name: bigram_slots, step_s: 0.01, wait_for: {go}}}",
+        "rlax.rollouts.max_new_tokens=80",
+        "rlax.rollouts.ignore_stop=true",
+        *("--port", str(port)),
+    )
+    channel = grpc.insecure_channel(address)
+    stub, health = jet_rpc.OrchestratorStub(channel), jet.HealthCheckRequest()
+    while True:  # until JetStream's servicer is there
+        try:
+            reply = stub.HealthCheck(health, wait_for_ready=True, timeout=DEADLINE_S)
+            break
+        except grpc.RpcError as error:
+            assert "still being imported" in error.details()
+    assert not reply.is_live
+    for ask in (lambda: sample(stub, text("1", 3)), lambda: generated(address, encode("1"), 3)):
+        with pytest.raises(grpc.RpcError) as caught:
+            ask()
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "no weights yet" in caught.value.details()
+    go.touch()
+    assert server.until_ready() == address
+    assert is_live(stub)
+
+    running = stub.Decode(text("1", 80))
+    while not rpc.RolloutStub(channel).Health(pb.HealthRequest(), timeout=9).figures["active"]:
+        pass
+    server.process.send_signal(signal.SIGTERM)
+    (response,) = running
+    assert len(response.stream_content.samples[0].token_ids) == 80
+    assert server.wait()[0] == 0
+
+
+def test_weights_that_are_not_what_was_published_are_not_served(
+    trained: Trained, tmp_path: Path
+) -> None:
+    run = shutil.copytree(trained.dir, tmp_path / "runs/copy")
+    index = run / "versions.json"
+    index.write_text(index.read_text().replace(str(trained.dir), str(run)))
+    *_, older, newest = (Path(v["path"]) for v in json.loads(index.read_text())["versions"])
+    shutil.copytree(older, newest, dirs_exist_ok=True)
+    status, errors = Server(run, "rlax.rollouts.engine={name: scripted}").wait()
+    assert status == 1 and "has fingerprint" in errors and "Traceback" not in errors
+
+
+def test_the_documented_client_runs(server: Server, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+    client = tmp_path / "client.py"
+    client.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    assert len(client.read_text().splitlines()) <= 20
+    command = [sys.executable, str(client), server.address, "17"]
+    out = subprocess.check_output(command, text=True, timeout=DEADLINE_S)
+    assert out == decode(np.array(generated(server.address, encode("17")))) + "\n"

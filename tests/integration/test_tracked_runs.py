@@ -1,0 +1,60 @@
+"""Trackers in real runs: killed and continued, and refused at the start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from runs import Run
+
+from rlax_plugin.metric_names import find
+
+PLUGINS = (
+    "rlax.plugins=[rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, "
+    "rlax_jsonl, rlax_tensorboard, rlax_wandb]"
+)
+QUICK = ("rlax.evaluation.problems=0", "rlax.launcher.workers=1")
+
+
+def run(directory: Path, trackers: str, *overrides: str) -> Run:
+    return Run(directory, PLUGINS, f"rlax.trackers={trackers}", *QUICK, *overrides)
+
+
+def lines(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:
+    trackers = "[{name: jsonl}, {name: tensorboard}, {name: wandb, mode: offline}]"
+    slow = "rlax.trainer={name: bigram, train_s: 0.05, checkpoint_every: 5}"
+    killed = run(tmp_path, trackers, slow, "steps=1000")
+    tracked = killed.dir / "tracker.jsonl"
+    last_step = killed.dir / "wandb/last_step"
+    killed.until(lambda: last_step.exists() and int(last_step.read_text() or 0) >= 7, "a 7th step")
+    killed.process.kill()
+    killed.end()
+    seen = lines(tracked)[-1]["step"]
+
+    last = int(seen) + 3
+    status, out = run(tmp_path, trackers, slow, f"steps={last}").end()
+    assert status == 0, out
+    steps = killed.steps()
+    assert [line["step"] for line in steps] == list(range(1, last + 1))
+    assert [line["step"] for line in lines(tracked)] == list(range(1, last + 1))
+    rewards = [line["reward/mean"] for line in lines(tracked)]
+    assert rewards == [line["reward/mean"] for line in steps]  # also of steps done again
+    assert int(last_step.read_text()) == last
+    assert len(list(killed.dir.glob("tensorboard/events*"))) == 2
+    assert len(list(killed.dir.glob("wandb/offline-run-*"))) == 2
+    names = {name for line in steps for name in line} - {"step"}
+    untold = {name for name in names if (row := find(name)) is None or row.is_pattern}
+    assert len(names) > 30 and not untold, "give each a row in rlax_plugin/metric_names.py"
+
+
+def test_a_tracker_that_cannot_be_opened_ends_the_run_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = run(tmp_path, f"[{{name: jsonl, path: {tmp_path}/file/below.jsonl}}]")
+    status, out = refused.end()
+    assert status == 1
+    assert "tracker jsonl cannot be opened" in out and "file" in out
+    assert refused.steps() == []
