@@ -12,7 +12,6 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.hookspecs import hookimpl
 from rlax_plugin.objective import make_loss, resolve
 from rlax_plugin.protocols import BuildContext, Extension, Facts, Trainer, TrainerLink
-from rlax_plugin.records.files import RunFiles
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,14 +105,16 @@ class MaxTextTrainer(Trainer):
         run_train_loop(config, events, arrays=arrays, objective=make_loss(slots))
 
     def checkpoints(self) -> dict[int, str]:
-        """See ``CheckpointReader``; MaxText names a checkpoint after its last update, from 0."""
+        """See ``CheckpointReader``."""
+        from maxtext_overrides.checkpoints import checkpoints
+
         updates = self._section.objective.updates_per_step
-        names = RunFiles(self._context.run_url).names("checkpoints")
-        return {(int(name) + 1) // updates: name for name in names if name.isdigit()}
+        return checkpoints(self._context.run_url, updates)
 
     def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
         """See ``CheckpointReader``: MaxText's loop restores it, and has nothing left to train."""
         from maxtext_overrides.canary import CanaryForward
+        from maxtext_overrides.checkpoints import items
         from maxtext_overrides.config import initialize
         from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
 
@@ -121,7 +122,7 @@ class MaxTextTrainer(Trainer):
             self._context.maxtext_argv,
             base_output_directory=str(self._context.run_dir),
             run_name="restored",
-            load_full_state_path=f"{self._context.run_url}/checkpoints/{name}/items",
+            load_full_state_path=items(self._context.run_url, name),
             load_parameters_path="",
             steps=self._section.objective.updates_per_step,
             enable_checkpointing=True,

@@ -14,6 +14,7 @@ _GAP = "steps with such tokens"
 _KL = "where there is KL"
 _PART = "objectives with such a part"
 _EVALUATED = "steps during which one ends"
+_IN_STEP = "steps in which groups were scored"
 _SCORED = f"{_EVALUATED}, unless every reward failed"
 
 _Row = tuple[str, str, str] | tuple[str, str, str, str]
@@ -89,9 +90,15 @@ STAGES: tuple[Stage, ...] = (
         "Of all groups scored since the last step, also of those that did not train.",
         "every step",
         (
-            ("mean", "reward", "mean over samples whose reward did not fail"),
+            ("mean", "reward", "mean over samples whose reward did not fail", _IN_STEP),
             ("errors", "samples", "whose reward raised or took too long"),
         ),
+    ),
+    Stage(
+        "reward_part",
+        "Of the same samples, where `rlax.rewards` names several: their sum is the reward.",
+        f"{_IN_STEP}, with several rewards",
+        (("<reward>", "reward", "mean of what this one gave; of one named twice, with its place"),),
     ),
     Stage(
         "curation",
@@ -109,7 +116,7 @@ STAGES: tuple[Stage, ...] = (
         "Completion tokens per sample. If the second stays below the first, long answers get lost.",
         "every step",
         (
-            ("issued_mean", "tokens", "mean over all scored samples"),
+            ("issued_mean", "tokens", "mean over all scored samples", _IN_STEP),
             ("trained_mean", "tokens", "mean over the samples of the batch"),
         ),
     ),

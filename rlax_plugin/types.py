@@ -96,6 +96,8 @@ class Rollout:
       worker: name of the worker that drew it; of one that was resumed, all of them: ``a+b``.
       text: the decoded completion without the stop token; "" until the controller decodes it.
       reward: None until scored, and None for good where ``reward_error`` is set.
+      reward_parts: what each of ``rlax.rewards`` gave, in their order: they sum up to ``reward``.
+        Empty until scored, and where ``reward_error`` is set.
       reward_error: why scoring failed; an errored sample never counts as reward 0.
     """
 
@@ -110,6 +112,7 @@ class Rollout:
     worker: str = ""
     text: str = ""
     reward: float | None = None
+    reward_parts: tuple[float, ...] = ()
     reward_error: str | None = None
 
     @property

@@ -107,7 +107,8 @@ class Dashboard:
         """Takes one finished step."""
         self._step, self._latest, self._version = step, metrics, version
         self._histogram = histogram
-        self._rewards.append(metrics["reward/mean"])
+        if "reward/mean" in metrics:
+            self._rewards.append(metrics["reward/mean"])
         self._step_s.append(metrics["time/step_s"])
         self.advance(step, self._total_steps)
         now = time.monotonic()
@@ -121,10 +122,13 @@ class Dashboard:
         ordered = sorted(self._step_s)
         return (self._total_steps - self._step) * ordered[len(ordered) // 2] if ordered else 0.0
 
+    def _reward(self) -> str:
+        return f"{self._rewards[-1]:.3f}" if self._rewards else "-"  # of the last step that scored
+
     def _line(self) -> str:
         m = self._latest
         return (
-            f"step {self._step}/{self._total_steps}  reward {m['reward/mean']:.3f}  "
+            f"step {self._step}/{self._total_steps}  reward {self._reward()}  "
             f"staleness {m['staleness/max']:.0f}  "
             f"gap p95 {m.get('logprob_gap/p95', float('nan')):.1e}  "
             f"{1e3 * m['time/step_s']:.0f} ms/step  "

@@ -387,20 +387,3 @@ def _fail(tickets: Iterable[_Ticket], error: BaseException) -> None:
     for ticket in tickets:
         if not ticket.done.done():
             ticket.done.set_exception(error)
-
-
-async def wait_for_worker(fleet: Fleet, ready: asyncio.Event, startup_s: float) -> None:
-    """Returns once a worker holds weights.
-
-    Raises:
-      DeadlineError: none came in time.
-    """
-    try:
-        await asyncio.wait_for(ready.wait(), startup_s)
-    except TimeoutError:
-        names = ", ".join(sorted(fleet.workers)) or "none"
-        raise DeadlineError(
-            f"the first rollout worker to become ready (registered: {names})",
-            startup_s,
-            "rlax.deadlines.startup_s",
-        ) from None

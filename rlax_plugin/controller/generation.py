@@ -11,11 +11,11 @@ import grpc
 
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
-from rlax_plugin.controller.dispatch import Dispatcher, wait_for_worker
+from rlax_plugin.controller.dispatch import Dispatcher
 from rlax_plugin.controller.evaluation import Evaluator, problem_sets
 from rlax_plugin.controller.fleet import Fleet, Worker
 from rlax_plugin.controller.rewards import RewardPool
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.parameter_server import ParameterServer
 from rlax_plugin.protocols import BuildContext, Launcher, PromptSource
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -152,4 +152,10 @@ class Generation:
         Raises:
           DeadlineError: none came in time.
         """
-        await wait_for_worker(self.fleet, self._worker_ready, self._deadlines.startup_s)
+        deadline_s = self._deadlines.startup_s
+        try:
+            await asyncio.wait_for(self._worker_ready.wait(), deadline_s)
+        except TimeoutError:
+            names = ", ".join(sorted(self.fleet.workers)) or "none"
+            what = f"the first rollout worker to become ready (registered: {names})"
+            raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from rlax_plugin.batches import sizes
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.link import FinishedStep
+from rlax_plugin.types import Group
 
 Summarise = Callable[[Mapping[str, Any]], dict[str, float]]
 
@@ -33,14 +34,11 @@ def step_metrics(
     refused = Counter(reason for _, reason in done.stats.scored if reason)
     positions = sum(sizes(done.groups))
     metrics = {
-        # Of all scored groups, also those that were refused: the policy's own figure.
-        "reward/mean": float(np.nanmean(rewards)) if np.isfinite(rewards).any() else 0.0,
         "reward/errors": float(np.isnan(rewards).sum()),
         "curation/groups_issued": float(done.stats.issued),
         "curation/groups_scored": float(len(scored)),
         "curation/groups_filtered": float(refused.total()),
         "curation/groups_dropped": float(done.stats.dropped),
-        "length/issued_mean": float(np.mean(lengths)) if lengths else 0.0,
         "length/trained_mean": float(np.mean(trained)) if trained else 0.0,
         "batch/groups": float(len(done.groups)),
         # Of all rows, empty ones too, and of their real tokens, prompts included.
@@ -61,11 +59,28 @@ def step_metrics(
         "time/publish_s": publish_s,
         "time/step_s": done.times.whole_s,
     }
+    # Of all scored groups, also those that were refused: the policy's own figures.
+    if lengths:
+        metrics["length/issued_mean"] = float(np.mean(lengths))
+    if np.isfinite(rewards).any():
+        metrics["reward/mean"] = float(np.nanmean(rewards))
+        metrics |= _reward_parts(scored, section)
     if done.metrics:  # there are none yet when a checkpoint is about to be saved
         metrics.update(summarise(done.metrics))
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
     metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith("learning/")}
     return metrics
+
+
+def _reward_parts(scored: Sequence[Group], section: RlaxSection) -> dict[str, float]:
+    """The mean of each of several rewards; one that is used twice is told from the other."""
+    if len(section.rewards) == 1:
+        return {}
+    names = [choice.name for choice in section.rewards]
+    names = [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
+    parts = [r.reward_parts for g in scored for r in g.rollouts if r.reward is not None]
+    means = np.mean(parts, axis=0)
+    return {f"reward_part/{name}": float(mean) for name, mean in zip(names, means, strict=True)}
 
 
 class RunStats:

@@ -27,10 +27,11 @@ from rlax_plugin.types import Prompt
 
 def _score(rewards: list[Reward], prompt: Prompt, text: str) -> dict[str, Any]:
     try:
-        value = float(sum(reward(prompt, text) for reward in rewards))
+        parts = [float(reward(prompt, text)) for reward in rewards]
+        value = float(sum(parts))
         if not math.isfinite(value):
             raise ValueError(f"the reward is {value}")
-        return {"reward": value}
+        return {"reward": value, "parts": parts}
     except Exception as error:  # noqa: BLE001  a failure is data here: it travels to the record
         where = traceback.extract_tb(error.__traceback__)[-1]
         return {"error": f"{type(error).__name__}: {error} (line {where.lineno} of {where.name})"}

@@ -113,7 +113,10 @@ class RewardPool:
             self._idle.put_nowait(process)
         return [
             dataclasses.replace(
-                rollout, reward=answer.get("reward"), reward_error=answer.get("error")
+                rollout,
+                reward=answer.get("reward"),
+                reward_parts=tuple(answer.get("parts", ())),
+                reward_error=answer.get("error"),
             )
             for rollout, answer in zip(rollouts, answers, strict=True)
         ]

@@ -25,7 +25,7 @@ from rlax_plugin.controller.evaluation import ProblemSet
 from rlax_plugin.controller.link import canary_tokens
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.supervision import LoopThread
-from rlax_plugin.errors import ConfigError, RlaxError, alternatives
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.evaluate.checkpoint import CheckpointLink, checkpoint_name, checkpoint_reader
 from rlax_plugin.evaluate.session import Session
 from rlax_plugin.evaluate.show import measures_table
@@ -71,7 +71,7 @@ def evaluate(
             else:
                 console.print(measures_table(found, job.what))
                 console.print(f"written to {path}")
-    except ConfigError:
+    except (ConfigError, PluginError):
         shutil.rmtree(directory)
         raise
     except RlaxError as error:
@@ -201,7 +201,8 @@ class _Job:
         """Has the trainer publish a checkpoint, as a version that this session serves."""
         run = self._target.run
         # Where the workers can reach it: they may be on other machines.
-        here = str(self._directory) if run.is_local else run.location("evaluation")
+        own = f"evaluation/{self._directory.name}"
+        here = str(self._directory) if run.is_local else run.location(own)
         publisher = Publisher(
             loop=thread.loop,
             store=self._store,
@@ -219,7 +220,7 @@ class _Job:
         finally:
             publisher.close()
             if not run.is_local:
-                self._session.undo.callback(run.delete, "evaluation/weights")
+                self._session.undo.callback(run.delete, own)
 
     def _measure(
         self,

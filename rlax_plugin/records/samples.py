@@ -36,6 +36,7 @@ SCHEMA = pa.schema(
         ("finish_reason", pa.string()),
         ("worker", pa.string()),
         ("reward", pa.float64()),  # null where scoring failed
+        ("reward_parts", pa.list_(pa.float64())),  # of each of rlax.rewards; empty if it failed
         ("reward_error", pa.string()),
         ("advantage", pa.float64()),  # null outside of batches; without KL in the reward
         ("measured_pass_rate", pa.float64()),  # null where the prompt was new
@@ -52,6 +53,7 @@ _OF_ROLLOUT = {
     "finish_reason": "finish_reason",
     "worker": "worker",
     "reward": "reward",
+    "reward_parts": "reward_parts",
     "reward_error": "reward_error",
     "tokens": "tokens",
     "logprob_full": "logprob_full",
@@ -158,6 +160,7 @@ def from_table(table: pa.Table) -> list[Judged]:
                     worker=columns["worker"][i],
                     text=columns["completion"][i],
                     reward=columns["reward"][i],
+                    reward_parts=tuple(columns["reward_parts"][i]),
                     reward_error=columns["reward_error"][i],
                     **{name: arrays[name][i] for name in _ARRAYS},
                 )

@@ -60,6 +60,7 @@ _PACKING = Lines(
     (("batch/packing_efficiency", "filled with tokens"),), scale=100,
 )  # fmt: skip
 
+_REWARD_PART = "reward_part/"
 _SHOWN_ELSEWHERE = {
     metric
     for lines in (_REWARD, _LENGTH, _ERRORS, _STALENESS, _FLEET, _GAP, _BESIDE, _PACKING)
@@ -81,6 +82,7 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
             "Learning",
             present(
                 chart(_REWARD, runs),
+                _reward_parts(runs),
                 special.reward_over_time(runs) if several else None,
                 *special.evaluations(runs),
                 chart(_LENGTH, runs),
@@ -126,6 +128,15 @@ def _each(make: Callable[[RunData], Chart | None], runs: Sequence[RunData]) -> l
     return [replace(made, title=f"{made.title}: {made.of}") for made in charts]
 
 
+def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
+    """What each of several rewards gives."""
+    names = sorted({n for run in runs for n in run.metrics if n.startswith(_REWARD_PART)})
+    pairs = tuple((name, name.removeprefix(_REWARD_PART)) for name in names)
+    caption = "The means of each of rlax.rewards, whose sum is the reward."
+    lines = Lines("reward-parts", "Rewards, one by one", "mean per sample", pairs, caption)
+    return chart(lines, runs) if names else None
+
+
 def _of_objective(name: str) -> bool:
     return name.startswith(("objective/", "learning/"))
 
@@ -135,7 +146,7 @@ def _others(runs: Sequence[RunData], wanted: Callable[[str], bool]) -> tuple[lis
     names = sorted({name for run in runs for name in run.metrics} - _SHOWN_ELSEWHERE)
     charts, constant = [], []
     for name in filter(wanted, names):
-        if name.startswith("evaluation"):  # shown with its intervals
+        if name.startswith(("evaluation", _REWARD_PART)):  # shown with intervals, or together
             continue
         row = metric_names.find(name)
         short = name.rpartition("/")[2]

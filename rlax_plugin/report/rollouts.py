@@ -27,7 +27,9 @@ CHUNK = 500
 
 _LISTS = ["tokens", "logprob_full", "versions"]
 _ROW = [
-    name for name in samples.SCHEMA.names if not pa.types.is_list(samples.SCHEMA.field(name).type)
+    name
+    for name in samples.SCHEMA.names
+    if not pa.types.is_list(samples.SCHEMA.field(name).type) or name == "reward_parts"
 ]
 
 
@@ -72,6 +74,7 @@ class _Index:
             "tokens": len(logprobs),
             "logprob": round(float(logprobs.mean()), 4) if len(logprobs) else None,
             "reward": row["reward"],
+            "parts": row["reward_parts"],
             "error": row["reward_error"],
             "advantage": row["advantage"],
             "passrate": row["measured_pass_rate"],
@@ -85,8 +88,11 @@ class _Index:
         for name, value in values.items():
             self.columns.setdefault(name, []).append(value)
 
-    def to_json(self, vocabulary: Mapping[int, str], stops: Iterable[int]) -> str:
+    def to_json(
+        self, rewards: list[str], vocabulary: Mapping[int, str], stops: Iterable[int]
+    ) -> str:
         document = {
+            "rewards": rewards,
             "prompts": self.texts,
             "fates": list(self.fates),
             "chunk": CHUNK,
@@ -122,7 +128,7 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
                 used.update(chunks[-1]["tokens"][-1])
         progress("tokens", done, len(by_file))
     return Rollouts(
-        index=index.to_json(*_vocabulary(run, used)),
+        index=index.to_json(_reward_names(run), *_vocabulary(run, used)),
         chunks=[json.dumps(chunk, separators=(",", ":")) for chunk in chunks],
         shown=len(index.columns.get("step", ())),
         recorded=sum(group.samples for group in groups),
@@ -168,6 +174,12 @@ def _milli(logprobs: np.ndarray) -> list[int]:
 def _runs(versions: np.ndarray) -> list[int]:
     """[version, tokens in a row, version, ...]."""
     return [x for version, found in groupby(versions.tolist()) for x in (version, len(list(found)))]
+
+
+def _reward_names(run: RunData) -> list[str]:
+    """Of ``rlax.rewards``, in the order of a sample's parts."""
+    rewards = (run.config.get("rlax") or {}).get("rewards") or []
+    return [str(reward.get("name")) for reward in rewards if isinstance(reward, dict)]
 
 
 def _vocabulary(run: RunData, used: set[int]) -> tuple[dict[int, str], tuple[int, ...]]:

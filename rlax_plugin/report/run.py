@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import posixpath
@@ -12,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rlax_plugin.errors import ConfigError, RlaxError, alternatives
+from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.report.evaluations import Measured, read_evaluations
 from rlax_plugin.report.history import History, read_history
@@ -21,6 +22,7 @@ Progress = Callable[[str, int, int], object]
 """Called with what is being read, how much of it is done, and of how much."""
 
 _PARTS = ("config.yml", "config.json", "metrics.jsonl", "summary.json", "journal", "batches")
+_LOOKED_AT = 20  # entries of a directory that is no run's, to name runs in it
 
 
 def no_progress(what: str, done: int, of: int) -> None:
@@ -79,12 +81,12 @@ def open_run(run: str) -> RunFiles:
     if any(files.exists(part) for part in _PARTS):
         return files
     reason = "is no run's directory: none of " + ", ".join(_PARTS) + " is there"
-    below = [name for name in files.names("") if files.exists(f"{name}/config.yml")]
+    candidates = files.names("")[:_LOOKED_AT]
     parent, name = posixpath.split(files.location().rstrip("/"))
-    if below:
+    if below := [name for name in candidates if files.exists(f"{name}/config.yml")]:
         reason += f"; runs in it: {', '.join(below)}"
-    elif beside := RunFiles(parent).names(""):
-        reason += f"; in {parent}: {alternatives(name, beside)}"
+    elif near := difflib.get_close_matches(name, RunFiles(parent).names(""), n=1):
+        reason += f"; did you mean {posixpath.join(parent, near[0])!r}?"
     raise ConfigError("RUN", run, reason)
 
 
@@ -143,10 +145,6 @@ def _read_metrics(files: RunFiles) -> dict[str, list[float]]:
         except (ValueError, LookupError, TypeError):
             break  # the last line of a killed run may be a part of one: nothing after it counts
     ordered = [rows[step] for step in sorted(rows)]
-    for row in ordered:
-        if row.get("curation/groups_scored") == 0:  # these are 0 then, and mean nothing
-            row.pop("reward/mean", None)
-            row.pop("length/issued_mean", None)
     names = {name for row in ordered for name in row} | {"step"}
     return {name: [_number(row.get(name)) for row in ordered] for name in sorted(names)}
 

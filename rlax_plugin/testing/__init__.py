@@ -21,8 +21,8 @@ For the test of a plug-in there are
   ``check_engine``, ``check_trainer`` and ``check_store`` for parts that need a model of their own;
 - ``make_prompt``, ``make_rollout``, ``make_group``, ``make_batch``, ``make_request`` and
   ``publish_version``: records with sensible contents;
-- ``FakeTrainerLink``, ``FakeWeightStore`` and ``FakeEngine``: they refuse what a run would never
-  give them.
+- ``FakeTrainerLink``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they refuse what a
+  run would never give them.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     )
     from rlax_plugin.testing.fakes import FakeEngine, FakeTrainerLink, FakeWeightStore
     from rlax_plugin.testing.objectives import Evaluation, evaluate_objective
+    from rlax_plugin.testing.worker import FakeWorker
 
 __all__ = [
     "Checked",
@@ -65,6 +66,7 @@ __all__ = [
     "FakeEngine",
     "FakeTrainerLink",
     "FakeWeightStore",
+    "FakeWorker",
     "check_engine",
     "check_plugin",
     "check_store",
@@ -85,6 +87,7 @@ _HOME = {
     "FakeEngine": "fakes",
     "FakeTrainerLink": "fakes",
     "FakeWeightStore": "fakes",
+    "FakeWorker": "worker",
     "check_engine": "checking",
     "check_plugin": "checking",
     "check_store": "checking",

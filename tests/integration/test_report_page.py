@@ -26,6 +26,7 @@ SETTINGS = (
     "rlax.trainer.learning_rate=10",
     "rlax.prompt_source.count=12",
     "rlax.evaluation.problems=8",
+    "rlax.rewards=[{name: even}, {name: even}]",
 )
 
 
@@ -96,6 +97,10 @@ def test_charts_show_the_metrics(page, run):
         "document.getElementById('chart-reward').calcdata[0].map((point) => point.y)"
     )
     assert drawn == [m["reward/mean"] for m in steps]
+    parts = page.evaluate("byId('chart-reward-parts').calcdata.map((t) => t.map((p) => p.y))")
+    of_each = [[m[f"reward_part/even_{i}"] for m in steps] for i in (0, 1)]
+    assert parts[-2:] == of_each  # after the two that the legend is made of
+    assert np.sum(of_each, axis=0) == pytest.approx([m["reward/mean"] for m in steps])
     titles = page.evaluate(
         "Array.from(chartPlaces(), (p) => [p.layout.xaxis.title.text, p.layout.yaxis.title.text])"
     )
@@ -178,6 +183,8 @@ def test_a_rollout_opens_token_by_token(page, run):
     facts = page.locator("#rollout-facts")
     expect(facts).to_contain_text(str(first["seed"]))
     expect(facts).to_contain_text(first["worker"])
+    of_it = facts.locator("div", has=page.locator("dt:text-is('of it even')")).locator("dd")
+    assert [float(text) for text in of_it.all_inner_texts()] == first["reward_parts"]
     page.get_by_label("weight version").check()
     expect(page.locator("#legend")).to_contain_text("weight version")
     title = page.locator("#rollout-title").inner_text()

@@ -360,7 +360,7 @@ BROKEN: dict[str, Broken] = {
         def build(context):
             return Tracker(context.run_dir / "log")
         """,
-        "is written when close returns",
+        "the first step is on disk, the last one is not",
         "flush and join in close",
     ),
     "source_with_salted_ids": _of(
@@ -431,7 +431,7 @@ BROKEN: dict[str, Broken] = {
         def build(context):
             return Launcher()
         """,
-        "1 processes are left after stop",
+        "processes are left after stop",
         "end and await each in stop",
     ),
     "preset_with_an_unknown_slot": _of(

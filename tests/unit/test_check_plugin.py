@@ -15,6 +15,7 @@ from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError, ContractError, PluginError
 from rlax_plugin.plugins import KINDS
 from rlax_plugin.testing import check_plugin
+from rlax_plugin.testing.contracts import tracker
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 BUILT_IN = ("rlax_plugin.testing", *PROJECT["entry-points"]["rlax_plugin"])
@@ -38,7 +39,8 @@ seen_kinds: set[str] = set()
 def test_built_ins_keep_their_contracts(name: str, tmp_path: Path) -> None:
     options = {
         "rlax_arithmetic": {"prompt_source/arithmetic": {"data_dir": str(tmp_path), **SMALL}},
-        "rlax_mlflow": {"tracker/mlflow": {"flush_s": 120}},  # it sets up a database
+        # Its database takes seconds to set up, and has tests of its own.
+        "rlax_mlflow": {"tracker/mlflow": {"tracking_uri": (tmp_path / "mlflow").as_uri()}},
         "rlax_wandb": {"tracker/wandb": {"mode": "offline"}},
     }
     checked = check_plugin(name, options=options.get(name))
@@ -56,7 +58,10 @@ def test_there_is_a_built_in_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_plugin_is_told_what_to_mend(folder: Path, name: str) -> None:
+def test_a_broken_plugin_is_told_what_to_mend(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "WRITTEN_S", 0.1)
     write(folder, f"tb_{name}", BROKEN[name].source)
     write(folder, "torch", "")  # what matters is that it is imported
     with pytest.raises((ContractError, PluginError)) as caught:

@@ -75,7 +75,8 @@ def odd(number: int) -> Group:
         0,
         "p\u00e9",
         rollouts=(
-            rollout(number, 0, [0, 1, 1], seed=2**64 - 1, reward=0.1 + 0.2, **extremes),
+            rollout(number, 0, [0, 1, 1], seed=2**64 - 1, reward=0.1 + 0.2,
+                    reward_parts=(0.1, 0.2, -0.0), **extremes),
             rollout(
                 number, 1, [], reward=None, reward_error="timed out", finish_reason="cancelled"
             ),

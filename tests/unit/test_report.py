@@ -141,6 +141,18 @@ def test_evaluations_of_this_version_and_of_earlier_ones(files):
     assert list(drawn.error_y.array) == pytest.approx([10, 10, 10])
 
 
+def test_a_step_without_scored_groups_has_no_reward(files):
+    rows = [
+        {"step": 1, "reward/mean": 0.5, "curation/groups_scored": 4.0},
+        {"step": 2, "curation/groups_scored": 0.0},
+        {"step": 3, "reward/mean": 0.75, "curation/groups_scored": 4.0},
+    ]
+    files.put("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    run = read_run(files)
+    assert run.metrics["reward/mean"] == pytest.approx([0.5, np.nan, 0.75], nan_ok=True)
+    assert {f.name: f.value for f in figures.figures(run)}["reward"] == "0.625 → 0.625"
+
+
 def test_pass_rates_are_shares_of_the_scored_groups(files):
     sections = {s.title: s.charts for s in charts.sections([read_run(files)])}
     heat = next(c for c in sections["Curation"] if c.title == "Pass rates of groups").figure.data[0]
@@ -174,7 +186,7 @@ def test_configs_and_figures_side_by_side():
 
 
 def test_a_run_that_is_not_there_is_one_clear_error(files, tmp_path):
-    with pytest.raises(ConfigError, match=r"did you mean 'mine'\?"):
+    with pytest.raises(ConfigError, match=r"did you mean '.*/runs/mine'\?"):
         open_run(str(tmp_path / "runs/mime"))
     with pytest.raises(ConfigError, match="runs in it: mine"):
         open_run(str(tmp_path / "runs"))
@@ -194,3 +206,12 @@ def test_runs_of_one_name_are_told_apart(files, tmp_path, monkeypatch):
     page = path.read_text()
     assert str(path) == "compare.html"
     assert "1: runs/mine" in page and "2: others/mine" in page
+
+
+def test_a_run_on_an_object_store_is_reported_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    History().write(RunFiles("memory://report-test/far"))
+    path = write_report("memory://report-test/far")
+    assert str(path) == "far-report.html"
+    assert "memory://report-test/far" in path.read_text()
+    RunFiles("memory://report-test").delete("")

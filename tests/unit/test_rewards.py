@@ -27,9 +27,15 @@ def judge(prompt, completion):
         return float("nan")
     return {"good": 1.0, "bad": 0.0}[completion]
 
+def length(prompt, completion):
+    return 0.25 * len(completion)
+
 @hookimpl
 def rlax_register_reward():
-    return {"wild": Extension(NoOptions, lambda config, context: judge)}
+    return {
+        "wild": Extension(NoOptions, lambda config, context: judge),
+        "length": Extension(NoOptions, lambda config, context: length),
+    }
 """
 PROMPT = Prompt("p", np.array([1], np.int32), "1", "one")
 
@@ -42,7 +48,7 @@ def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlaxSection:
         {
             "plugins": ["wild_reward"],
             "prompt_source": {"name": "x"},
-            "rewards": [{"name": "wild"}],
+            "rewards": [{"name": "wild"}, {"name": "length"}],
             "deadlines": {"reward_s": 1.0},
         }
     )
@@ -66,7 +72,9 @@ def test_only_what_went_wrong_is_lost(section, tmp_path):
             await pool.close()
 
     scored = asyncio.run(asyncio.wait_for(main(), 60))
-    assert [r.reward for r in scored] == [1.0, None, 0.0, None, 1.0, None, None, 1.0]
+    assert [r.reward for r in scored] == [2.0, None, 0.75, None, 2.0, None, None, 2.0]
+    assert scored[2].reward_parts == (0.0, 0.75) and scored[0].reward_parts == (1.0, 1.0)
+    assert all(r.reward_parts == () for r in scored if r.reward is None)
     errors = [r.reward_error or "" for r in scored]
     assert [i for i, e in enumerate(errors) if e] == [1, 3, 5, 6]
     assert "ended" in errors[1] and "rlax.deadlines.reward_s" in errors[3]

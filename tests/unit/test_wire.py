@@ -137,7 +137,7 @@ def test_workers_refuse_what_no_engine_should_see(changes, message):
             "prompt_source": {"name": "x"},
             "rewards": [{"name": "x"}],
             "rollouts": rollouts,
-            "evaluation": {"samples": 4},
+            "evaluation": {"samples": 4, "k": [1]},
         }
     )
     found = refusal(request_to_proto(request(**changes)), section)

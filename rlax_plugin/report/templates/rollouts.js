@@ -126,6 +126,10 @@ async function open(place) {
     ["pass rate of the prompt before", fixed(3)(value("passrate", row))],
     ["attempt", value("attempt", row)], ["seed", value("seed", row)], ["prompt id", prompt.id],
   ];
+  const parts = value("parts", row);
+  if (parts.length > 1) {
+    facts.splice(1, 0, ...parts.map((part, i) => [`of it ${table.rewards[i] ?? i}`, plain(part)]));
+  }
   if (value("error", row) !== null) facts.splice(1, 0, ["reward failed", value("error", row)]);
   byId("rollout-facts").replaceChildren(...facts.map(([name, text]) => element("div", {},
     element("dt", { textContent: name }), element("dd", { textContent: String(text) }))));

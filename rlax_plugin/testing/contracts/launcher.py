@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rlax_plugin.testing.contracts.inspection import (
     run_async,
 )
 
-_START_S = 2.0  # until a process appears, if it starts any
+_START_S = 1.0  # until a process appears, if it starts any
 _RESTART_S = 10.0
 _WHOLE_S = 60.0
 _NOWHERE = "127.0.0.1:1"  # no controller answers there, so workers keep trying
@@ -63,7 +64,8 @@ def check_launcher(
             run_async(lives, _WHOLE_S)
     finally:
         for process in started():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 async def _kill_one(launcher: Launcher, process: psutil.Process) -> None:
@@ -73,5 +75,11 @@ async def _kill_one(launcher: Launcher, process: psutil.Process) -> None:
 
 
 def _children() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in psutil.Process().children(recursive=True) if _lives(child)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,74 @@
+"""Engines and stores that need more than ``check_plugin`` can make up, by the same contracts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rlax_orbax.store import OrbaxStore
+
+from rlax_plugin.errors import ContractError
+from rlax_plugin.testing import FakeEngine, FakeWeightStore, check_engine, check_store, make_request
+from rlax_plugin.testing import policy as toy
+from rlax_plugin.testing.builders import publish_version
+
+UNIT = str(Path(__file__).parents[1] / "unit")
+
+
+@pytest.fixture
+def scripted() -> Iterator:
+    """The slots without a model that the unit tests drive the JetStream engine with."""
+    sys.path.append(UNIT)
+    try:
+        import scripted_slots
+
+        yield scripted_slots
+    finally:
+        sys.path.remove(UNIT)
+
+
+def slots_of(scripted):
+    """Scripted slots that count what they draw."""
+
+    class Slots(scripted.ScriptedSlots):
+        def decode(self, *arguments):
+            ended = super().decode(*arguments)
+            self.tokens_total += sum(len(drawn.tokens) for drawn in ended)
+            return ended
+
+    return Slots
+
+
+@pytest.mark.parametrize("mode", ["finish", "continue", "discard"])
+def test_the_jetstream_engine_keeps_the_contract(scripted, mode: str) -> None:
+    def make_engine():
+        return scripted.make_engine(slots_of(scripted)(), rollouts={"on_new_weights": mode})
+
+    rules = check_engine(make_engine, [scripted.version(3), scripted.version(4)])
+    assert len(rules) == 6
+
+
+def test_an_engine_that_draws_by_slot_is_found(scripted) -> None:
+    class BySlot(slots_of(scripted)):
+        def _drawn(self, slot):
+            drawn = super()._drawn(slot)
+            drawn.tokens[:] += slot
+            return drawn
+
+    with pytest.raises(ContractError, match="make the random key from the request's seed"):
+        check_engine(
+            lambda: scripted.make_engine(BySlot()), [scripted.version(3), scripted.version(4)]
+        )
+
+
+def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
+    store = FakeWeightStore()
+    assert len(check_store(store)) == 7
+    versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
+    assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 6
+
+
+def test_the_orbax_store_keeps_the_contract() -> None:
+    assert len(check_store(OrbaxStore(deadline_s=60))) == 7
