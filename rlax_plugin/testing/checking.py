@@ -301,7 +301,8 @@ class _Check:
             return self._registry.part(kind, self._choice(kind, name), kind, context)
 
         if kind == "reward":  # built where it is used: in a process of its own
-            task.check_reward(self._choice(kind, name), self._lean, self._prompts(), part)
+            with part.rule("there are prompts to judge", "mend the plug-in's prompt source first"):
+                task.check_reward(self._choice(kind, name), self._lean, self._prompts(), part)
             return
         try:
             built = build()
