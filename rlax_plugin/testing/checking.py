@@ -12,7 +12,7 @@ import yaml
 
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import Choice, Curation, RlaxSection, Rollouts, Weights
-from rlax_plugin.errors import ConfigError, ContractError, Finding, PluginError, alternatives
+from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
 from rlax_plugin.plugins import KINDS, REGISTER, Manager
 from rlax_plugin.protocols import BuildContext, RolloutEngine, Trainer, WeightStore
 from rlax_plugin.testing import policy
@@ -30,7 +30,7 @@ from rlax_plugin.testing.contracts import (
     tracker,
     trainer,
 )
-from rlax_plugin.testing.contracts.inspection import Inspection, told
+from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.fakes import CANARY_TOKENS, FakeTrainerLink
 from rlax_plugin.types import Canary, GroupRequest, Prompt, WeightVersion
 
@@ -303,31 +303,38 @@ class _Check:
         if kind == "reward":  # built where it is used: in a process of its own
             with part.rule("there are prompts to judge", "mend the plug-in's prompt source first"):
                 task.check_reward(self._choice(kind, name), self._lean, self._prompts(), part)
-            return
-        try:
+        elif kind == "rollout_engine":
+            self._check_engine(build, context, part)
+        elif kind == "trainer":
+            trainer.check_training(build, FakeTrainerLink, STEPS, part)
+        elif kind == "launcher":
+            config = Path(context.maxtext_argv[0])
+            launcher.check_launcher(build, config, context.run_dir, part)
+        else:
+            self._check_built(kind, name, build, context, part)
+
+    def _check_built(
+        self,
+        kind: str,
+        name: str,
+        build: Callable[[], Any],
+        context: BuildContext,
+        part: Inspection,
+    ) -> None:
+        built = None
+        with part.rule("can be built", _BUILD):
             built = build()
-        except Exception as error:  # noqa: BLE001  it becomes a finding
-            found = f"build raised {told(error)}"
-            part.findings.append(Finding(part.where, "can be built", found, _BUILD))
-            return
+            require(built is not None, "build returned None")
         if built is None:
-            part.findings.append(Finding(part.where, "can be built", "build returned None", _BUILD))
             return
         if kind == "prompt_source":
             task.check_prompt_source(build, self._choice(kind, name), self._lean, part)
         elif kind == "objective":
             preset.check_preset(built, name, self._section, part)
-        elif kind == "launcher":
-            config = Path(context.maxtext_argv[0])
-            launcher.check_launcher(build, config, context.run_dir, part)
         elif kind == "tracker":
-            tracker.check_tracker(lambda: built, context.run_dir, part)
+            tracker.check_tracker(built, context.run_dir, part)
         elif kind == "weight_store":
             store.check_weight_store(built, self._folder / f"store-{name}", part)
-        elif kind == "rollout_engine":
-            self._check_engine(build, context, part)
-        elif kind == "trainer":
-            trainer.check_training(build, FakeTrainerLink, STEPS, part)
         elif kind == "sampler":
             curation.check_sampler(build, part)
         else:

@@ -65,7 +65,7 @@ def serve_run(
                 start = _load(engine, chosen, services)
                 if not await _told_first(terminated, start, section.deadlines.startup_s):
                     ready(await _greeting(engine, chosen, files, endpoint.address))
-                    await terminated.wait()
+                    await _told(terminated, engine, section.deadlines.heartbeat_s)
             finally:
                 service.draining = True
                 # gRPC's grace lets running calls end and refuses new ones.
@@ -143,6 +143,17 @@ async def _told_first(
         starting.cancel()
         told.cancel()
         await asyncio.gather(starting, told, return_exceptions=True)
+
+
+async def _told(terminated: asyncio.Event, engine: RolloutEngine, every_s: float) -> None:
+    """Waits until the process is told to end; raises once the engine has died.
+
+    Then whoever started the process knows, and may start it again.
+    """
+    while not terminated.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(terminated.wait(), every_s)
+        engine.health()
 
 
 async def _greeting(

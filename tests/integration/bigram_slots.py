@@ -27,6 +27,7 @@ from rlax_plugin.types import SamplingParams
 class BigramSlotsConfig(Section):
     step_s: float = 0.0
     at_least: int = 0  # so many tokens are no stop tokens
+    break_on: int = -1  # it breaks when it is given a prompt that ends with this token
     wait_for: str = ""  # a file; nothing is built before it is there
 
 
@@ -75,6 +76,8 @@ class BigramSlots:
 
     def insert(self, weights, requests):
         for r in requests:
+            if int(r.tokens[-1]) == self._config.break_on:
+                raise RuntimeError("the device is gone")
             for slot, seed in zip(r.slots, r.seeds, strict=True):
                 sample = _Slot(seed, r.sampling, int(r.tokens[-1]), self._config.at_least)
                 self._running[slot] = sample

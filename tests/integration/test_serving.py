@@ -393,6 +393,22 @@ def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
     assert server.wait()[0] == 0
 
 
+def test_a_server_whose_engine_has_died_ends(trained: Trained) -> None:
+    broken = int(encode("7")[-1])
+    server = Server(
+        trained.dir,
+        f"rlax.rollouts.engine={{name: bigram_slots, break_on: {broken}}}",
+        "rlax.deadlines.heartbeat_s=0.2",
+    )
+    stub = orchestrator(server.until_ready())
+    assert sample(stub, text("8", 4)).token_ids
+    with pytest.raises(grpc.RpcError) as caught:
+        sample(stub, text("7", 4))
+    assert caught.value.code() == grpc.StatusCode.INTERNAL
+    status, errors = server.wait()
+    assert status == 1 and "the device is gone" in errors
+
+
 def test_weights_that_are_not_what_was_published_are_not_served(
     trained: Trained, tmp_path: Path
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rlax_plugin.protocols import Tracker
@@ -18,22 +17,19 @@ _MOST_S = 0.1  # of one log; the controller's event loop waits for it
 _FIRST, _LAST = "check/wvjqzkxbfg", "check/zqxjkvbwfy"  # stay whole where files are compressed
 
 
-def check_tracker(build: Callable[[], Tracker], run_dir: Path, part: Inspection) -> None:
+def check_tracker(tracker: Tracker, run_dir: Path, part: Inspection) -> None:
     """Metrics of a run's steps.
 
     Args:
-      build: makes one that may write below ``run_dir``.
+      tracker: is closed.
+      run_dir: what it may write to.
     """
-    tracker: Tracker | None = None
     metrics = {f"train/metric_{i}": i / 7 for i in range(30)}
     with part.rule("takes metrics named stage/name, step after step", "see protocols.Tracker"):
-        tracker = build()
         tracker.log(1, {_FIRST: 1.0})
         for step in (2, 3, 5):  # those of an evaluation may be missing in between
             tracker.log(step, metrics)
         tracker.log(6, {})
-    if tracker is None:
-        return
     with part.rule(
         "takes NaN and infinities",
         "pass on or leave out what is not finite (math.isfinite), but do not raise: the first sign "
