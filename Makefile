@@ -22,7 +22,7 @@ demo: $(READY) ## a tiny model learns arithmetic by RL; before/after table (SEED
 
 test: lint ## everything that must pass before a change lands: lint, then pytest
 	@.ci/browser
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 lint: $(READY) ## ruff, import rules, types; seconds
 	@echo "ruff:" && $(BIN)/ruff check && $(BIN)/ruff format --check

@@ -65,7 +65,7 @@ def _installed(path: tuple[str, ...]) -> dict[str, Installed]:
     """One look at the metadata of all distributions on ``path``, which is ``sys.path``."""
     points = importlib.metadata.entry_points(group=GROUP)
     found: dict[str, Installed] = {}
-    for point in sorted(points, key=lambda p: p.name):
+    for point in sorted(points, key=lambda p: (p.name, p.value)):
         dist = point.dist
         item = Installed(
             point.name, point.value, dist.name if dist else "", dist.version if dist else ""

@@ -7,13 +7,13 @@ import functools
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.errors import RlaxError, WeightsError
 from rlax_plugin.parameter_server.messages import (
     version_from_proto,
     version_to_proto,
@@ -145,7 +145,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         return pb.RenewReply(lease_s=self._table.lease_s)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
-        self._delete(self._table.release(request.lease))
+        self._forget(self._table.release(request.lease))
         return pb.ReleaseReply()
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Version]:
@@ -164,6 +164,20 @@ class ParameterServer(rpc.ParameterServerServicer):
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _forget(self, paths: Sequence[str]) -> None:
+        """Deletes what no lease holds any more, and takes it off the record first."""
+        if paths and self._record is not None and not self._closed:
+            text = versions_to_json(self._table.versions)
+            asyncio.get_running_loop().run_in_executor(self._files, self._record_one, text)
+        self._delete(paths)
+
+    def _record_one(self, text: str) -> None:
+        assert self._record is not None
+        try:
+            self._record(text)
+        except RlaxError as error:
+            log.error("the record of weight versions is out of date: %s", error)
 
     def _delete(self, paths: Iterable[str]) -> None:
         if self._closed:
@@ -189,7 +203,7 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     def _expire(self) -> None:
         self._expiry = None
-        self._delete(self._table.expire())
+        self._forget(self._table.expire())
         self._arm()
 
 

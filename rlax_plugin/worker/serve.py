@@ -26,6 +26,7 @@ log = logging.getLogger("rlax.worker")
 PARENT = "RLAX_PARENT_PID"
 """Environment variable in which a launcher may say who it is, for ``--with-parent``."""
 
+_ON_THE_WAY_S = 0.5  # for a call between the controller and this worker
 _END_S = 1.0  # for the last status of each call to go out
 
 
@@ -114,6 +115,8 @@ async def _drain(
     # Once the controller has heard it, it sends nothing more: no group is turned away.
     with contextlib.suppress(grpc.aio.AioRpcError):
         await member.report()
+    if service.drawing:  # then what it sent before may still be on its way
+        await asyncio.sleep(min(_ON_THE_WAY_S, drain_s))
     service.draining = True
     if section.rollouts.on_new_weights == "continue":
         await service.hand_over(min(drain_s, 2 * section.rollouts.progress_s))

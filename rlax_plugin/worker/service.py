@@ -142,6 +142,11 @@ class RolloutService(rpc.RolloutServicer):
             call.unanswered.discard(group_id)
         self._settle()
 
+    @property
+    def drawing(self) -> bool:
+        """Whether calls are open."""
+        return bool(self._calls)
+
     def _settle(self) -> None:
         if not any(call.owed for call in self._calls):
             self._settled.set()

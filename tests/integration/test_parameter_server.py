@@ -136,9 +136,15 @@ def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():
 
 
 def test_an_expired_lease_lets_go_without_another_call():
+    """The version is deleted, and first taken off the record of those that are there."""
+    recorded: list[str] = []
+
     async def main():
         store = Deleted()
-        async with serving(store, keep=1, lease_s=0.2) as (service, address):
+        async with serving(store, keep=1, lease_s=0.2, record=recorded.append) as (
+            service,
+            address,
+        ):
             client = ParameterServerClient(address, rpc_s=10.0)
             await service.publish(version(0))
             dead = client.acquire(0)
@@ -148,6 +154,8 @@ def test_an_expired_lease_lets_go_without_another_call():
             assert await store.wait_for(1) == ["/w/0"]
 
     run(main())
+    found = [[v["version"] for v in json.loads(text)["versions"]] for text in recorded]
+    assert found == [[0], [0, 1], [1]]
 
 
 def test_watchers_see_versions_in_order_from_where_they_stand():

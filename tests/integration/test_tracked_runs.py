@@ -30,7 +30,9 @@ def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:
     killed = run(tmp_path, trackers, slow, "steps=1000")
     tracked = killed.dir / "tracker.jsonl"
     last_step = killed.dir / "wandb/last_step"
+    events = killed.dir / "tensorboard"
     killed.until(lambda: last_step.exists() and int(last_step.read_text() or 0) >= 7, "a 7th step")
+    killed.until(lambda: list(events.glob("events*")), "curves")  # each tracker has its own pace
     killed.process.kill()
     killed.end()
     seen = lines(tracked)[-1]["step"]
