@@ -1,7 +1,8 @@
 """What a model needs of memory, from the shapes of its variables; nothing is allocated.
 
 Numbers are bytes of all devices of a process together, before padding and before what XLA adds:
-activations are not among them, which depend on the rematerialisation and on the compiler.
+activations are not among them, which depend on the rematerialisation and on the compiler. The
+devices share one copy of the model; with data parallelism every replica holds another.
 
 Upstream symbols: ``model_creation_utils.create_nnx_abstract_model``, ``optimizers.get_optimizer``
 and ``maxtext_utils.create_learning_rate_schedule``; tested with MaxText 0.2.5.
@@ -32,7 +33,8 @@ class TrainingMemory:
       weights: bytes of what a weight version holds.
       gradients: bytes; with accumulation those of a micro-batch and their sum.
       optimizer: bytes of the optimizer's state.
-      logits: bytes of one micro-batch's logits, or of one tile of them.
+      logits: bytes of one micro-batch's logits, or of one tile of them; of as many devices as the
+        config counts, one where it was loaded to be checked.
     """
 
     parameters: int

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -34,8 +34,7 @@ class WandbRun(Sink):
         import wandb
 
         where = f"{config.entity}/{config.project}".strip("/")
-        # W&B itself cannot tell where an offline run stopped.
-        self._progress: Path = run.directory / "wandb" / "last_step"
+        self._records = run.directory / "metrics.jsonl"
         self._run: Any = wandb.init(
             project=config.project,
             entity=config.entity or None,
@@ -52,17 +51,26 @@ class WandbRun(Sink):
                 console="off", finish_timeout=config.flush_s, finish_timeout_raises=True
             ),
         )
-        self.last_step = self._run.starting_step - 1 if config.mode == "online" else self._known()
-        self._progress.parent.mkdir(parents=True, exist_ok=True)
-        self._disabled = config.mode == "disabled"
-
-    def _known(self) -> int:
-        return int(self._progress.read_text()) if self._progress.exists() else 0
+        online = config.mode == "online"
+        self.last_step = self._run.starting_step - 1 if online else 0
+        self._whole = online  # whether W&B has every step before the next one
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if not self._whole:
+            self._log_earlier(step)
+            self._whole = True
         self._run.log(dict(metrics), step=step)
-        if not self._disabled:
-            self._progress.write_text(str(step))
+
+    def _log_earlier(self, before: int) -> None:
+        """What earlier processes logged. Killed, they took along what W&B had not written yet."""
+        if before == 1 or not self._records.exists():
+            return
+        for line in self._records.read_text().splitlines():
+            metrics = json.loads(line)
+            step = metrics.pop("step")
+            if step >= before:
+                break  # a line that is being written is behind it
+            self._run.log(metrics, step=step)
 
     def close(self, complete: bool) -> None:
         self._run.finish(exit_code=0 if complete else 1)

@@ -180,8 +180,13 @@ class RunMetrics(Collector):
         self.registry.register(self)
 
     def step(self, step: int, metrics: Figures) -> None:
-        """Takes a finished step's metrics, named ``stage/name``."""
-        self._newest = (step, dict(metrics))
+        """Takes a finished step's metrics, named ``stage/name``, or more of the newest step's.
+
+        Those of an evaluation stay until the next one: few scrapes would see a single step's.
+        """
+        newest, before = self._newest
+        kept = {k: v for k, v in before.items() if step == newest or k.startswith("evaluation")}
+        self._newest = (step, kept | dict(metrics))
 
     def collect(self) -> Iterable[Family]:
         step, metrics = self._newest

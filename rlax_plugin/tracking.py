@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
@@ -33,7 +33,7 @@ QUEUE_STEPS = 1000  # that may wait for a sink; further ones are lost until it h
 class TrackerConfig(Section):
     """Options that every background tracker has."""
 
-    flush_s: Seconds = Field(
+    flush_s: Annotated[Seconds, Field(le=45)] = Field(  # the end of a run has 60 s in all
         default=20.0, description="at the end, for what is still to be written or uploaded"
     )
 

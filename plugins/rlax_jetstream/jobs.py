@@ -31,7 +31,7 @@ class Job:
       rollouts: one per sample, in index order.
       waiting: indices of the samples that wait for a slot, in order.
       min_version: the oldest weights to draw with: what the request wants, and no older than those
-        of the tokens it brings along, as versions within a sample never go backwards.
+        of the tokens that unfinished samples have, whose versions never go backwards.
     """
 
     request: GroupRequest
@@ -105,6 +105,8 @@ class Job:
     def interrupt(self, index: int, rollout: Rollout | None) -> None:
         """Makes an admitted sample wait again: behind ``rollout``'s tokens, or at the prompt."""
         self.rollouts[index] = rollout or _blank(self.request, index)
+        if rollout is not None and len(rollout.versions):  # the new weights may be older ones
+            self.min_version = max(self.min_version, int(rollout.versions[-1]))
         self.waiting = sorted([*self.waiting, index])
 
 

@@ -111,7 +111,8 @@ def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
     thread, and calls are answered UNAVAILABLE until then.
 
     Returns:
-      Done once the service answers; an ImportError if JetStream is not installed.
+      Done once the service answers; an ImportError if JetStream is not installed, or whatever else
+      its import raises.
     """
     forwarder = _Forwarder(SERVICE)
     server.add_generic_rpc_handlers((forwarder,))
@@ -126,7 +127,7 @@ def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
             from jetstream.core.proto import jetstream_pb2_grpc
 
             jetstream_pb2_grpc.add_OrchestratorServicer_to_server(servicer, forwarder)
-        except ImportError as error:
+        except Exception as error:  # whatever it is, whoever waits for the service must hear of it
             log.exception("JetStream's service is not available")
             answers.set_exception(error)
         else:

@@ -25,7 +25,8 @@ MAX_ATTEMPTS = 20
 """Workers that come and go are ordinary; a group that loses this many of them is not."""
 
 MAX_FAILURES = 3
-"""Times a worker that is alive may fail at one group, or not finish it in time."""
+"""Times a worker that is alive may fail at one group, or not finish it in time; also workers that
+may be lost before they hold the one version that a group needs."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _ALIVE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INVALID_ARGUMENT)
 
@@ -54,7 +55,7 @@ class _Ticket:
       partials: what is drawn of it so far, as far as it is known.
       drew_partials: the workers that have drawn them.
       failed_on: identities of the workers that failed at it.
-      failures: how often a worker failed at it.
+      failures: how often a worker failed at it, or was lost before it held the version it needs.
       losses: how often it was issued again, for whatever reason, by this process.
       exactly: the only version that it may be drawn with; None: any that is new enough.
     """
@@ -130,6 +131,23 @@ class Dispatcher:
         self._waiting[exactly].append(ticket)
         self.wake()
         return ticket.done
+
+    def lost(self, worker: Worker, reason: str) -> None:
+        """Notes that a worker is gone.
+
+        One after the other may be lost because they cannot load the version that they are to keep:
+        then nobody can, and whoever waits for it hears so.
+        """
+        if worker.keep >= 0 and worker.kept != worker.keep:
+            waiting = [t for t in self._waiting.get(worker.keep, ()) if not t.done.done()]
+            for ticket in waiting:
+                ticket.failures += 1
+            failure = WorkerError(
+                f"version {worker.keep} cannot be kept: {MAX_FAILURES} workers were lost before "
+                f"they held it, the last one {worker.name}: {reason}"
+            )
+            _fail((t for t in waiting if t.failures >= MAX_FAILURES), failure)
+        self.wake()
 
     def wake(self) -> None:
         """Assigns what waits, once all that is runnable now has run: calls carry many groups."""

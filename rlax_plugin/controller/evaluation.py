@@ -21,6 +21,7 @@ from rlax_plugin.types import GroupRequest, Prompt, Rollout, SamplingParams
 
 Part = Callable[[str, Choice, str], Any]
 Progress = Callable[[int, int], None]
+Answered = tuple[Sequence[Rollout], Sequence[str | None]]  # a group, and what each of it answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,15 @@ class ProblemSet:
         read: Callable[[str], str | None] = getattr(self.source, "answer", str.strip)
         return read(completion)
 
-    def outcomes(self, groups: Sequence[Sequence[Rollout]]) -> Outcomes:
+    def outcomes(self, answered: Sequence[Answered]) -> Outcomes:
         """What came of the problems, whose groups are given in their order."""
+        groups = [group for group, _ in answered]
         rewards = [[np.nan if r.reward is None else r.reward for r in group] for group in groups]
         return Outcomes(
             rewards_bn=np.array(rewards, np.float64),
             lengths_bn=np.array([[len(r.tokens) for r in group] for group in groups]),
             truncated_bn=np.array([[r.finish_reason == "length" for r in g] for g in groups]),
-            answers_bn=[[self.answer(r.text) for r in group] for group in groups],
+            answers_bn=[answers for _, answers in answered],
         )
 
 
@@ -165,7 +167,7 @@ class Evaluator:
         exactly = version if pinned else None
         done = 0
 
-        async def one(problems: ProblemSet, prompt: Prompt, number: int) -> list[Rollout]:
+        async def one(problems: ProblemSet, prompt: Prompt, number: int) -> Answered:
             nonlocal done
             request = problems.request(prompt, number, self._section.seed, version)
             while True:
@@ -174,9 +176,11 @@ class Evaluator:
                 rollouts = await problems.rewards.score(prompt, rollouts)
                 if all(worker.trusted for worker in drawn.workers):
                     break
+            # Group by group: reading all answers at once would hold up heartbeats.
+            answers = [problems.answer(r.text) for r in rollouts]
             done += 1
             progress(done, self.problems)
-            return rollouts
+            return rollouts, answers
 
         asked = [(problems, prompt) for problems in self.sets for prompt in problems.prompts]
         groups = [asyncio.ensure_future(one(*what, i)) for i, what in enumerate(asked)]

@@ -200,9 +200,9 @@ class Fleet(rpc.FleetServicer):
     # --- a worker that keeps one version -------------------------------------------------------
 
     @property
-    def keeping(self) -> bool:
-        """Whether a worker keeps the pinned version, or is about to."""
-        return any(worker.keep >= 0 for worker in self.workers.values())
+    def lacks_keeper(self) -> bool:
+        """Whether a version is pinned that no worker keeps or is about to keep."""
+        return self._pin >= 0 and not any(worker.keep >= 0 for worker in self.workers.values())
 
     def pin(self, version: int) -> None:
         """Has one worker keep a version, from when there is another one to train with.
@@ -227,6 +227,7 @@ class Fleet(rpc.FleetServicer):
             min(others, key=lambda w: w.assigned / w.slots).keep = self._pin
         elif keeping and self.training and not others and keeping[0].ready:
             # Its open groups are issued again; it registers anew, and trains.
+            keeping[0].keep = -1
             self.lose(keeping[0], "training needs it: no other worker is ready")
 
     def _member(self, message: pb.HeartbeatRequest | pb.DeregisterRequest) -> Worker | None:

@@ -118,7 +118,7 @@ class Generation:
         self.dispatcher.wake()
 
     def _lost(self, worker: Worker, reason: str) -> None:
-        self.dispatcher.wake()
+        self.dispatcher.lost(worker, reason)
         self._on_lost(worker, reason)
 
     async def start(self, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:

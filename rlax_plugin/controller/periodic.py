@@ -62,7 +62,7 @@ class PeriodicEvaluation:
         if not self._every or not 0 < version < self._last_step or version % self._every:
             return
         if self._running is not None:
-            if self._fleet.keeping:
+            if not self._fleet.lacks_keeper:
                 self._skip(version, f"that of step {self._version} is still running")
                 return
             self._running.cancel()
@@ -84,9 +84,9 @@ class PeriodicEvaluation:
             if found is None:
                 found = await self._measured(version)
                 await self._recorder.call(record, self._files, name, found)
-        except RlaxError as error:
+        except Exception as error:
             log.exception("evaluation of step %d failed", version)
-            self._skip(version, str(error))
+            self._skip(version, str(error) if isinstance(error, RlaxError) else repr(error))
         else:
             self._ended(found)
         finally:
@@ -123,4 +123,5 @@ class PeriodicEvaluation:
         """Ends the running one; a run that is continued from an earlier step repeats it."""
         if self._running is not None:
             self._running.cancel()
-            await asyncio.wait({self._running})
+            if (await asyncio.wait({self._running}))[0].pop().cancelled():
+                self._skip(self._version, "the run is stopped")

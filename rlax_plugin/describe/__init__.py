@@ -40,7 +40,7 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
     for key, memory in document["memory_bytes"].items():
         sizes = {what: _size(size) for what, size in memory.items()}
         total = {"together": f"{_size(sum(memory.values()))}, activations not counted"}
-        _print_section(console, f"Memory of {key}, each process", sizes | total)
+        _print_section(console, f"Memory of {key}, each process, all its devices", sizes | total)
     for warning in document["warnings"]:
         console.print()
         text = Text.assemble(

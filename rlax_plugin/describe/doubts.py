@@ -52,7 +52,7 @@ def _doubts_of_groups(config: Examined) -> Iterator[Doubt]:
             "is empty: groups whose rewards are all equal take up rows of the batch and teach "
             "nothing; mixed_outcome of rlax_curation keeps them out",
         )
-    needed = config.samples * section.curation.oversample
+    needed = config.samples * config.steps_ahead * section.curation.oversample
     if config.workers and rollouts.slots * config.workers >= 2 * needed:
         yield (
             "rlax.rollouts.slots",
@@ -87,7 +87,7 @@ def _doubts_of_length(config: Examined) -> Iterator[Doubt]:
         yield (
             "steps",
             f"{config.maxtext['steps']}: {groups:,} groups are fewer than the "
-            f"{config.prompts.train:,} training prompts, so that many are never asked",
+            f"{config.prompts.train:,} training prompts: some are never asked",
         )
     limit, longest = section.rollouts.max_prompt_tokens, config.prompts.longest
     if limit > max(2 * longest, longest + 16):

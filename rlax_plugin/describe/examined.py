@@ -86,6 +86,12 @@ class Examined:
         return self.section.rollouts.groups_per_step * self.section.rollouts.group_size
 
     @property
+    def steps_ahead(self) -> int:
+        """Steps whose groups may be outstanding at once, that of the next batch included."""
+        staleness = self.section.staleness
+        return staleness.max_staleness - staleness.reload_every + 1
+
+    @property
     def groups(self) -> int | None:
         """Groups of the whole run."""
         steps = self.rl_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlax_plugin.config import Evaluation, RlaxSection
+from rlax_plugin.config import Evaluation
 from rlax_plugin.describe.examined import Examined
 from rlax_plugin.objective import choices
 
@@ -15,7 +15,7 @@ def words(config: Examined) -> dict[str, Words]:
         "Processes": _processes(config),
         "One step": _one_step(config),
         "The run": _run(config),
-        "Staleness": {"staleness": _staleness(config.section)},
+        "Staleness": {"staleness": _staleness(config)},
         "Objective": _objective(config),
         "Files": _files(config),
         **{key: dict(facts.says) for key, facts in (config.checked or {}).items() if facts.says},
@@ -131,13 +131,13 @@ def _evaluation(evaluation: Evaluation) -> str:
     )
 
 
-def _staleness(section: RlaxSection) -> str:
+def _staleness(config: Examined) -> str:
+    section = config.section
     j, k = section.staleness.reload_every, section.staleness.max_staleness
     if (j, k) == (1, 1):
         return "lockstep, on-policy: each batch is drawn with the weights that it updates"
     name = "one step off-policy" if (j, k) == (1, 2) else "off-policy"
     reload = "every version" if j == 1 else f"one of {j} versions"
-    ahead = k - j + 1
     arriving = {
         "finish": "finish on the old ones",
         "continue": "go on with the new ones",
@@ -145,8 +145,9 @@ def _staleness(section: RlaxSection) -> str:
     }[section.rollouts.on_new_weights]
     return (
         f"{name}: workers load {reload}, and a sample trains while its oldest token is at most "
-        f"{plural(k, 'version')} behind the update's; up to {plural(ahead, 'step')} of groups "
-        f"are drawn ahead; running samples {arriving} when weights arrive"
+        f"{plural(k, 'version')} behind the update's; up to "
+        f"{plural(config.steps_ahead, 'step')} of groups are outstanding, the next batch's "
+        f"included; running samples {arriving} when weights arrive"
     )
 
 
@@ -157,7 +158,8 @@ def _objective(config: Examined) -> Words:
     shown = {k: v for k, v in parts.items() if "corrections" not in k and v not in ("one", "none")}
     policy = {
         "sampler": "the sampler's own log-probs",
-        "reprefill": "computed again by the trainer, with the weights that drew the sample",
+        "reprefill": "computed again by the trainer, with the weights that drew the sample as far "
+        "as it keeps them",
         "proximal": "computed by the trainer, with the weights before the batch's first update",
     }[algorithm.old_policy]
     words = {

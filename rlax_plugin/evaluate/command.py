@@ -173,7 +173,8 @@ class _Job:
                 going_on = ", which is going on" if alive else ""
                 self.what = f"version {version.version} of {self._target.run.url}{going_on}"
                 self._start(thread)
-                thread.run(self._session.serve(version), deadlines.rpc_s, "serving the version")
+                what, key = "serving the version", "rlax.deadlines.rpc_s"
+                thread.run(self._session.serve(version), deadlines.rpc_s, what, key)
             sets = [one for one in self._session.sets if one.name in (self._names or [one.name])]
             return self._measure(thread, tuple(sets), console, show=show)
         finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.directory import endpoints, state_directory
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
-from rlax_plugin.parameter_server import ParameterServerClient, kept_versions
+from rlax_plugin.parameter_server import ParameterServerClient, kept_version
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import WeightVersion
 
@@ -92,7 +92,7 @@ async def find_version(
         undo.push_async_callback(client.close)
         if await _serves(client, target.run, section):
             return await undo.enter_async_context(client.acquire(target.version)), True
-    return _kept(target), False
+    return kept_version(target.run, target.version), False
 
 
 async def _serves(client: ParameterServerClient, run: RunFiles, section: RlaxSection) -> bool:
@@ -108,24 +108,3 @@ async def _serves(client: ParameterServerClient, run: RunFiles, section: RlaxSec
     if weights.is_local:
         here, there = os.path.realpath(here), os.path.realpath(there)
     return here == there
-
-
-def _kept(target: Target) -> WeightVersion:
-    versions = {version.version: version for version in kept_versions(target.run)}
-    if not versions:
-        raise ConfigError(
-            "RUN", target.run.url, "has left no weight version: give --step to read a checkpoint"
-        )
-    number = max(versions) if target.version is None else target.version
-    if number not in versions:
-        kept = ", ".join(map(str, versions))
-        raise ConfigError(
-            "--version",
-            number,
-            f"is not kept any more: there is {kept} (rlax.weights.keep sets how many stay); or "
-            "give --step to read a checkpoint",
-        )
-    found = versions[number]
-    if not RunFiles(found.path).names(""):
-        raise WeightsError(f"the bytes of version {number} are gone from {found.path}")
-    return found

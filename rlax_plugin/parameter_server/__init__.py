@@ -4,9 +4,8 @@ The bytes are elsewhere (``protocols.WeightStore``); only names, paths and finge
 """
 
 from rlax_plugin.parameter_server.client import ParameterServerClient
+from rlax_plugin.parameter_server.kept import kept_version, record_versions
 from rlax_plugin.parameter_server.messages import (
-    kept_versions,
-    record_versions,
     version_from_proto,
     version_to_proto,
 )
@@ -18,7 +17,7 @@ __all__ = [
     "ParameterServer",
     "ParameterServerClient",
     "VersionTable",
-    "kept_versions",
+    "kept_version",
     "record_versions",
     "serve_parameter_server",
     "version_from_proto",

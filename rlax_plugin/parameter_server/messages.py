@@ -1,4 +1,4 @@
-"""Weight versions to protocol messages, to JSON, and back; a run's own list of them."""
+"""Weight versions to protocol messages, to JSON, and back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 
-_KEPT = "versions.json"
 _I32, _F32 = np.dtype("<i4"), np.dtype("<f4")
 
 
@@ -101,24 +99,6 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
         ]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WeightsError(f"{source} is no index of weight versions: {error!r}") from error
-
-
-def record_versions(files: RunFiles, index: str) -> None:
-    """Writes a run's ``versions.json``, from which ``kept_versions`` reads."""
-    files.put(_KEPT, index.encode())
-
-
-def kept_versions(files: RunFiles) -> tuple[WeightVersion, ...]:
-    """The weight versions that a run has left behind, oldest first; empty if it left none.
-
-    Those of a run that is still going on may be gone the next moment: take a lease instead.
-
-    Raises:
-      WeightsError: the record of them is damaged.
-    """
-    if not files.exists(_KEPT):
-        return ()
-    return tuple(versions_from_json(files.get(_KEPT).decode(), files.location(_KEPT)))
 
 
 def _canary_from_json(entry: dict[str, Any] | None) -> Canary | None:

@@ -42,7 +42,7 @@ class ParameterServer(rpc.ParameterServerServicer):
       keep: newest versions that stay; leased ones stay as well.
       lease_s: a reader's hold on a version before renewal.
       index: file that remembers the versions over a restart; None remembers nothing.
-      record: called on a thread with the index's text whenever it changes; see ``kept_versions``.
+      record: called on a thread with the index's text whenever it changes; see ``kept_version``.
 
     Raises:
       WeightsError: ``index`` exists and cannot be read.

@@ -57,9 +57,10 @@ def _from_summary(
 
 
 def _steps(run: RunData) -> Figure:
-    planned = run.config.get("steps")
+    updates = run.config.get("steps")
+    per_step = run.setting("objective", "epochs", 1) * run.setting("objective", "mini_batches", 1)
     steps = int(max(run.steps, default=0))
-    return Figure("steps", f"{steps:,}", f"of {planned:,} updates" if planned else "")
+    return Figure("steps", f"{steps:,}", f"of {updates // per_step:,}" if updates else "")
 
 
 def _reward(run: RunData) -> Figure | None:

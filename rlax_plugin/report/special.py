@@ -159,7 +159,9 @@ def fates(run: RunData) -> Chart | None:
             name=label,
             marker={"color": COLOURS[(2, 1, 3, 4, 5, 6, 7, 0)[index % 8]], "line": {"width": 0}},
         )
-    return Chart("outcomes", "What became of the groups", "", figure)
+    dropped = any(name.startswith("dropped") for name in names)
+    caption = "A group that was dropped had been admitted before." if dropped else ""
+    return Chart("outcomes", "What became of the groups", caption, figure)
 
 
 def refused_share(runs: Sequence[RunData]) -> Chart | None:

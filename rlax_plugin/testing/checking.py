@@ -82,7 +82,7 @@ def check_plugin(
       PluginError: it cannot be loaded, or breaks the contract of hooks.
       ConfigError: options are missing, wrong, or of a part that it does not offer.
     """
-    with tempfile.TemporaryDirectory(prefix="rlax-check-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rlax-check-", ignore_cleanup_errors=True) as folder:
         return _Check(name, options or {}, plugins, Path(folder)).run()
 
 
@@ -131,7 +131,7 @@ def check_store(weight_store: WeightStore) -> tuple[str, ...]:
       ContractError: a promise is broken.
     """
     part = Inspection(f"weight store {type(weight_store).__name__}")
-    with tempfile.TemporaryDirectory(prefix="rlax-check-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rlax-check-", ignore_cleanup_errors=True) as folder:
         store.check_weight_store(weight_store, Path(folder), part)
     return part.close()
 
@@ -304,7 +304,11 @@ class _Check:
             with part.rule("there are prompts to judge", "mend the plug-in's prompt source first"):
                 task.check_reward(self._choice(kind, name), self._lean, self._prompts(), part)
         elif kind == "rollout_engine":
-            self._check_engine(build, context, part)
+            versions: list[WeightVersion] = []
+            with part.rule("there are weights to load", "mend the plug-in's weight store first"):
+                versions = self._published(context)
+            if part.sound:
+                engine.check_rollout_engine(build, versions, make_request(), part)
         elif kind == "trainer":
             trainer.check_training(build, FakeTrainerLink, STEPS, part)
         elif kind == "launcher":
@@ -349,9 +353,8 @@ class _Check:
         source = self._registry.part("prompt_source", choice, "prompt_source", self._context())
         return source.prompts("train")[:2]
 
-    def _check_engine(
-        self, build: Callable[[], RolloutEngine], context: BuildContext, part: Inspection
-    ) -> None:
+    def _published(self, context: BuildContext) -> list[WeightVersion]:
+        """Two versions of the toy policy."""
         choice = self._section.weights.store
         kept = self._registry.part("weight_store", choice, "weight_store", context)
         versions = []
@@ -361,7 +364,7 @@ class _Check:
             canary = Canary(CANARY_TOKENS, logprobs, _CANARY_TOLERANCE)
             path = str(context.run_dir / f"weights-{number}")
             versions.append(publish_version(kept, path, weights, version=number, canary=canary))
-        engine.check_rollout_engine(build, versions, make_request(), part)
+        return versions
 
 
 _PURE: Mapping[str, Callable[[Any, Inspection], None]] = {

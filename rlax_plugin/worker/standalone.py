@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import posixpath
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
-from rlax_plugin.parameter_server import kept_versions
+from rlax_plugin.errors import ConfigError, DeadlineError
+from rlax_plugin.parameter_server import kept_version
 from rlax_plugin.protocols import RolloutEngine
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import WeightVersion
@@ -53,6 +51,8 @@ def serve_run(
         or a port is taken.
     """
     files = RunFiles(run)
+    if not files.exists(_CONFIG):
+        raise ConfigError("RUN", files.url, f"is no directory of a run: it holds no {_CONFIG}")
     chosen = kept_version(files, version)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
@@ -73,38 +73,6 @@ def serve_run(
 
     with _local_config(files) as config:
         run_engine(config, overrides, NAME, life)
-
-
-def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
-    """A version that a run has left behind, with a path at which its weights are.
-
-    A run's directory may have been moved or copied; its weights are then looked for in there.
-
-    Args:
-      number: None is the newest.
-
-    Raises:
-      ConfigError: this is no run's directory, or the run has not kept that version.
-      WeightsError: the weights are gone.
-    """
-    if not files.exists(_CONFIG):
-        raise ConfigError("RUN", files.url, f"is no directory of a run: it holds no {_CONFIG}")
-    kept = {version.version: version for version in kept_versions(files)}
-    if not kept:
-        raise WeightsError(f"{files.url} has kept no weight version: it has published none")
-    if number is None:
-        number = max(kept)
-    if number not in kept:
-        known = ", ".join(map(str, kept))
-        raise ConfigError("--version", number, f"{files.url} has kept: {known}")
-    found = kept[number]
-    inside = files.location(f"weights/{posixpath.basename(found.path.rstrip('/'))}")
-    for path in (found.path, inside):
-        if RunFiles(path).exists(""):
-            return replace(found, path=path)
-    raise WeightsError(
-        f"the weights of version {number} are gone: there is neither {found.path} nor {inside}"
-    )
 
 
 @contextlib.contextmanager

@@ -477,7 +477,7 @@ def test_check_finds_what_maxtext_would_refuse(argv, expected):
 
 
 def test_check_adds_up_what_training_needs():
-    argv = (TINY, "gradient_accumulation_steps=2", "per_device_batch_size=4", "opt_type=sgd")
+    argv = (TINY, "gradient_accumulation_steps=2", "per_device_batch_size=2", "opt_type=sgd")
     kl = "rlax.objective.kl.coefficient=0.1"
     facts = rlax_maxtext.rlax_register_trainer()["maxtext"].check(
         NoOptions(), context_of((*argv, kl))
@@ -485,7 +485,8 @@ def test_check_adds_up_what_training_needs():
     # Embedding 64 x 32; a layer: attention 4 x 32^2, MLP 3 x 32 x 64, two norms; a norm at the end.
     parameters = 64 * 32 + 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32
     assert f"{parameters:,} parameters" in facts.says["model"]
-    assert facts.says["one update"].startswith("8 rows = 2 micro-batch(es) x 1 device(s) x per")
+    assert facts.says["one update"].startswith("8 rows = 2 micro-batch(es) x 2 device(s) x per")
+    # Of all devices together, although only one is here.
     assert facts.memory == {
         "parameters": 4 * parameters,
         "optimizer state (sgd)": 4,  # how many updates there were

@@ -156,6 +156,27 @@ BROKEN: dict[str, Broken] = {
         "a group of equal rewards gets exactly 0",
         "rlax_plugin.advantages.per_group",
     ),
+    "advantage_that_raises": _of(
+        "advantage",
+        """
+        def build(context):
+            def slot(outcomes):
+                import numpy as np
+
+                result = np.zeros_like(outcomes.rewards_n)
+                for group in np.unique(outcomes.group_n):
+                    rewards = outcomes.rewards_n[outcomes.group_n == group]
+                    spread = float(np.ptp(rewards)) if len(rewards) > 1 else 1.0
+                    scaled = [reward / spread for reward in rewards.tolist()]
+                    result[outcomes.group_n == group] = scaled
+                return result
+
+            return slot
+        """,
+        "takes groups whose rewards are all equal",
+        "ZeroDivisionError: float division by zero",
+        "guard what such rewards leave undefined",
+    ),
     "hook_misspelt": Broken(
         _HEAD + "\n\n@hookimpl\ndef rlax_register_rewards():\n    return {}\n",
         ("unknown hook 'rlax_register_rewards'", "did you mean 'rlax_register_reward'?"),
@@ -255,6 +276,25 @@ BROKEN: dict[str, Broken] = {
         "it returned False",
         "return None to admit a group",
         "never a bool",
+    ),
+    "gate_that_remembers": _of(
+        "gate",
+        """
+        class Gate:
+            def __init__(self):
+                self.seen = set()
+
+            def refuse(self, group):
+                known = group.prompt.id in self.seen
+                self.seen.add(group.prompt.id)
+                return "asked before" if known else None
+
+        def build(context):
+            return Gate()
+        """,
+        "the same group gets the same answer",
+        "mixed rewards: None, then 'asked before'",
+        "judge by the group alone",
     ),
     "store_that_is_not_atomic": _of(
         "weight_store",

@@ -88,6 +88,11 @@ def test_what_is_allowed_and_perhaps_not_meant(override: str, key: str, text: st
     assert list(found) == [key] and text in found[key]
 
 
+def test_slots_that_steps_ahead_fill_are_not_doubted() -> None:
+    two_steps = ("rlax.objective.preset=aipo", "rlax.staleness.max_staleness=2")
+    assert doubted("--fast", DEMO, "rlax.rollouts.slots=600", *two_steps) == {}
+
+
 def test_a_group_of_one_teaches_nothing_where_advantages_are_relative() -> None:
     one = ("--fast", DEMO, "rlax.rollouts.group_size=1", "rlax.rollouts.slots=32")
     assert "every one is 0" in doubted(*one)["rlax.rollouts.group_size"]

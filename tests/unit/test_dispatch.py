@@ -70,6 +70,11 @@ def make(
     refresh: Any = refresh, deterministic: bool = False, **deadlines: float
 ) -> tuple[Fleet, Dispatcher, list[str]]:
     lost: list[str] = []
+
+    def on_lost(worker: Any, reason: str) -> None:
+        lost.append(f"{worker.name}: {reason}")
+        dispatcher.lost(worker, reason)
+
     settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 5.0} | deadlines))
     fleet = Fleet(
         deadlines=settings,
@@ -77,7 +82,7 @@ def make(
         parameter_server="127.0.0.1:1",
         latest_version=lambda: 9,
         on_ready=lambda worker: dispatcher.wake(),
-        on_lost=lambda worker, reason: lost.append(f"{worker.name}: {reason}"),
+        on_lost=on_lost,
     )
     again: list[tuple[GroupRequest, str]] = []
     dispatcher = Dispatcher(

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from test_dispatch import answer, failing, join, make, request, run
 
+from rlax_plugin.controller.dispatch import MAX_FAILURES
 from rlax_plugin.controller.fleet import Fleet
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -88,15 +89,15 @@ def test_one_worker_alone_trains():
         fleet, dispatcher, lost = make()
         await join(fleet, "a", answer)
         fleet.pin(PINNED)
-        assert not fleet.keeping and await beat(fleet, "a", 9) is None
+        assert fleet.lacks_keeper and await beat(fleet, "a", 9) is None
         await join(fleet, "b", answer)
-        assert fleet.keeping
+        assert not fleet.lacks_keeper
         (kept,) = [w for w in fleet.workers.values() if w.keep == PINNED]
         (other,) = [w for w in fleet.workers.values() if w.keep != PINNED]
         fleet.lose(other, "killed")
         assert lost[1:] == [f"{kept.name}: training needs it: no other worker is ready"]
         await join(fleet, kept.name, answer)
-        assert not fleet.keeping
+        assert fleet.lacks_keeper
         await dispatcher.submit(request(0))
         fleet.training = False  # at the end of the run nobody else needs it
         assert await beat(fleet, kept.name, 9) == PINNED
@@ -115,13 +116,51 @@ def test_a_lost_keeper_is_replaced_and_its_groups_issued_again():
         assert await beat(fleet, "a", PINNED, pin=PINNED) == PINNED
         while not lost:
             await asyncio.sleep(0.01)
-        assert lost == ["a: UNAVAILABLE: told -1"] and not fleet.keeping
+        assert lost == ["a: UNAVAILABLE: told -1"] and fleet.lacks_keeper
         await join(fleet, "c", answer)
         (kept,) = [w.name for w in fleet.workers.values() if w.keep == PINNED]
         await beat(fleet, kept, PINNED, pin=PINNED)
         asked, rollouts, _ = await exact
         # The flow's ``refresh``, which would have raised the version, was not asked.
         assert (asked.attempt, asked.min_version) == (2, 0) and rollouts[0].worker == kept
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_version_that_no_worker_can_load_is_given_up():
+    async def main():
+        fleet, dispatcher, _ = make()
+        fleet.pin(PINNED)
+        exact = [dispatcher.submit(request(-1 - i), exactly=PINNED) for i in range(2)]
+        await join(fleet, "a", answer)
+        await join(fleet, "b", answer)
+        for _ in range(MAX_FAILURES):
+            (keeper,) = [w for w in fleet.workers.values() if w.keep == PINNED]
+            assert not exact[0].done()
+            fleet.lose(keeper, "left")  # it tried for as long as its deadlines allow
+            await join(fleet, keeper.name, answer)
+        for ticket in exact:
+            with pytest.raises(WorkerError, match=r"version 5 cannot be kept: 3 .*: left"):
+                await ticket
+        await dispatcher.submit(request(1))
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_keepers_that_training_needs_are_not_held_against_the_version():
+    async def main():
+        fleet, dispatcher, lost = make()
+        fleet.pin(PINNED)
+        exact = dispatcher.submit(request(-1), exactly=PINNED)
+        for _ in range(2 * MAX_FAILURES):
+            await join(fleet, "a", answer)
+            await join(fleet, "b", answer)
+            (other,) = [w for w in fleet.workers.values() if w.keep < 0]
+            fleet.lose(other, "killed")
+        assert len([why for why in lost if "training needs it" in why]) == 2 * MAX_FAILURES
+        assert not exact.done()
         await dispatcher.close()
 
     run(main)

@@ -53,6 +53,20 @@ def test_a_run_exports_its_newest_step_and_its_fleet() -> None:
     }
 
 
+def test_an_evaluation_is_seen_until_the_next_one() -> None:
+    run = RunMetrics(counts=dict, workers=dict)
+    run.step(5, {"reward/mean": 0.1, "evaluation/version": 4.0, "evaluation_hard/pass_at_1": 0.5})
+    run.step(6, {"reward/mean": 0.2})
+    run.step(6, {"evaluation/version": 5.0})  # it ended after the last step
+    with exported(run) as url:
+        assert scraped(url) == {
+            ("rlax_step", ""): 6,
+            ("rlax_reward_mean", ""): 0.2,
+            ("rlax_evaluation_version", ""): 5,
+            ("rlax_evaluation_hard_pass_at_1", ""): 0.5,
+        }
+
+
 def test_counters_are_typed_as_counters() -> None:
     run = RunMetrics(counts=lambda: {"a_total": 1, "b": 2}, workers=dict)
     text = generate_latest(run.registry).decode()

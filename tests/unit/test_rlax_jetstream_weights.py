@@ -224,6 +224,28 @@ def test_a_sample_does_not_go_back_to_older_weights():
     play(scenario, rollouts={"on_new_weights": "continue", "progress_s": NEVER_S})
 
 
+def test_a_running_sample_waits_while_older_weights_are_kept():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(2))
+        slots.gate.clear()
+        slots.decoding.clear()
+        running = asyncio.ensure_future(drawn(engine, request(0, [100], new=10)))
+        await until(slots.decoding)
+        kept = asyncio.ensure_future(engine.load_weights(version(1)))  # for an evaluation
+        while engine._swap is None:
+            await asyncio.sleep(0)
+        slots.gate.set()
+        await kept
+        assert (await drawn(engine, request(1, [5])))[1][0].versions[0] == 1
+        assert not running.done()
+        await engine.load_weights(version(3))
+        versions = (await running)[0][0].versions.tolist()
+        assert set(versions) == {2, 3} and versions == sorted(versions)
+
+    options = {"on_new_weights": "continue", "progress_s": NEVER_S}
+    play(scenario, rollouts=options, interrupt_steps=2)
+
+
 @pytest.mark.parametrize(
     ("mode", "resume", "message"),
     [

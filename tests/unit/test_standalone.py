@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError, WeightsError
-from rlax_plugin.parameter_server import record_versions
+from rlax_plugin.parameter_server import kept_version, record_versions
 from rlax_plugin.parameter_server.messages import versions_to_json
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.engine import ScriptedEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.worker.process import Endpoint
-from rlax_plugin.worker.standalone import kept_version
+from rlax_plugin.worker.standalone import serve_run
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def run(tmp_path: Path) -> Path:
     """A run that has kept versions 3 and 4, of which only 4 still has weights."""
     run = tmp_path / "runs/mine"
     (run / "weights/4").mkdir(parents=True)
+    (run / "weights/4/bytes").touch()
     (run / "config.yml").write_text("steps: 4\n")
     versions = [WeightVersion(n, n, f"{run}/weights/{n}", {}) for n in (3, 4)]
     record_versions(RunFiles(run), versions_to_json(versions))
@@ -35,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 def test_the_newest_version_is_served_unless_another_is_asked_for(run: Path) -> None:
     assert kept_version(RunFiles(run)).version == 4
     assert kept_version(RunFiles(run), 4).path == f"{run}/weights/4"
-    with pytest.raises(ConfigError, match=r"--version = 7: .*mine has kept: 3, 4"):
+    with pytest.raises(ConfigError, match=r"--version = 7: is not kept any more: there is 3, 4"):
         kept_version(RunFiles(run), 7)
 
 
@@ -49,12 +50,13 @@ def test_weights_that_are_gone_are_an_error(run: Path) -> None:
         kept_version(RunFiles(run), 3)
 
 
-def test_a_directory_without_weights_says_what_is_missing(run: Path, tmp_path: Path) -> None:
+def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
     (run / "versions.json").unlink()
     with pytest.raises(WeightsError, match="mine has kept no weight version"):
         kept_version(RunFiles(run))
+    (run / "config.yml").unlink()
     with pytest.raises(ConfigError, match=r"no directory of a run: it holds no config\.yml"):
-        kept_version(RunFiles(tmp_path))
+        serve_run(str(run))
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,10 @@ def test_wandb_offline_goes_on_in_the_same_run(tmp_path: Path) -> None:
 
     options = {"mode": "offline", "project": "sums", "group": "g", "tags": ("a", "b")}
     log_steps(build(rlax_wandb, tmp_path, **options), range(1, 6), **{"a/nan": NAN})
+    # Killed, and continued behind step 3; what W&B wrote of the first process counts for nothing.
+    records = [{"step": step, "reward/mean": step / 10} for step in range(1, 4)]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "metrics.jsonl").write_text(lines + '{"step": 4, "reward/mean": 9}\n{"ste')
     log_steps(build(rlax_wandb, tmp_path, **options), range(4, 11), **{"a/inf": INFINITY})
     wandb.teardown()  # as at the end of a process: waits for wandb's own process to write all
 
@@ -275,12 +279,10 @@ def test_wandb_offline_goes_on_in_the_same_run(tmp_path: Path) -> None:
     rows = [history(path) for path in (first, second)]
     assert [[row["_step"] for row in found] for found in rows] == [
         [1, 2, 3, 4, 5],
-        [6, 7, 8, 9, 10],
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
     ]
-    assert [row["reward/mean"] for found in rows for row in found] == [
-        step / 10 for step in range(1, 11)
-    ]
-    assert math.isnan(rows[0][0]["a/nan"]) and math.isinf(rows[1][0]["a/inf"])
+    assert [row["reward/mean"] for row in rows[1]] == [step / 10 for step in range(1, 11)]
+    assert math.isnan(rows[0][0]["a/nan"]) and math.isinf(rows[1][3]["a/inf"])
     # Step 10 is the run's last one: only then is it finished.
     exits = [next(r.exit.exit_code for r in found if r.HasField("exit")) for found in records]
     assert exits == [1, 0]
@@ -309,7 +311,7 @@ def mlflow_run(run_dir: Path, experiment: str) -> Any:
 
 
 def test_mlflow_goes_on_in_the_same_run(tmp_path: Path) -> None:
-    options = {"experiment": "sums", "tags": {"who": "me"}, "flush_s": 60.0}
+    options = {"experiment": "sums", "tags": {"who": "me"}, "flush_s": 45.0}
     odd = {"a/nan": NAN, "a/inf": INFINITY, "a/p@8": 0.5}
     log_steps(build(rlax_mlflow, tmp_path, **options), range(1, 6), **odd)
     assert mlflow_run(tmp_path, "sums").info.status == "KILLED"  # it can be continued
@@ -332,11 +334,11 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path: Path) -> None:
 
 
 def test_mlflow_that_lost_its_run_is_told_before_training(tmp_path: Path) -> None:
-    log_steps(build(rlax_mlflow, tmp_path, flush_s=60.0), range(1, 3))
+    log_steps(build(rlax_mlflow, tmp_path, flush_s=45.0), range(1, 3))
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         for table in ("tags", "latest_metrics", "metrics", "params", "runs"):
             database.execute(f"DELETE FROM {table}")
-    tracker = build(rlax_mlflow, tmp_path, flush_s=60.0)
+    tracker = build(rlax_mlflow, tmp_path, flush_s=45.0)
     tracker.close()
     with pytest.raises(RlaxError, match=r"tracker mlflow cannot be opened: .* not found"):
         tracker.log(3, {})

@@ -92,27 +92,21 @@ def _check_mask(computed: AdvantageSlot) -> None:
 
 
 def _check_equal_rewards(part: Inspection, computed: AdvantageSlot) -> None:
-    base = computed(outcomes(MIXED))
-    others = np.array(MIXED)
-    others[_SIZES[0] :] = 0.25  # groups 1 and 2
-    of = outcomes(others)
-    first_n = of.group_n == 0
-    of_groups = np.allclose(computed(of)[first_n], base[first_n], rtol=1e-12, atol=0)
-    member = np.array(MIXED)
-    member[0] = 0.9
-    changed = outcomes(member)
-    rest_n = (changed.group_n == 0) & (changed.rewards_n == outcomes(MIXED).rewards_n)
-    has_baseline = not np.array_equal(computed(changed)[rest_n], base[rest_n])
-    if not has_baseline:
-        return  # plain rewards, say: every sample stands alone
-    what = "group" if of_groups else "batch"
+    what: str | None = None
+    with part.rule(
+        "takes groups whose rewards are all equal",
+        "guard what such rewards leave undefined: a division by their std, say",
+    ):
+        what = _compared_with(computed)
+    if what is None:
+        return
     with part.rule(
         f"a {what} of equal rewards gets exactly 0: there is nothing to learn from it",
         "wrap a function of one group's rewards in rlax_plugin.advantages.per_group, which never "
         "shows it equal ones; else return zeros where max == min",
     ):
         for reward in _EQUAL:
-            rewards = np.array(MIXED) if of_groups else np.full(len(MIXED), reward)
+            rewards = np.array(MIXED) if what == "group" else np.full(len(MIXED), reward)
             rewards[: _SIZES[0]] = reward
             of = outcomes(rewards)
             found = computed(of)[of.group_n == 0]
@@ -121,6 +115,23 @@ def _check_equal_rewards(part: Inspection, computed: AdvantageSlot) -> None:
                 not found.any(),
                 f"{_SIZES[0]} rewards of {reward:.6g} get advantages up to {shown:.3g}",
             )
+
+
+def _compared_with(computed: AdvantageSlot) -> str | None:
+    """What a reward is compared with, its group or the batch; None: with no other reward."""
+    base = computed(outcomes(MIXED))
+    member = np.array(MIXED)
+    member[0] = 0.9
+    changed = outcomes(member)
+    rest_n = (changed.group_n == 0) & (changed.rewards_n == outcomes(MIXED).rewards_n)
+    others = np.array(MIXED)
+    others[_SIZES[0] :] = 0.25  # groups 1 and 2
+    of = outcomes(others)
+    first_n = of.group_n == 0
+    of_groups = np.allclose(computed(of)[first_n], base[first_n], rtol=1e-12, atol=0)
+    if np.array_equal(computed(changed)[rest_n], base[rest_n]):
+        return None  # plain rewards, say: every sample stands alone
+    return "group" if of_groups else "batch"
 
 
 def _tokens(found: np.ndarray, of: Outcomes) -> np.ndarray:

@@ -114,13 +114,14 @@ def check_gate(gate: Gate, part: Inspection) -> None:
         "one sample": make_group((1.0,)),
         "a known pass rate": make_group((1.0, 0.0), measured_pass_rate=0.75),
     }
+    answers: dict[str, str | None] = {}
     with part.rule(
         "refuse returns None or one short phrase, also where rewards are NaN",
         "return None to admit a group and a reason such as 'too easy' to refuse it, never a bool; "
         "leave out NaN with rewards[~np.isnan(rewards)], which may leave none",
     ):
         for what, group in groups.items():
-            reason = gate.refuse(group)
+            reason = answers[what] = gate.refuse(group)
             if reason is None:
                 continue
             require(isinstance(reason, str), f"for {what} it returned {reason!r}")
@@ -130,6 +131,6 @@ def check_gate(gate: Gate, part: Inspection) -> None:
         "the same group gets the same answer",
         "judge by the group alone: a gate is asked once, and in any order",
     ):
-        for what, group in reversed(groups.items()):
-            one, two = gate.refuse(group), gate.refuse(group)
+        for what, one in reversed(answers.items()):
+            two = gate.refuse(groups[what])
             require(one == two, f"{what}: {one!r}, then {two!r}")

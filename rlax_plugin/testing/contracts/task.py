@@ -18,6 +18,7 @@ from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.types import Prompt
 
 _PROCESS_S = 60.0  # for a process that builds one part
+_LONG = 20_000  # characters
 _STABLE = (
     "derive prompts from the config alone, in a fixed order; ids from a content hash such as "
     "hashlib's, because hash() of a text differs between processes"
@@ -123,8 +124,9 @@ def check_reward(
     """
     first, other = prompts[0], prompts[1]
     plain = {"right": first.reference, "wrong": other.reference, "empty": ""}
+    word = first.reference or "7"
     odd = {
-        "very long": (first.reference or "7") * 20_000,
+        "very long": word * -(-_LONG // len(word)),
         "odd unicode": "\u202e\U0001d7dc\x00\ufffd\U0001f642",
     }
     completions = plain | odd

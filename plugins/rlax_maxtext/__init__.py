@@ -1,0 +1,18 @@
+"""Trainer ``maxtext``: MaxText's own training loop with the run's objective."""
+
+from __future__ import annotations
+
+from rlax_maxtext.facts import check
+from rlax_maxtext.trainer import MaxTextTrainer
+from rlax_plugin.config import NoOptions
+from rlax_plugin.hookspecs import hookimpl
+from rlax_plugin.protocols import BuildContext, Extension
+
+
+def _build(config: NoOptions, context: BuildContext) -> MaxTextTrainer:
+    return MaxTextTrainer(context)
+
+
+@hookimpl
+def rlax_register_trainer() -> dict[str, Extension]:
+    return {"maxtext": Extension(NoOptions, _build, check, needs_model=True)}

@@ -1,0 +1,95 @@
+"""What MaxText's keys and the section ``rlax:`` must agree on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.protocols import BuildContext
+
+
+def answered_prompts(context: BuildContext) -> Any:
+    """The run's prompt source, if it can show right answers.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    choice = context.section.prompt_source
+    source = context.part("prompt_source", choice, "rlax.prompt_source")
+    for name in ("answer_tokens", "pad_id"):
+        if not hasattr(source, name):
+            raise ConfigError(
+                "rlax.warm_start.enabled",
+                True,
+                f"prompt source {choice.name!r} has no {name}: it cannot show right answers",
+            )
+    return source
+
+
+def check_rows(config: Any, section: RlaxSection) -> None:
+    """Whether the rows of a batch are those that MaxText's keys make on the devices there are.
+
+    Raises:
+      ConfigError: they are not; says what would be right.
+    """
+    rows, mini_batches = section.batch_rows, section.objective.mini_batches
+    if config.global_batch_size_to_train_on * mini_batches == rows:
+        return
+    devices, passes = config.num_target_devices, config.gradient_accumulation_steps
+    right, rest = divmod(rows, mini_batches * devices * passes)
+    raise ConfigError(
+        "per_device_batch_size",
+        config.per_device_batch_size,
+        f"times {devices} devices, gradient_accumulation_steps = {passes} and "
+        f"rlax.objective.mini_batches = {mini_batches} must be the {rows} rows of a batch, "
+        "rlax.batches.rows or rlax.rollouts.groups_per_step * group_size: "
+        + ("no number is, so change the rows" if rest else f"set it to {right}"),
+    )
+
+
+# They let the samples of a packed row see each other, at least with what batches are fed by here:
+# kernels that do not look at segments, layers with a state that runs along the row, and chunks that
+# are counted from the start of the row. Likewise engram layers.
+_BLIND_TO_SEGMENTS = {
+    "attention": ("cudnn_flash_te", "cudnn_flash_jax"),
+    "attention_type": ("chunk",),
+    "decoder_block": ("qwen3_next", "qwen3_5", "llama4", "deepseek4"),
+    "engram_layers": (),
+}
+
+
+def check_shapes(config: Any, section: RlaxSection) -> None:
+    """What can be said of MaxText's keys without knowing how many devices there are.
+
+    Raises:
+      ConfigError: one does not suit the section.
+    """
+    rollouts, updates = section.rollouts, section.objective.updates_per_step
+    if config.max_target_length != section.row_tokens:
+        raise ConfigError(
+            "max_target_length",
+            config.max_target_length,
+            f"must be rlax.rollouts.max_prompt_tokens + max_new_tokens = {section.row_tokens}",
+        )
+    if rollouts.temperature == 0:
+        raise ConfigError("rlax.rollouts.temperature", 0.0, "must be above 0 to train")
+    if config.steps % updates:
+        raise ConfigError(
+            "steps",
+            config.steps,
+            f"counts updates, and must be a multiple of the {updates} of a batch "
+            "(rlax.objective.epochs * mini_batches)",
+        )
+    if section.batches.sequences_per_row == 1:
+        return
+    for key, blind in _BLIND_TO_SEGMENTS.items():
+        value = getattr(config, key)
+        value = getattr(value, "value", value)
+        if value in blind or (key == "engram_layers" and value):
+            raise ConfigError(
+                key,
+                value,
+                "must be another with rlax.batches.sequences_per_row above 1: with this one the "
+                "samples of a row would see each other",
+            )

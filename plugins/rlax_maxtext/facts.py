@@ -1,0 +1,147 @@
+"""What ``rlax check`` is told of a trainer: its model, its updates, its memory, and doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlax_maxtext.agreement import answered_prompts, check_shapes
+from rlax_plugin.config import NoOptions, RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective import resolve
+from rlax_plugin.protocols import BuildContext, Facts
+
+if TYPE_CHECKING:
+    from maxtext_overrides.config import Config
+    from maxtext_overrides.memory import TrainingMemory
+
+
+def check(options: NoOptions, context: BuildContext) -> Facts:
+    """Validates MaxText's keys, and adds up what training needs of memory.
+
+    How many devices there will be is not known, nor asked.
+    """
+    from maxtext_overrides.config import load_to_check, passed_on, without_effect
+
+    argv, section = context.maxtext_argv, context.section
+    with passed_on(argv):
+        config = load_to_check(argv)
+        check_shapes(config, section)
+        devices = _devices(config, section)
+        from maxtext_overrides import memory
+
+        needed = memory.of_training(config)
+    if section.warm_start.enabled:
+        answered_prompts(context)
+    _check_vocabulary(config, context)
+    return Facts(
+        says=_says(config, section, needed.parameters, devices),
+        memory=_memory(config, context, needed, devices),
+        warnings=[
+            *_doubts(config, section, without_effect(config, argv)),
+            *_doubts_of_memory(config, needed),
+        ],
+    )
+
+
+def _devices(config: Config, section: RlaxSection) -> int:
+    """How many devices the batch is made for."""
+    mini_batches = section.objective.mini_batches
+    held = config.per_device_batch_size * config.gradient_accumulation_steps * mini_batches
+    devices, rest = divmod(section.batch_rows, held)
+    if rest:
+        raise ConfigError(
+            "per_device_batch_size",
+            config.per_device_batch_size,
+            f"times gradient_accumulation_steps = {config.gradient_accumulation_steps} and "
+            f"rlax.objective.mini_batches = {mini_batches} is {held:g}, of which the "
+            f"{section.batch_rows} rows of a batch (rlax.batches.rows, or groups_per_step * "
+            "group_size of rlax.rollouts) must be a multiple: as many times as there are devices",
+        )
+    return int(devices)
+
+
+def _check_vocabulary(config: Config, context: BuildContext) -> None:
+    choice, key = context.section.prompt_source, "rlax.prompt_source"
+    source = context.part("prompt_source", choice, key)
+    ids = [int(prompt.tokens.max()) for prompt in source.prompts("train") if len(prompt.tokens)]
+    largest = max([*ids, *source.stop_ids], default=0)
+    if largest >= config.vocab_size:
+        reason = f"must be above {largest}, the largest token id of {key}: {choice.name}"
+        raise ConfigError("vocab_size", config.vocab_size, reason)
+
+
+def _says(config: Config, section: RlaxSection, parameters: int, devices: int) -> dict[str, str]:
+    name = config.model_name if config.model_name != "default" else config.decoder_block.value
+    parts = config.gradient_accumulation_steps
+    rows = section.batch_rows // section.objective.mini_batches
+    return {
+        "model": f"{name}, {parameters:,} parameters; weights {config.weight_dtype}, arithmetic "
+        f"{config.dtype}",
+        "one update": f"{rows:,} rows = {parts} micro-batch(es) x {devices} device(s) x "
+        f"per_device_batch_size {config.per_device_batch_size:g}; {config.opt_type.value}, "
+        f"learning_rate {config.learning_rate:g}",
+        "checkpoints": f"every {config.checkpoint_period} updates, and at the end"
+        if config.enable_checkpointing
+        else "none",
+    }
+
+
+def _memory(
+    config: Config, context: BuildContext, needed: TrainingMemory, devices: int
+) -> dict[str, int]:
+    slots, objective = resolve(context.section, context.part), context.section.objective
+    rows = int(config.per_device_batch_size * devices)
+    logits = needed.logits * rows // config.micro_batch_size_to_train_on
+    tokens = f"{rows:,} x {config.max_target_length:,} tokens"
+    tiled = f", a tile of {config.num_vocab_tiling}" if config.num_vocab_tiling > 1 else ""
+    found = {
+        "parameters": needed.weights,
+        f"optimizer state ({config.opt_type.value})": needed.optimizer,
+        "gradients": needed.gradients,
+        "copy that is being published": needed.weights,
+        f"logits of {tokens} and their gradient{tiled}": 2 * logits,
+    }
+    if slots.needs_reference and not objective.reference.offload:
+        found["reference policy"] = needed.weights
+    reprefill = slots.algorithm.old_policy == "reprefill" and slots.max_staleness > 1
+    if reprefill and not objective.offload_old_policy:
+        found["old policy (reprefill)"] = needed.weights
+    return found
+
+
+# Above it, what is published on reinforcement learning of pretrained models does not go.
+_HIGH_LEARNING_RATE = 1e-4
+_MANY_LOGITS = 2**30  # bytes
+
+
+def _doubts(
+    config: Config, section: RlaxSection, without_effect: Mapping[str, tuple[Any, Any]]
+) -> Iterator[tuple[str, str]]:
+    """What is allowed, and perhaps not meant."""
+    for key, (given, used) in without_effect.items():
+        yield key, f"{given} in the file has no effect: model_name sets it to {used}"
+    pretrained = config.load_parameters_path or config.load_full_state_path
+    if not pretrained and not section.warm_start.enabled:
+        yield "load_parameters_path", "is empty: training starts from random weights"
+    if config.learning_rate == 0:
+        yield "learning_rate", "is 0: nothing will be learned"
+    if pretrained and config.learning_rate > _HIGH_LEARNING_RATE:
+        yield "learning_rate", f"{config.learning_rate:g} is high for a pretrained model"
+    period = config.checkpoint_period
+    if not config.enable_checkpointing:
+        yield "enable_checkpointing", "is false: a run that is killed starts over"
+    elif not 0 < period <= config.steps:
+        yield "checkpoint_period", f"{period} of {config.steps} steps: a killed run starts over"
+    length = config.trainable_position_size
+    if 0 < length < config.max_target_length:
+        yield "trainable_position_size", f"{length} is shorter than a row"
+
+
+def _doubts_of_memory(config: Config, needed: TrainingMemory) -> Iterator[tuple[str, str]]:
+    if config.num_vocab_tiling == 1 and needed.logits > _MANY_LOGITS:
+        yield (
+            "num_vocab_tiling",
+            f"is 1, and a micro-batch's logits take {needed.logits / 2**30:.3g} GiB of a device, "
+            "their gradient as much: set it to 8, or raise gradient_accumulation_steps",
+        )

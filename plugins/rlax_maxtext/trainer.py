@@ -1,0 +1,134 @@
+"""The trainer: MaxText's loop between the controller's batches and publications."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes
+from rlax_plugin.batches import ARRAYS
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.objective import make_loss, resolve
+from rlax_plugin.protocols import BuildContext, Trainer, TrainerLink
+
+if TYPE_CHECKING:
+    import numpy as np
+
+log = logging.getLogger("rlax.trainer")
+
+
+class MaxTextTrainer(Trainer):
+    """Runs on the main thread; everything it calls on the link is called there."""
+
+    def __init__(self, context: BuildContext):
+        self._context = context
+        self._section: RlaxSection = context.section
+
+    def _reporter(self, link: TrainerLink) -> Callable[[int, float], None]:
+        most = self._section.warm_start.steps
+
+        def report(step: int, pass_at_1: float) -> None:
+            log.info("warm start: step %d, validation pass@1 %.3f", step, pass_at_1)
+            link.progress("warm start", step, most, f"(validation pass@1 {pass_at_1:.3f})")
+
+        return report
+
+    def run(self, link: TrainerLink) -> None:
+        """Trains to ``steps``, or until a stop is requested.
+
+        Raises:
+          ConfigError: MaxText's config and the ``rlax`` section disagree.
+          OverrideError: MaxText is not a tested version.
+          Exception: whatever the link raised, unchanged.
+        """
+        # MaxText and JAX take seconds to import: not before the run is known to be sound.
+        from maxtext_overrides import supervised
+        from maxtext_overrides.canary import CanaryForward
+        from maxtext_overrides.config import initialize
+        from maxtext_overrides.policies import Policies
+        from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
+
+        argv = self._context.maxtext_argv
+        config = initialize(argv)
+        check_rows(config, self._section)
+        check_shapes(config, self._section)
+        slots = resolve(self._section, self._context.part)
+        if self._section.warm_start.enabled:
+            source = answered_prompts(self._context)
+            path = supervised.warm_start(argv, config, source, self._reporter(link))
+            config = initialize(argv, load_parameters_path=path)
+
+        canary = CanaryForward(link.canary_tokens)
+        policies: Policies | None = None
+        if slots.needs_reference or slots.needs_old_logprobs:
+            policies = Policies(config, slots, self._section, self._context.run_url)
+        running: Loop | None = None
+
+        def publish(loop: Loop) -> None:
+            arrays = fresh_weights(loop)
+            link.publish(loop.completed, arrays, canary(loop, arrays))
+
+        def on_start(loop: Loop) -> None:
+            nonlocal running
+            running = loop
+            if policies is not None:
+                policies.start(loop)
+            publish(loop)
+
+        def batches(step: int) -> Mapping[str, np.ndarray]:
+            batch = link.next_batch(step)
+            if policies is None:
+                return batch
+            assert running is not None, "a loop starts before it asks for a batch"
+            return policies.complete(running, step, batch)
+
+        def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> bool:
+            import jax
+
+            publish(loop)  # dispatched first: it runs while the metrics are waited for
+            found = jax.device_get(dict(metrics))
+            link.step_done(loop.completed, found | (policies.metrics if policies else {}))
+            return link.stop_requested
+
+        events = Events(
+            batches=batches,
+            on_step_end=on_step_end,
+            on_start=on_start,
+            before_checkpoint=link.before_checkpoint,
+        )
+        arrays = ARRAYS | (policies.arrays if policies else {})
+        run_train_loop(config, events, arrays=arrays, objective=make_loss(slots))
+
+    def checkpoints(self) -> dict[int, str]:
+        """See ``CheckpointReader``."""
+        from maxtext_overrides.checkpoints import checkpoints
+
+        updates = self._section.objective.updates_per_step
+        return checkpoints(self._context.run_url, updates)
+
+    def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
+        """See ``CheckpointReader``: MaxText's loop restores it, and has nothing left to train."""
+        from maxtext_overrides.canary import CanaryForward
+        from maxtext_overrides.checkpoints import items
+        from maxtext_overrides.config import initialize
+        from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
+
+        config = initialize(
+            self._context.maxtext_argv,
+            base_output_directory=str(self._context.run_dir),
+            run_name="restored",
+            load_full_state_path=items(self._context.run_url, name),
+            load_parameters_path="",
+            steps=self._section.objective.updates_per_step,
+            enable_checkpointing=True,
+        )
+        canary = CanaryForward(link.canary_tokens)
+
+        def publish(loop: Loop) -> None:
+            arrays = fresh_weights(loop)
+            link.publish(loop.completed, arrays, canary(loop, arrays))
+
+        events = Events(batches=link.next_batch, on_step_end=lambda *_: True, on_start=publish)
+        slots = resolve(self._section, self._context.part)
+        run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))

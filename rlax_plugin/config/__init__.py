@@ -1,0 +1,35 @@
+"""The ``rlax:`` section of a MaxText config: what every key means, its unit and its default.
+
+Which *parts* are used is chosen by ``name``; the options beside a name are checked by that part's
+own config class (see ``build``). Importing this module imports neither JAX nor MaxText.
+"""
+
+from rlax_plugin.config.base import Choice, NoOptions, PositiveInt, Seconds, Section
+from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
+from rlax_plugin.config.objective import KL, Algorithm, Objective, Overlong, Reference
+from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
+from rlax_plugin.config.section import Deadlines, Network, RlaxSection, WarmStart, Weights
+
+__all__ = [
+    "KL",
+    "Algorithm",
+    "Batches",
+    "Choice",
+    "Curation",
+    "Deadlines",
+    "Evaluation",
+    "EvaluationSet",
+    "Network",
+    "NoOptions",
+    "Objective",
+    "Overlong",
+    "PositiveInt",
+    "Reference",
+    "RlaxSection",
+    "Rollouts",
+    "Seconds",
+    "Section",
+    "Staleness",
+    "WarmStart",
+    "Weights",
+]

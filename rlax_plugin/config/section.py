@@ -1,0 +1,201 @@
+"""The whole ``rlax:`` section, and the parts of it that concern processes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from rlax_plugin.config.base import Choice, PositiveInt, Seconds, Section
+from rlax_plugin.config.evaluation import Evaluation
+from rlax_plugin.config.objective import Objective
+from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
+from rlax_plugin.errors import ConfigError
+
+
+class Weights(Section):
+    """The path of weights from the trainer to the workers."""
+
+    store: Choice = Field(default=Choice(name="orbax"), description="how the bytes are kept")
+    path: str = Field(
+        default="", description="where; empty: <run_dir>/weights. Workers must reach it"
+    )
+    keep: PositiveInt = Field(
+        default=2, description="newest versions kept; leased ones stay as well"
+    )
+    parameter_server: str = Field(
+        default="embedded",
+        description='"embedded", or host:port of a running rlax parameter-server',
+    )
+
+
+class WarmStart(Section):
+    """A supervised start by MaxText's ordinary loop, stopped inside a window of pass@1."""
+
+    enabled: bool = Field(default=False, description="whether there is a warm start")
+    steps: PositiveInt = Field(default=2000, description="supervised steps at most")
+    batch_rows: PositiveInt = Field(default=256, description="examples per step")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=2e-3, description="of the supervised steps, constant"
+    )
+    pass_at_1_from: float = Field(
+        default=0.28, description="stop once validation pass@1 reaches this"
+    )
+    pass_at_1_to: float = Field(default=0.35, description="an error if it overshoots this")
+    check_every: PositiveInt = Field(
+        default=5, description="steps between looks at validation pass@1"
+    )
+    train_problems: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="learn from the first so many training problems; 0: from all"
+    )
+    problems: PositiveInt = Field(default=512, description="validation problems looked at")
+    directory: str = Field(
+        default="",
+        description="of a finished warm start, which is used instead; empty: <run_dir>/warm_start",
+    )
+
+
+class Deadlines(Section):
+    """Seconds. Nothing in a run waits without one of these."""
+
+    startup_s: Seconds = Field(default=180.0, description="until the first worker is ready")
+    heartbeat_s: Seconds = Field(default=2.0, description="between a worker's heartbeats")
+    heartbeats_lost: PositiveInt = Field(
+        default=3, description="missed heartbeats that make it lost"
+    )
+    rpc_s: Seconds = Field(default=10.0, description="any single control RPC")
+    group_s: Seconds = Field(default=60.0, description="one group's generation")
+    reward_s: Seconds = Field(default=10.0, description="one reward call")
+    batch_s: Seconds = Field(default=300.0, description="the trainer's wait for a batch")
+    weights_s: Seconds = Field(default=120.0, description="writing or pulling one weight version")
+    lease_s: Seconds = Field(
+        default=60.0, description="a reader's hold on a version before renewal"
+    )
+    drain_s: Seconds = Field(default=20.0, description="a worker's time to finish after SIGTERM")
+
+
+class Network(Section):
+    """Where endpoints listen. Beyond loopback TLS and a token are required."""
+
+    host: str = Field(default="127.0.0.1", description="address the controller and workers bind")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=0, description="controller; 0: any free"
+    )
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None,
+        description="of the trainer's /metrics for Prometheus; 0: any free; null: none. Workers "
+        "have rlax serve --prometheus-port",
+    )
+
+    @model_validator(mode="after")
+    def _loopback(self) -> Network:
+        if self.host not in ("127.0.0.1", "localhost"):
+            raise ConfigError(
+                "rlax.network.host",
+                self.host,
+                "must be a loopback address: TLS and tokens for other hosts are not built yet",
+            )
+        return self
+
+
+class RlaxSection(Section):
+    """The whole ``rlax:`` section."""
+
+    plugins: tuple[str, ...] = Field(
+        default=(),
+        description="entry-point or module names of the plug-ins to load; nothing else is",
+    )
+    seed: int = Field(default=0, description="of prompts, samples and evaluation")
+    deterministic: bool = Field(
+        default=False,
+        description="bit-identical runs, killed or not: lockstep, and each group decoded alone",
+    )
+    state_dir: str = Field(
+        default="",
+        description="local directory of the ledger, logs and lock; empty: the run's own, or one "
+        "under XDG_STATE_HOME if the run is on an object store. Never on NFS",
+    )
+    prompt_source: Choice = Field(default=..., description="what is asked")
+    rewards: tuple[Choice, ...] = Field(
+        default=..., min_length=1, description="score every completion; summed"
+    )
+    reward_processes: PositiveInt = Field(default=1, description="processes of the reward pool")
+    rollouts: Rollouts = Rollouts()
+    staleness: Staleness = Staleness()
+    curation: Curation = Curation()
+    objective: Objective = Objective()
+    batches: Batches = Batches()
+    weights: Weights = Weights()
+    evaluation: Evaluation = Evaluation()
+    warm_start: WarmStart = WarmStart()
+    launcher: Choice = Field(default=Choice(name="local"), description="brings the workers up")
+    trackers: tuple[Choice, ...] = Field(default=(), description="get the metrics of every step")
+    trainer: Choice = Field(default=Choice(name="maxtext"), description="runs the training loop")
+    deadlines: Deadlines = Deadlines()
+    network: Network = Network()
+    allow_untested_maxtext: bool = Field(
+        default=False, description="run although MaxText's source differs from what was tested"
+    )
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of one batch, over all of its mini-batches."""
+        return self.batches.rows or self.rollouts.groups_per_step * self.rollouts.group_size
+
+    @property
+    def row_tokens(self) -> int:
+        """Length of a row."""
+        return self.rollouts.max_prompt_tokens + self.rollouts.max_new_tokens
+
+    @model_validator(mode="after")
+    def _batches_hold(self) -> RlaxSection:
+        rows, updates = self.batch_rows, self.objective.mini_batches
+        if rows % updates:
+            raise ConfigError(
+                "rlax.objective.mini_batches", updates, f"must divide the batch's {rows} rows"
+            )
+        self._check_rows(rows)
+        return self
+
+    def _check_rows(self, rows: int) -> None:
+        group, groups = self.rollouts.group_size, self.rollouts.groups_per_step
+        if rows < group:  # samples may be as long as a row
+            raise ConfigError("rlax.batches.rows", rows, f"must be at least group_size = {group}")
+        in_row = min(self.batches.sequences_per_row, self.row_tokens)
+        samples = rows * in_row // group * group  # of whole groups
+        if not self.batches.tokens and samples < groups * group:
+            raise ConfigError(
+                "rlax.batches.rows",
+                rows,
+                f"times sequences_per_row must hold groups_per_step * group_size = "
+                f"{groups * group} samples",
+            )
+        most = min(samples * self.rollouts.max_new_tokens, rows * self.row_tokens)
+        if self.batches.tokens > most:
+            raise ConfigError(
+                "rlax.batches.tokens",
+                self.batches.tokens,
+                f"must not exceed {most}, what {rows} rows can hold: raise rlax.batches.rows or "
+                "sequences_per_row",
+            )
+
+    @model_validator(mode="after")
+    def _can_be_deterministic(self) -> RlaxSection:
+        if not self.deterministic:
+            return self
+        wanted = {
+            "staleness.reload_every": (self.staleness.reload_every, 1),
+            "staleness.max_staleness": (self.staleness.max_staleness, 1),
+            "curation.oversample": (self.curation.oversample, 1.0),
+            "rollouts.on_new_weights": (self.rollouts.on_new_weights, "finish"),
+        }
+        for key, (given, right) in wanted.items():
+            if given != right:
+                raise ConfigError(f"rlax.{key}", given, f"must be {right} with rlax.deterministic")
+        if self.evaluation.every:
+            reason = "must be 0 with rlax.deterministic: it takes a worker away from training"
+            raise ConfigError("rlax.evaluation.every", self.evaluation.every, reason)
+        if self.rollouts.slots < self.rollouts.group_size:
+            reason = f"must hold a group of {self.rollouts.group_size} with rlax.deterministic"
+            raise ConfigError("rlax.rollouts.slots", self.rollouts.slots, reason)
+        return self
