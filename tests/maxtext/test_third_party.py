@@ -1,0 +1,174 @@
+"""A stranger's package, written from docs/ alone, trains MaxText once pip has installed its wheel.
+
+It lies below ``tests/third_party`` and is used from elsewhere: copied, built, installed and run in
+directories of its own, beside an ``rlax-plugin`` that knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tests" / "third_party" / "rlax_variety"
+STEPS, GROUP_SIZE = 3, 4
+WEIGHT = 0.5  # of the stranger's reward
+PLUGINS = (
+    "rlax_variety, rlax_synthetic, rlax_curation, rlax_objectives, rlax_jetstream, rlax_orbax, "
+    "rlax_launchers, rlax_maxtext"
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def python(cwd: Path, *arguments: str, path: Path | str = "") -> str:
+    """Stdout of a module, run in ``cwd`` with nothing but ``path`` beside the environment."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(path), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """Where pip has installed the package's wheel, and nothing else."""
+    directory = tmp_path_factory.mktemp("stranger")
+    source, wheels, site = directory / "source", directory / "wheels", directory / "site"
+    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    quietly = ("--quiet", "--no-deps", "--no-index")
+    here = ("--no-build-isolation", "--no-cache-dir")  # hatchling is part of the environment
+    python(source, "pip", "wheel", ".", *quietly, *here, "--wheel-dir", str(wheels))
+    (wheel,) = wheels.iterdir()
+    assert wheel.name == "rlax_variety-0.1.0-py3-none-any.whl"
+    python(directory, "pip", "install", *quietly, "--target", str(site), str(wheel))
+    return site
+
+
+@pytest.fixture(scope="module")
+def run(site, tmp_path_factory) -> Path:
+    """The directory of three steps, started where nothing of the checkout lies."""
+    directory = tmp_path_factory.mktemp("run")
+    out = python(
+        directory,
+        *("rlax_plugin", "train", str(ROOT / "tests" / "configs" / "maxtext.yml")),
+        f"tokenizer_path={ROOT / 'plugins' / 'rlax_arithmetic' / 'tokenizer_files'}",
+        f"base_output_directory={directory}",
+        f"steps={STEPS}",
+        f"rlax.plugins=[{PLUGINS}]",
+        "rlax.curation.gates=[]",  # so that what is scored for a step is what it trains on
+        f"rlax.rewards=[{{name: token_parity}}, {{name: variety, weight: {WEIGHT}}}]",
+        "rlax.objective={preset: gentle_rloo}",
+        path=site,
+    )
+    assert f"step {STEPS}/{STEPS}" in out
+    return directory / "maxtext"
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def batches(run: Path) -> list[list[dict[str, Any]]]:
+    paths = sorted((run / "batches").glob("*.parquet"))
+    tables: list[pa.Table] = [pq.read_table(path) for path in paths]
+    return [table.to_pylist() for table in tables]
+
+
+def test_the_package_is_small_and_stands_on_the_installed_project_alone(site):
+    modules = sorted(PACKAGE.rglob("*.py"))
+    assert [path.name for path in modules] == ["rlax_variety.py", "test_rlax_variety.py"]
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= 50
+
+    assert sorted(path.name for path in site.glob("*.py")) == ["rlax_variety.py"]
+    tree = ast.parse((site / "rlax_variety.py").read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
+    ours = {f"rlax_plugin.{name}" for name in ("presets", "protocols", "types")}
+    assert imported == {"pydantic", "rlax_plugin"} | ours
+
+    (found,) = importlib.metadata.distributions(path=[str(site)])
+    assert found.requires == ["rlax-plugin"]
+    (entry,) = found.entry_points
+    assert (entry.group, entry.name) == ("rlax_plugin", "rlax_variety")
+
+
+def test_its_own_test_passes_against_what_was_installed(site, tmp_path):
+    shutil.copy(PACKAGE / "test_rlax_variety.py", tmp_path)
+    out = python(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), path=site)
+    assert "2 passed" in out
+
+
+def test_its_reward_is_scored_recorded_and_measured(run):
+    steps = metrics(run)
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    for line, batch in zip(steps, batches(run), strict=True):
+        assert len(batch) == 4 * GROUP_SIZE
+        for row in batch:
+            parity, variety = row["reward_parts"]  # as rlax.rewards lists them
+            text = row["completion"]
+            assert parity in (0.0, 1.0)
+            assert variety == pytest.approx(WEIGHT * len(set(text)) / len(text), abs=1e-12)
+            assert row["reward"] == pytest.approx(parity + variety, abs=1e-12)
+        means = [sum(row["reward_parts"][i] for row in batch) / len(batch) for i in (0, 1)]
+        assert line["reward_part/token_parity"] == pytest.approx(means[0], abs=1e-9)
+        assert line["reward_part/variety"] == pytest.approx(means[1], abs=1e-9)
+        assert line["reward/mean"] == pytest.approx(sum(means), abs=1e-9)
+
+
+def test_its_preset_is_what_trains(run):
+    for line, batch in zip(metrics(run), batches(run), strict=True):
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for row in batch:
+            groups.setdefault(row["group_id"], []).append(row)
+        for group in groups.values():  # leave_one_out, without a std
+            total = sum(row["reward"] for row in group)
+            for row in group:
+                others = (total - row["reward"]) / (GROUP_SIZE - 1)
+                assert row["advantage"] == pytest.approx(row["reward"] - others, abs=1e-9)
+
+        # token_mean of A log pi, on-policy, where no weight is cut and no token vetoed. The DAPO of
+        # the config has a ratio in the place of the log-prob, and a loss of -mean(A).
+        tokens = sum(len(row["tokens"]) for row in batch)
+        value = sum(row["advantage"] * sum(row["logprob_full"]) for row in batch) / tokens
+        assert abs(value) > 1e-3
+        assert line["learning/loss"] == pytest.approx(-value, abs=1e-5)
+        assert line["learning/total_weights"] == line["objective/tokens"] == tokens
+        assert line["objective/truncated_fraction"] == line["objective/veto_masked_fraction"] == 0
+        assert "objective/clip_fraction_high" not in line
+
+
+def test_the_weights_change_at_every_step(run):
+    assert all(line["learning/grad_norm"] > 0.01 for line in metrics(run))
+
+    segments = [json.loads(path.read_text()) for path in sorted((run / "journal").glob("*.json"))]
+    events = [event for segment in segments for event in segment["events"]]
+    published = [event for event in events if event["event"] == "published"]
+    assert [event["version"] for event in published] == [0, 1, 2, 3]
+    assert len({event["digest"] for event in published}) == STEPS + 1
+
+    kept = json.loads((run / "versions.json").read_text())["versions"]
+    prints = {
+        version["version"]: {name: spec["fingerprint"] for name, spec in version["tensors"].items()}
+        for version in kept
+    }
+    assert prints.keys() >= {STEPS - 1, STEPS}  # rlax.weights.keep is 2
+    before, after = prints[STEPS - 1], prints[STEPS]
+    assert before.keys() == after.keys() and len(after) > 10
+    assert all(before[name] != after[name] for name in after)
