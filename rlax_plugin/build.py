@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,21 @@ class Use:
     choice: Choice
 
 
+class NotLoadedError(ConfigError):
+    """A name that installed plug-ins offer, none of which is loaded.
+
+    Args:
+      what: the kind, in words.
+      plugins: that offer it.
+    """
+
+    def __init__(self, key: str, name: str, what: str, plugins: Sequence[str]):
+        self.plugins = tuple(plugins)
+        offering = " or ".join(map(repr, plugins))
+        reason = f"plug-in {offering} offers this {what}, but is not loaded: add it to rlax.plugins"
+        super().__init__(key, name, reason)
+
+
 class Registry:
     """Everything the loaded plug-ins offer; calls each register hook once.
 
@@ -77,7 +92,7 @@ class Registry:
                 if name in merged:
                     raise PluginError(
                         f"plug-ins {merged[name].plugin!r} and {plugin!r} both offer the {kind} "
-                        f"{name!r}: list one of them in rlax.plugins"
+                        f"{name!r}: list only one of them in rlax.plugins"
                     )
                 merged[name] = Offer(plugin, extension)
         return merged
@@ -96,12 +111,7 @@ class Registry:
         what = kind.replace("_", " ")
         elsewhere = _offered_by(kind, name, self.manager.names)
         if elsewhere:
-            raise ConfigError(
-                name_key,
-                name,
-                f"plug-in {' or '.join(map(repr, elsewhere))} offers this {what}, but is not "
-                "loaded: add it to rlax.plugins",
-            )
+            raise NotLoadedError(name_key, name, what, elsewhere)
         reason = f"no loaded plug-in offers this {what}; {alternatives(name, self.offers[kind])}"
         raise ConfigError(name_key, name, reason)
 
@@ -152,14 +162,15 @@ class Registry:
         yield Use("rlax.curation.sampler", "sampler", section.curation.sampler)
         for index, choice in enumerate(section.curation.gates):
             yield Use(f"rlax.curation.gates.{index}", "gate", choice)
-        yield from self._objective_uses(section)
+        yield from self.objective_uses(section)
         yield Use("rlax.weights.store", "weight_store", section.weights.store)
         yield Use("rlax.launcher", "launcher", section.launcher)
         for index, choice in enumerate(section.trackers):
             yield Use(f"rlax.trackers.{index}", "tracker", choice)
         yield Use("rlax.trainer", "trainer", section.trainer)
 
-    def _objective_uses(self, section: RlaxSection) -> Iterator[Use]:
+    def objective_uses(self, section: RlaxSection) -> Iterator[Use]:
+        """The preset of a config, and the parts that fill its slots."""
         objective = section.objective
         name = Choice(name=objective.preset)
         yield Use("rlax.objective.preset", "objective", name)
@@ -170,7 +181,7 @@ class Registry:
             plugin = self.offers["objective"][objective.preset].plugin
             raise PluginError(
                 f"plug-in {plugin!r}: objective {objective.preset!r} built {preset!r}, expected "
-                "an objective.Preset"
+                "an rlax_plugin.presets.Preset"
             )
         for slot, kind, choice in choices(algorithm_of(objective, preset)):
             yield Use(f"rlax.objective.{slot}", kind, choice)

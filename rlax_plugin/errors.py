@@ -18,12 +18,13 @@ class ConfigError(RlaxError):
       key: dotted key, e.g. ``rlax.staleness.max_staleness``.
       value: what was given; ``None`` when nothing was given.
       reason: one sentence saying what would be right.
+      others: further lines of the message, such as other problems of the same config.
     """
 
-    def __init__(self, key: str, value: object, reason: str):
-        self.key, self.value, self.reason = key, value, reason
+    def __init__(self, key: str, value: object, reason: str, others: Iterable[str] = ()):
+        self.key, self.value, self.reason, self.others = key, value, reason, tuple(others)
         shown = "" if value is None else f" = {value!r}"
-        super().__init__(f"{key}{shown}: {reason}")
+        super().__init__("\n".join([f"{key}{shown}: {reason}", *self.others]))
 
 
 class PluginError(RlaxError):

@@ -18,7 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rlax_plugin.build import Registry, registry_for
+from rlax_plugin.build import NotLoadedError, Registry, registry_for
 from rlax_plugin.config import Algorithm, Choice, NoOptions, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.listing import markdown_table
@@ -42,7 +42,8 @@ def section_for(
     Args:
       name: of the preset.
       overrides: ``key=value``, every key below ``rlax.objective``.
-      plugins: to be loaded besides the built-in one.
+      plugins: to be loaded besides the built-in one; installed ones that the objective needs are
+        found without.
 
     Raises:
       ConfigError: an override is wrong, or of something else.
@@ -51,7 +52,28 @@ def section_for(
         if not override.startswith(f"{PREFIX}."):
             raise ConfigError("command line", override, f"must be a key below {PREFIX}.")
     content = overridden({"rlax": {"objective": {"preset": name}}}, overrides)
-    return section_of(content["rlax"]["objective"], (*BUILT_IN, *plugins))
+    loaded = (*BUILT_IN, *plugins)
+    section = section_of(content["rlax"]["objective"], loaded)
+    # No config lists plug-ins here: whatever is installed may be meant, one plug-in at a time.
+    while name and (missing := _not_loaded(section)):
+        if len(missing.plugins) > 1:
+            offering = " and ".join(map(repr, missing.plugins))
+            reason = f"plug-ins {offering} both offer it: choose one with --plugin"
+            raise ConfigError(missing.key, missing.value, reason)
+        loaded += missing.plugins
+        section = section.model_copy(update={"plugins": loaded})
+    return section
+
+
+def _not_loaded(section: RlaxSection) -> NotLoadedError | None:
+    """What the objective chooses of a plug-in that is installed and not loaded so far."""
+    registry = registry_for(section)
+    try:
+        for use in registry.objective_uses(section):
+            registry.offer(use.kind, use.choice.name, use.key)
+    except NotLoadedError as error:
+        return error
+    return None
 
 
 def presets_of(registry: Registry) -> dict[str, Preset]:

@@ -59,7 +59,7 @@ def rlax_register_correction() -> Extensions:
 
 @hookspec
 def rlax_register_objective() -> Extensions:
-    """Presets, each a named choice of the slots: an ``objective.Preset``. Built in the trainer."""
+    """Presets, each a named choice of the slots: a ``presets.Preset``. Built in the trainer."""
     raise NotImplementedError
 
 

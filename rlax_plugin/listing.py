@@ -15,26 +15,32 @@ from rich.text import Text
 from rlax_plugin.build import Registry, Use
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import PluginError
-from rlax_plugin.plugins import Manager, installed
+from rlax_plugin.plugins import Installed, Manager, installed
 from rlax_plugin.validation import yaml_text
 
 
 def installed_rows() -> list[dict[str, Any]]:
     """Every installed plug-in: where it comes from, and what it offers or why it cannot."""
-    rows = []
-    for plugin in installed():
-        row: dict[str, Any] = {
-            "name": plugin.name,
-            "distribution": plugin.distribution,
-            "version": plugin.version,
-        }
-        try:
-            offers = Registry(Manager([plugin.name])).offers
-            row["offers"] = {kind: sorted(names) for kind, names in offers.items() if names}
-        except PluginError as error:
-            row["error"] = str(error)
-        rows.append(row)
-    return rows
+    return [_plugin_row(plugin) for plugin in installed()]
+
+
+def loaded_rows(registry: Registry) -> list[dict[str, Any]]:
+    """Every plug-in that a config lists, in its order, installed or a bare module."""
+    return [_plugin_row(registry.manager.origin(name)) for name in registry.manager.names]
+
+
+def _plugin_row(plugin: Installed) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+    }
+    try:
+        offers = Registry(Manager([plugin.name])).offers
+        row["offers"] = {kind: sorted(names) for kind, names in offers.items() if names}
+    except PluginError as error:
+        row["error"] = str(error)
+    return row
 
 
 def used_rows(registry: Registry, section: RlaxSection) -> list[dict[str, Any]]:
@@ -70,7 +76,16 @@ def print_installed(console: Console, rows: list[dict[str, Any]]) -> None:
     if not rows:
         console.print("No plug-in is installed as an entry point of group rlax_plugin.")
         return
-    table = Table(title="installed plug-ins", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    _print_plugins(console, "installed plug-ins", rows)
+
+
+def print_loaded(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
+    """``loaded_rows`` as a table."""
+    _print_plugins(console, f"plug-ins that {config} lists", rows)
+
+
+def _print_plugins(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("name", "offers", "distribution", "version"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "version"))
     for row in rows:

@@ -11,13 +11,15 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.base import PositiveInt
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.validation import validate
 
@@ -67,8 +69,8 @@ def load_section(
       The section, and MaxText's own keys as far as the files and arguments set them (unchecked).
 
     Raises:
-      ConfigError: the file is missing or no YAML, the section is missing, or a key or value in it
-        is wrong.
+      ConfigError: the file is missing or no YAML, the section is missing, a key or value in it is
+        wrong, or ``steps`` is no whole number from 1.
     """
     content = merged(config_path, overrides)
     raw = content.pop("rlax", None)
@@ -90,7 +92,17 @@ def load_section(
             raise ConfigError(key, content.get(key), reason)
         _refuse_interpolation(key, content.get(key))
     _refuse_interpolation("rlax", raw)
+    if (steps := content.get("steps")) is not None:
+        content["steps"] = _whole_steps(steps)
     return validate(RlaxSection, raw, "rlax"), content
+
+
+def _whole_steps(value: Any) -> int:
+    """MaxText's ``steps``, which a run counts by; read as MaxText reads it."""
+    try:
+        return TypeAdapter(PositiveInt).validate_python(value)
+    except ValidationError:
+        raise ConfigError("steps", value, "must be a whole number, at least 1") from None
 
 
 def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> str:
@@ -103,9 +115,13 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
     Raises:
       ConfigError: the files cannot be read.
     """
-    content = merged(config_path, overrides)
-    for key in _NOT_HASHED:
-        content.pop(key, None)
+    text = json.dumps(_hashed(merged(config_path, overrides)), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _hashed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a config a run and its continuation must agree on."""
+    content = {k: v for k, v in content.items() if k not in _NOT_HASHED}
     if isinstance(content.get("rlax"), Mapping):
         section = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
         if isinstance(section.get("curation"), Mapping):
@@ -114,8 +130,39 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
                 k: v for k, v in section["curation"].items() if k != "max_refill"
             }
         content["rlax"] = section
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return content
+
+
+def decides(override: str) -> bool:
+    """Whether a ``key=value`` argument may change what is computed, and not only where or how fast.
+
+    Raises:
+      ConfigError: it is no ``key=value``.
+    """
+    return any(value != {} for value in _hashed(_parse_override(override)).values())
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[tuple[str, object, object]]:
+    """Dotted key and both values of what makes two merged configs hash differently.
+
+    A key that is not there has the value None.
+    """
+    ours, theirs = dict(_flat(_hashed(one), "")), dict(_flat(_hashed(other), ""))
+    return [
+        (key, ours.get(key), theirs.get(key))
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def _flat(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def merged(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -166,7 +166,8 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "objective",
         "Over trained tokens, from the loss itself; means, where nothing else is said. "
-        "[objectives.md](objectives.md) has the formulas.",
+        "[objectives.md](objectives.md) has the formulas. All of them come from MaxText's trainer; "
+        "another reports those that it computes.",
         "every step",
         (
             ("tokens", "tokens", "that train, once per epoch"),

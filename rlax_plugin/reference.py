@@ -121,14 +121,14 @@ def parts(kind: str = "") -> Iterator[tuple[str, Keys]]:
 
 
 def find(wanted: str) -> list[Keys]:
-    """What there is to say about a section, a key, a part's key, or an option below it.
+    """What there is to say about a section, a key, a part or its key, or an option below it.
 
     Args:
       wanted: dotted key, with or without the leading ``rlax.`` and the index of a list, or the last
-        word of one.
+        word of one; or the name of a built-in part.
 
     Raises:
-      ConfigError: there is no such key.
+      ConfigError: there is no such key or part.
     """
     stem = re.sub(r"\.\d+(?=\.|$)", "", wanted).removeprefix("rlax.")
     key = stem if stem == "rlax" else f"rlax.{stem}"
@@ -145,15 +145,25 @@ def find(wanted: str) -> list[Keys]:
         for _, part in parts(kind):
             keys = [k for k in part.keys if option in ("", k.key)]
             if keys or not option:
-                title = f"{_spoken(kind)} {part.title}"
-                found.append(replace(part, title=title, keys=tuple(keys)))
+                found.append(_titled(kind, replace(part, keys=tuple(keys))))
+    shown = {block.title for block in found}
+    named = (_titled(kind, part) for kind, part in parts() if part.title == wanted)
+    found += [part for part in named if part.title not in shown]
     if not found:
         known = [name for s in sections() for name in (s.title, *(k.key for k in s.keys))]
         (nearest,) = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
         place = nearest.rpartition(".")[0]
         beside = [k for k in known if k.rpartition(".")[0] == place]
+        offered = {part.title for _, part in parts()}
+        if near := difflib.get_close_matches(wanted, offered, n=1, cutoff=0.7):
+            reason = f"no such key, and no such part; did you mean {near[0]!r}?"
+            raise ConfigError(wanted, None, reason)
         raise ConfigError(wanted, None, f"no such key; {alternatives(key, beside)}")
     return found
+
+
+def _titled(kind: str, part: Keys) -> Keys:
+    return replace(part, title=f"{_spoken(kind)} {part.title}")
 
 
 def _is(known: Key, stem: str) -> bool:
@@ -256,13 +266,15 @@ _INTRODUCTION = """\
 <!-- Written by `rlax config --markdown`; a test compares. -->
 
 Every key of the section `rlax:` in a MaxText config, then the options of every built-in part. On \
-a terminal, `rlax config rlax.rollouts` explains a section and `rlax config rlax.launcher.workers` \
-a key; `rlax check CONFIG` says what is wrong with a config, `rlax plugins CONFIG` what it uses. \
-Any key can be given on the command line too, as `rlax.rollouts.group_size=4`.
+a terminal, `rlax config rlax.rollouts` explains a section, `rlax config rlax.launcher.workers` a \
+key and `rlax config wandb` a part; `rlax check CONFIG` says what is wrong with a config, `rlax \
+plugins CONFIG` what it uses. Any key can be given on the command line too, as \
+`rlax.rollouts.group_size=4`.
 
 A part is chosen as a mapping with its name, beside which its options stand: \
-`launcher: {name: local, workers: 2}`. Keys without a default must be given; null means that \
-nothing is chosen. Everything outside `rlax:` is MaxText's."""
+`launcher: {name: local, workers: 2}`. Where a part is the default, its name may be left out: \
+`launcher: {workers: 2}`. Keys without a default must be given; null means that nothing is chosen. \
+Everything outside `rlax:` is MaxText's."""
 
 
 def markdown() -> str:

@@ -20,7 +20,7 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.controller.directory import quiet
 from rlax_plugin.controller.publisher import fingerprints
-from rlax_plugin.errors import ConfigError, TrainingError
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.host_fingerprint import digest
 from rlax_plugin.loading import load_section
 from rlax_plugin.protocols import Arrays, BuildContext, Trainer, TrainerLink
@@ -151,6 +151,10 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     files = RunFiles(run)
     directory = _directory(files, out)
     config = _read_config(files)
+    segments, recorded = _read_run(files)
+    if not segments or not recorded:
+        reason = "nothing can be replayed yet: no batch is recorded, or no version to compare with"
+        raise ConfigError("RUN", files.url, reason)
     _empty(directory)
     config_path = directory / "config.yml"
     config_path.write_bytes(config)
@@ -161,10 +165,7 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     section, _ = load_section(config_path, overrides)
     registry = registry_for(section)
     registry.validate(section)
-    segments, recorded = _read_run(files)
     last_step = min(to or len(segments), len(segments))
-    if last_step < 1 or not recorded:
-        raise TrainingError(f"{files.url} has no recorded batch, or no version to compare with")
     context = BuildContext(
         run_dir=directory,
         seed=section.seed,

@@ -22,6 +22,7 @@ _MUST = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
 }
+_TOLD = 5  # problems; one mistake may be the cause of many
 
 
 def validate[M: BaseModel](model: type[M], values: Mapping[str, Any], key: str) -> M:
@@ -33,8 +34,9 @@ def validate[M: BaseModel](model: type[M], values: Mapping[str, Any], key: str) 
       key: dotted key of ``values``, e.g. ``rlax.launcher``.
 
     Raises:
-      ConfigError: for the first problem, with its full dotted key; others are counted. One that a
-        validator of ``model`` raised comes through, its key made a full one where it is relative.
+      ConfigError: for the first problem, with its full dotted key; up to four others follow, one a
+        line. One that a validator of ``model`` raised comes through, its key made a full one where
+        it is relative.
     """
     try:
         # Strict JSON is what fits YAML: lists for tuples, 1 for 1.0, but not "1" or true for 1.
@@ -44,8 +46,12 @@ def validate[M: BaseModel](model: type[M], values: Mapping[str, Any], key: str) 
             raise
         raise ConfigError(f"{key}.{error.key}", error.value, error.reason) from None
     except ValidationError as error:
-        problems = error.errors()
-        raise _explain(problems[0], len(problems) - 1, model, key) from None
+        problems = [_explain(one, model, key) for one in _own(error.errors())]
+        first, others = problems[0], problems[1:]
+        told = [f"also {other}" for other in others[: _TOLD - 1]]
+        if left := len(others) - len(told):
+            told.append(f"and {left} more problem{'s' if left > 1 else ''} under {key}")
+        raise ConfigError(first.key, first.value, first.reason, told) from None
 
 
 def _plain(value: Any) -> Any:
@@ -53,9 +59,16 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def _explain(
-    problem: Mapping[str, Any], others: int, model: type[BaseModel], key: str
-) -> ConfigError:
+def _own(problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without lists that pydantic finds too short because it left bad items out of them."""
+    return [
+        one
+        for one in problems
+        if one["type"] != "too_short" or len(one["input"]) < one["ctx"]["min_length"]
+    ]
+
+
+def _explain(problem: Mapping[str, Any], model: type[BaseModel], key: str) -> ConfigError:
     location = [part for part in problem["loc"] if part != "[key]"]
     dotted = ".".join([key, *map(str, location)])
     field, owner = _field_at(model, location)
@@ -70,14 +83,15 @@ def _explain(
         reason = f"must be a mapping with a name, such as {{name: {name}}}"
     elif kind in ("model_type", "dict_type"):
         reason = "must be a mapping of keys to values"
+    elif kind == "too_short":
+        least = problem["ctx"]["min_length"]
+        reason = f"must name at least {'one' if least == 1 else least}"
     elif kind == "value_error":
         reason = str(problem["ctx"]["error"])
     else:
         reason = _MUST.get(kind) or re.sub(r"^\w+ should", "must", problem["msg"])
     if field is not None and kind != "extra_forbidden":
         reason += _about(field)
-    if others:
-        reason += f" (and {others} more problem{'s' if others > 1 else ''} under {key})"
     return ConfigError(dotted, value, reason)
 
 

@@ -93,7 +93,9 @@ class JetStreamDriver:
 
     def _job(self, request: Any) -> Job:
         rollouts, channel = self._engine.rollouts, request.return_channel
-        if not 1 <= request.max_tokens <= rollouts.max_new_tokens:
+        # A proto3 field that is not set arrives as 0.
+        max_tokens = request.max_tokens or rollouts.max_new_tokens
+        if not 1 <= max_tokens <= rollouts.max_new_tokens:
             raise RequestError(
                 f"max_tokens = {request.max_tokens}: must be from 1 to "
                 f"{rollouts.max_new_tokens} (rlax.rollouts.max_new_tokens)"
@@ -105,7 +107,7 @@ class JetStreamDriver:
             temperature=rollouts.temperature,
             top_k=rollouts.top_k,
             top_p=rollouts.top_p,
-            max_new_tokens=request.max_tokens,
+            max_new_tokens=max_tokens,
             stop_ids=stop_ids,
         )
         samples = max(int(getattr(request, "num_samples", 1) or 1), 1)

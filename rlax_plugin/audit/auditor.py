@@ -35,8 +35,8 @@ def audit(
     snapshots = Snapshots(files, findings)  # before the journal: see there
     last = journal.last_number(files)
     if not last:
-        reason = "holds no journal: it is not a run's directory, or nothing has happened in it yet"
-        raise ConfigError(files.location(), None, reason)
+        reason = "is no run directory, or nothing has happened in it yet: it holds no journal"
+        raise ConfigError("RUN", files.url, reason)
     limits = read_limits(files)
     history = History(limits, figures, findings)
     contents = Contents(files, limits, figures, findings)

@@ -73,10 +73,12 @@ def check_plugin(
         checked = check(name, options=_parsed(options or []), plugins=plugin or ())
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("kind", "name", "what holds", title=f"plug-in {name}", title_justify="left")
     for one in checked:
-        table.add_row(one.kind, one.name, "\n".join(f"- {rule}" for rule in one.rules) or one.note)
+        holds = "\n".join(f"- {rule}" for rule in one.rules) or one.note
+        table.add_row(one.kind, one.name, Text(holds))  # no markup: "[rows, length]" is a shape
     Console().print(table)
 
 

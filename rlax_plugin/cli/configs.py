@@ -132,7 +132,7 @@ def plugins(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
-    """Lists the installed plug-ins and, given a config, the parts it would use.
+    """Lists the installed plug-ins and, given a config, first the parts it would use.
 
     A plug-in is loaded by a run only if rlax.plugins names it. The parts of a config are shown
     with their options, each with its value and meaning.
@@ -140,22 +140,27 @@ def plugins(
     with exit_status():
         from rlax_plugin import listing
 
-        document: dict[str, Any] = {"installed": listing.installed_rows()}
+        document: dict[str, Any] = {}
         if config is not None:
             from rlax_plugin.build import registry_for
             from rlax_plugin.loading import load_section
 
             section, _ = load_section(config, overrides or ())
-            document["used"] = listing.used_rows(registry_for(section), section)
+            registry = registry_for(section)
+            document["used"] = listing.used_rows(registry, section)
+            document["loaded"] = listing.loaded_rows(registry)
+        document["installed"] = listing.installed_rows()
         if as_json:
             typer.echo(json.dumps(document, indent=2, default=str))
             return
         from rich.console import Console
 
         console = Console()
-        listing.print_installed(console, document["installed"])
         if config is not None:
             listing.print_used(console, config, document["used"])
+            listing.print_loaded(console, config, document["loaded"])
+            console.print()
+        listing.print_installed(console, document["installed"])
 
 
 @command(CONFIGURE, "rlax objective dapo rlax.objective.entropy_coefficient=0.01")
@@ -175,7 +180,10 @@ def objective(
     *,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(show_default=False, help="a plug-in to load as well; may be repeated"),
+        typer.Option(
+            show_default=False,
+            help="a module to load that is not installed as a plug-in; may be repeated",
+        ),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="print the tables of docs/objectives.md")

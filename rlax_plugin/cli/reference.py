@@ -16,7 +16,7 @@ def config(
         typer.Argument(
             metavar="KEY",
             show_default=False,
-            help="a section or key, such as rlax.rollouts or group_size; default: all of them",
+            help="a section, key or part, such as rlax.rollouts, group_size or wandb; default: all",
         ),
     ] = None,
     *,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -29,3 +30,12 @@ class Choice(BaseModel):
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+def default_part(name: str) -> BeforeValidator:
+    """Lets options that are given without a name be those of the part called ``name``."""
+
+    def named(value: Any) -> Any:
+        return {"name": name, **value} if isinstance(value, Mapping) else value
+
+    return BeforeValidator(named)

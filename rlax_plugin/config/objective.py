@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from rlax_plugin.config.base import Choice, PositiveInt, Section
+from rlax_plugin.config.base import Choice, PositiveInt, Section, default_part
 
-
-def _perhaps_the_presets(value: Any) -> Any:
-    """Options without a name are of the part that the preset has in this slot."""
-    return {"name": "", **value} if isinstance(value, Mapping) else value
-
-
-Slot = Annotated[Choice, BeforeValidator(_perhaps_the_presets)]
+# Options without a name are of the part that the preset has in this slot.
+Slot = Annotated[Choice, default_part("")]
 
 
 class KL(Section):

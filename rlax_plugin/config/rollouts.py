@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.config.base import Choice, PositiveInt, Seconds, Section
+from rlax_plugin.config.base import Choice, PositiveInt, Seconds, Section, default_part
 from rlax_plugin.errors import ConfigError
 
 
 class Rollouts(Section):
     """How completions are drawn."""
 
-    engine: Choice = Field(
+    engine: Annotated[Choice, default_part("jetstream")] = Field(
         default=Choice(name="jetstream"), description="rollout engine of the workers"
     )
     group_size: Annotated[int, Field(ge=1)] = Field(default=8, description="samples per prompt")
@@ -72,7 +72,9 @@ class Staleness(Section):
 class Curation(Section):
     """Which prompts are asked and which groups train."""
 
-    sampler: Choice = Field(default=Choice(name="shuffled"), description="curation.sample")
+    sampler: Annotated[Choice, default_part("shuffled")] = Field(
+        default=Choice(name="shuffled"), description="curation.sample"
+    )
     gates: tuple[Choice, ...] = Field(
         default=(), description="all must admit a group, in this order"
     )

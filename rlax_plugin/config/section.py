@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.config.base import Choice, PositiveInt, Seconds, Section
+from rlax_plugin.config.base import Choice, PositiveInt, Seconds, Section, default_part
 from rlax_plugin.config.evaluation import Evaluation
 from rlax_plugin.config.objective import Objective
 from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
@@ -16,7 +16,9 @@ from rlax_plugin.errors import ConfigError
 class Weights(Section):
     """The path of weights from the trainer to the workers."""
 
-    store: Choice = Field(default=Choice(name="orbax"), description="how the bytes are kept")
+    store: Annotated[Choice, default_part("orbax")] = Field(
+        default=Choice(name="orbax"), description="how the bytes are kept"
+    )
     path: str = Field(
         default="", description="where; empty: <run_dir>/weights. Workers must reach it"
     )
@@ -128,9 +130,13 @@ class RlaxSection(Section):
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     warm_start: WarmStart = WarmStart()
-    launcher: Choice = Field(default=Choice(name="local"), description="brings the workers up")
+    launcher: Annotated[Choice, default_part("local")] = Field(
+        default=Choice(name="local"), description="brings the workers up"
+    )
     trackers: tuple[Choice, ...] = Field(default=(), description="get the metrics of every step")
-    trainer: Choice = Field(default=Choice(name="maxtext"), description="runs the training loop")
+    trainer: Annotated[Choice, default_part("maxtext")] = Field(
+        default=Choice(name="maxtext"), description="runs the training loop"
+    )
     deadlines: Deadlines = Deadlines()
     network: Network = Network()
     allow_untested_maxtext: bool = Field(

@@ -99,17 +99,19 @@ class Dashboard:
         for name, measures in found.sets.items():
             parts = [f"{label(m)} {shown(e)}" for m, e in measures.items() if is_score(m)]
             which = f" ({name})" if len(found.sets) > 1 else ""
+            parts += [reward_errors(found, name)] if name in found.failures else []
             self.message(f"{title}{which}: " + "  ".join(parts))
 
     def step(
         self, step: int, metrics: Mapping[str, float], version: int, histogram: list[int]
     ) -> None:
         """Takes one finished step."""
+        if self._latest:  # the first step's time is no step's: it began with no step's end
+            self._step_s.append(metrics["time/step_s"])
         self._step, self._latest, self._version = step, metrics, version
         self._histogram = histogram
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
-        self._step_s.append(metrics["time/step_s"])
         self.advance(step, self._total_steps)
         now = time.monotonic()
         last = step >= self._total_steps
@@ -120,21 +122,25 @@ class Dashboard:
     def _left_s(self) -> float:
         # The median: one step that compiled or waited for a worker says nothing of the rest.
         ordered = sorted(self._step_s)
-        return (self._total_steps - self._step) * ordered[len(ordered) // 2] if ordered else 0.0
+        return (self._total_steps - self._step) * ordered[len(ordered) // 2]
 
     def _reward(self) -> str:
         return f"{self._rewards[-1]:.3f}" if self._rewards else "-"  # of the last step that scored
 
     def _line(self) -> str:
         m = self._latest
+        speed = left = ""
+        if self._step_s:
+            speed = (
+                f"{1e3 * m['time/step_s']:.0f} ms/step  "
+                f"{m['rollout/tokens'] / max(m['time/step_s'], 1e-9):,.0f} tok/s  "
+            )
+            left = f"  left {self._left_s():.0f} s"
         return (
             f"step {self._step}/{self._total_steps}  reward {self._reward()}  "
             f"staleness {m['staleness/max']:.0f}  "
-            f"gap p95 {m.get('logprob_gap/p95', float('nan')):.1e}  "
-            f"{1e3 * m['time/step_s']:.0f} ms/step  "
-            f"{m['rollout/tokens'] / max(m['time/step_s'], 1e-9):,.0f} tok/s  "
-            f"workers {m['rollout/workers']:.0f}  version {self._version}  "
-            f"left {self._left_s():.0f} s"
+            f"gap p95 {m.get('logprob_gap/p95', float('nan')):.1e}  {speed}"
+            f"workers {m['rollout/workers']:.0f}  version {self._version}{left}"
         )
 
     def _render(self) -> RenderableType:
@@ -172,6 +178,12 @@ def shown(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} [{low:.3f}, {high:.3f}]"
 
 
+def reward_errors(found: Evaluated, name: str) -> str:
+    """How many rewards of a set failed, and why one of them did."""
+    share = found.sets[name]["reward_errors"].value
+    return f"reward errors {100 * share:.1f} %, such as {found.failures[name]}"
+
+
 def before_after_table(before: Evaluated, after: Evaluated) -> RenderableType:
     """The table at the end of a run: the shares of problems that were solved."""
     table = Table(title="held-out evaluation")
@@ -193,4 +205,11 @@ def before_after_table(before: Evaluated, after: Evaluated) -> RenderableType:
             )
         sizes += [f"{measures[m].problems} problems x {measures[m].n} samples" for m in scores[:1]]
     table.caption = f"{', '.join(dict.fromkeys(sizes))}, 95 % bootstrap intervals"
-    return table
+    failures = [
+        f"{name}, {when}: {reward_errors(found, name)}"
+        for when, found in (("before", before), ("after", after))
+        for name in found.failures
+    ]
+    if not failures:
+        return table
+    return Group(table, *map(Text, failures))

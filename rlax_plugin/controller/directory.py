@@ -8,21 +8,25 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
 from rich.console import Console
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dashboard import before_after_table
 from rlax_plugin.controller.evaluated import recorded
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.loading import differences
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.validation import yaml_text
 
 _ENDPOINTS = "endpoints.json"
+_SHOWN_DIFFERENCES = 4
 
 
 def run_directory(maxtext: dict[str, Any]) -> str:
@@ -120,8 +124,11 @@ def _holds_results(files: RunFiles) -> bool:
     return any(files.names(name) for name in ("checkpoints", "evaluation", "journal", "warm_start"))
 
 
-def check_same_run(files: RunFiles, digest: str) -> None:
+def check_same_run(files: RunFiles, digest: str, config: Mapping[str, Any]) -> None:
     """Refuses to continue another run.
+
+    Args:
+      config: the merged one, whose hash ``digest`` is.
 
     Raises:
       ConfigError: the directory holds results of another config.
@@ -129,13 +136,31 @@ def check_same_run(files: RunFiles, digest: str) -> None:
     record = files.get_json("config.json")
     if record is None or not _holds_results(files):
         return  # a run that failed at once may be started again with its config put right
-    if (known := record["config_hash"]) != digest:
+    if record["config_hash"] != digest:
         raise ConfigError(
             "run_name",
             Path(files.url).name,
-            f"{files.url} holds a run of another config ({known}, this one is {digest}); choose "
+            f"{files.url} holds a run of another config{_difference(files, config)}; choose "
             "another run_name or remove that directory",
         )
+
+
+def _difference(files: RunFiles, config: Mapping[str, Any]) -> str:
+    """For messages: the first keys in which a run's own config and this one differ."""
+    try:
+        known = yaml.safe_load(files.get("config.yml"))
+    except (FileNotFoundError, yaml.YAMLError):
+        return ""
+    found = differences(known, config) if isinstance(known, Mapping) else []
+    shown = [f"{key} is {_value(old)} there and {_value(new)} here" for key, old, new in found]
+    if len(found) > _SHOWN_DIFFERENCES:
+        more = len(found) - _SHOWN_DIFFERENCES
+        shown[_SHOWN_DIFFERENCES:] = [f"{more} more key{'s differ' if more > 1 else ' differs'}"]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else yaml_text(value)
 
 
 def finished(files: RunFiles, last_step: int, evaluates: bool) -> dict[str, Any] | None:

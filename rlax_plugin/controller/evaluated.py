@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -18,10 +18,12 @@ class Evaluated:
     Attributes:
       version: that everything was drawn with.
       sets: name -> measure -> estimate, see ``statistics.measures``; the main set comes first.
+      failures: set -> why one of its rewards failed, where any did.
     """
 
     version: int
     sets: Mapping[str, Mapping[str, Estimate]]
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def main(self) -> Mapping[str, Estimate]:
@@ -47,6 +49,7 @@ class Evaluated:
             "step": self.version,  # the update of a step makes the version of its number
             **{name: e.to_json() for name, e in self.pass_at.items()},
             "sets": self.sets_to_json(),
+            **({"reward_failures": dict(self.failures)} if self.failures else {}),
         }
 
     def sets_to_json(self) -> dict[str, Any]:
@@ -63,6 +66,7 @@ class Evaluated:
                 name: {measure: Estimate.from_json(e) for measure, e in measures.items()}
                 for name, measures in document["sets"].items()
             },
+            document.get("reward_failures", {}),
         )
 
 

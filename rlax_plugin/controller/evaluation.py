@@ -185,16 +185,19 @@ class Evaluator:
         asked = [(problems, prompt) for problems in self.sets for prompt in problems.prompts]
         groups = [asyncio.ensure_future(one(*what, i)) for i, what in enumerate(asked)]
         try:
-            left = iter(await asyncio.gather(*groups))
+            answered = iter(await asyncio.gather(*groups))
         finally:
             for group in groups:
                 group.cancel()
+        of_sets = {
+            problems.name: [next(answered) for _ in problems.prompts] for problems in self.sets
+        }
         outcomes = {
-            problems.name: problems.outcomes([next(left) for _ in problems.prompts])
-            for problems in self.sets
+            problems.name: problems.outcomes(of_sets[problems.name]) for problems in self.sets
         }
         # On a thread: while training goes on, nobody may wait for a second of arithmetic.
-        return Evaluated(version, await asyncio.to_thread(self._measured, outcomes))
+        found = await asyncio.to_thread(self._measured, outcomes)
+        return Evaluated(version, found, _failures(of_sets))
 
     def _measured(self, outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
         settings = self._section.evaluation
@@ -209,3 +212,14 @@ class Evaluator:
             )
             for name, found in outcomes.items()
         }
+
+
+def _failures(of_sets: Mapping[str, Sequence[Answered]]) -> dict[str, str]:
+    """Why the first reward that failed did, of each set that has one."""
+    found: dict[str, str] = {}
+    for name, answered in of_sets.items():
+        for group, _ in answered:
+            for rollout in group:
+                if rollout.reward_error:
+                    found.setdefault(name, rollout.reward_error)
+    return found

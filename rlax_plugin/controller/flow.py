@@ -39,6 +39,8 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
 from rlax_plugin.types import Group, GroupRequest
 
+_ALL_FAILED = "all rewards failed"
+
 
 @dataclass(slots=True)
 class StepStats:
@@ -216,14 +218,28 @@ class Flow:
         if self.book.open or self._rule.completes(ready):
             return  # what is still in flight may yet do
         reasons = Counter(refused for _, refused in self.stats.scored if refused)
+        refused = ", ".join(f"{count} because {why}" for why, count in reasons.most_common())
         self.fail(
             TrainingError(
                 f"step {self.book.next_step}: {self.book.issued_for_step} groups were issued and "
-                f"only {self._rule.shortfall(ready)} were admitted (refused: {dict(reasons)}). "
-                f"{self._rule.too_few(reasons.total())}; rlax.curation.max_refill sets how long to "
-                "go on"
+                f"only {self._rule.shortfall(ready)} were admitted (refused: {refused or 'none'}). "
+                f"{self._why_too_few(reasons)}"
             )
         )
+
+    def _why_too_few(self, reasons: Counter[str]) -> str:
+        if reasons and reasons.most_common(1)[0][0] == _ALL_FAILED:
+            errors = (
+                rollout.reward_error
+                for group, refused in self.stats.scored
+                if refused == _ALL_FAILED
+                for rollout in group.rollouts
+                if rollout.reward_error
+            )
+            example = next(errors, "no reason was given")
+            return f"Rewards fail, such as: {example}; logs/rewards.log says more"
+        why = self._rule.too_few(reasons.total())
+        return f"{why}; rlax.curation.max_refill sets how long to go on"
 
     def _issue(self, group_id: int, one: Open) -> None:
         seeds = tuple(
@@ -285,7 +301,7 @@ class Flow:
     def _judge(self, group: Group) -> None:
         rollouts, rewards = group.rollouts, group.rewards
         valid = ~np.isnan(rewards)
-        refused = None if valid.any() else "all rewards failed"
+        refused = None if valid.any() else _ALL_FAILED
         for gate in self._gates:
             refused = refused or gate.refuse(group)
         self._note(

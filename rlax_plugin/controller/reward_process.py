@@ -24,8 +24,17 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.protocols import BuildContext, Reward
 from rlax_plugin.types import Prompt
 
+_MOST_TRACEBACKS = 20  # a reward that always fails must not fill the disk
 
-def _score(rewards: list[Reward], prompt: Prompt, text: str) -> dict[str, Any]:
+
+def _score(
+    rewards: list[Reward], prompt: Prompt, text: str, shown: set[tuple[str, str, int | None]]
+) -> dict[str, Any]:
+    """One answer.
+
+    Args:
+      shown: type, file and line of each error whose traceback is in the log; is added to.
+    """
     try:
         parts = [float(reward(prompt, text)) for reward in rewards]
         value = float(sum(parts))
@@ -34,6 +43,12 @@ def _score(rewards: list[Reward], prompt: Prompt, text: str) -> dict[str, Any]:
         return {"reward": value, "parts": parts}
     except Exception as error:  # noqa: BLE001  a failure is data here: it travels to the record
         where = traceback.extract_tb(error.__traceback__)[-1]
+        kind = type(error).__name__, where.filename, where.lineno
+        if kind not in shown and len(shown) < _MOST_TRACEBACKS:
+            shown.add(kind)
+            print(f"a reward failed on prompt {prompt.id}:", file=sys.stderr)
+            traceback.print_exception(error)
+            sys.stderr.flush()
         return {"error": f"{type(error).__name__}: {error} (line {where.lineno} of {where.name})"}
 
 
@@ -59,6 +74,7 @@ def main() -> None:
     answers.write(json.dumps({"ready": True}) + "\n")
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    shown: set[tuple[str, str, int | None]] = set()
     while True:
         job = json.loads(lines.get())
         prompt = Prompt(
@@ -68,7 +84,8 @@ def main() -> None:
             reference=job["reference"],
         )
         for text in job["completions"]:
-            answers.write(json.dumps({"job": job["job"], **_score(rewards, prompt, text)}) + "\n")
+            answer = {"job": job["job"], **_score(rewards, prompt, text, shown)}
+            answers.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
     registry.validate(section)
     files = RunFiles(run_directory(maxtext))
     state_dir = state_directory(section, files)
-    digest = config_hash(config_path, overrides)
+    digest, config = config_hash(config_path, overrides), merged(config_path, overrides)
     (state_dir / "logs").mkdir(parents=True, exist_ok=True)
-    check_same_run(files, digest)
+    check_same_run(files, digest, config)
     argv, updates = (config_path, *overrides), section.objective.updates_per_step
     last_step = int(maxtext["steps"]) // updates
     if (document := finished(files, last_step, section.evaluation.problems > 0)) is not None:
@@ -77,7 +77,7 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
             "config.json",
             {"config": config_path, "overrides": list(overrides), "config_hash": digest},
         )
-        files.put("config.yml", yaml.safe_dump(merged(config_path, overrides)).encode())
+        files.put("config.yml", yaml.safe_dump(config).encode())
         reached(FaultPoint.CONFIG_WRITTEN)
         context = BuildContext(
             run_dir=state_dir,

@@ -21,6 +21,7 @@ def doubts(config: Examined) -> Iterator[Doubt]:
     """What is allowed, and perhaps not meant."""
     yield from _doubts_of_groups(config)
     yield from _doubts_of_length(config)
+    yield from _doubts_of_rewards(config)
     section, evaluation = config.section, config.section.evaluation
     for key in ("run_name", "base_output_directory", "steps"):
         if not config.maxtext.get(key):
@@ -63,6 +64,18 @@ def _doubts_of_groups(config: Examined) -> Iterator[Doubt]:
         yield (
             "rlax.rollouts.temperature",
             f"{rollouts.temperature:g} makes the samples of a group alike",
+        )
+
+
+def _doubts_of_rewards(config: Examined) -> Iterator[Doubt]:
+    curation = config.section.curation
+    sets = config.section.evaluation.sets.values()
+    most = max(len(rewards) for rewards in (config.section.rewards, *(s.rewards for s in sets)))
+    if most > 1 and "pass_threshold" not in curation.model_fields_set:
+        yield (
+            "rlax.curation.pass_threshold",
+            f"is left at {curation.pass_threshold:g}, and a sample passes if the sum of its {most} "
+            "rewards reaches it: set what a right answer alone is worth",
         )
 
 

@@ -47,6 +47,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def _on_maxtext(config: Examined) -> bool:
+    """Whether an update is a step of MaxText."""
+    return config.section.trainer.name == "maxtext"
+
+
 def _processes(config: Examined) -> Words:
     section, workers = config.section, config.workers
     network, weights = section.network, section.weights
@@ -83,10 +88,10 @@ def _one_step(config: Examined) -> Words:
     if batches.tokens:
         words["batch"] += f"; full with {batches.tokens:,} completion tokens"
     objective = section.objective
+    each = ", each a step of MaxText" if _on_maxtext(config) else ""
     words["updates"] = (
         f"{objective.epochs} epoch(s) x {objective.mini_batches} mini-batch(es) = "
-        f"{plural(objective.updates_per_step, 'update')}, each a step of MaxText; then one "
-        "weight version"
+        f"{plural(objective.updates_per_step, 'update')}{each}; then one weight version"
     )
     return words
 
@@ -97,10 +102,11 @@ def _run(config: Examined) -> Words:
     words = {}
     if steps is not None:
         groups = steps * section.rollouts.groups_per_step
-        words["steps"] = (
-            f"{plural(config.maxtext['steps'], 'step')} of MaxText = {plural(steps, 'RL step')}, "
-            f"{groups:,} groups"
-        )
+        count = config.maxtext["steps"]
+        updates = f"{plural(count, 'step')} of MaxText"
+        if not _on_maxtext(config):
+            updates = plural(count, "update")
+        words["steps"] = f"{updates} = {plural(steps, 'RL step')}, {groups:,} groups"
         if config.prompts is not None:
             epochs = groups / config.prompts.train
             words["steps"] += f", {epochs:.3g} times the {config.prompts.train:,} prompts"

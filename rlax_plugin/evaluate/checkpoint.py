@@ -41,7 +41,7 @@ def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
     step, wanted = target.step, target.checkpoint
     found = known.get(step, "") if step is not None else wanted
     if found not in known.values():
-        key, value = ("--step", step) if step is not None else ("RUN", wanted)
+        key, value = ("--step", step) if step is not None else ("RUN", target.typed)
         there = ", ".join(f"{step} ({name})" for step, name in sorted(known.items())) or "none"
         reason = f"{target.run.url} has no such checkpoint; of these steps it has some: {there}"
         raise ConfigError(key, value, reason)

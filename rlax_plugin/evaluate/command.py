@@ -6,19 +6,22 @@ a second thread, as in ``rlax train``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.dashboard import reward_errors
 from rlax_plugin.controller.directory import quiet
 from rlax_plugin.controller.evaluated import Evaluated
 from rlax_plugin.controller.evaluation import ProblemSet
@@ -30,7 +33,7 @@ from rlax_plugin.evaluate.checkpoint import CheckpointLink, checkpoint_name, che
 from rlax_plugin.evaluate.session import Session
 from rlax_plugin.evaluate.show import measures_table
 from rlax_plugin.evaluate.target import CONFIG, Target, find_version
-from rlax_plugin.loading import config_hash, load_section
+from rlax_plugin.loading import config_hash, decides, load_section
 from rlax_plugin.protocols import BuildContext, WeightStore
 from rlax_plugin.records.files import RunFiles
 
@@ -48,6 +51,8 @@ def evaluate(
 ) -> None:
     """Measures, prints, and writes ``RUN/evaluation/eval-<version>.json``.
 
+    What was measured with other settings stays: the file is then ``eval-<version>-2.json``.
+
     Args:
       overrides: ``key=value``, on top of the run's config.
       sets: names of those to be measured; empty: all.
@@ -64,12 +69,13 @@ def evaluate(
             job = _Job(target, directory, overrides, sets)
             found = job.run(console, signals, show=not as_json)
             document = found.to_json() | {"measured": job.what, "overrides": list(overrides)}
-            name = f"evaluation/eval-{found.version:08d}.json"
-            path = _write(target.run, name, document, out)
+            path = _write(target.run, document, out)
             if as_json:
                 console.print(json.dumps(document, indent=2), soft_wrap=True)
             else:
                 console.print(measures_table(found, job.what))
+                for name in found.failures:
+                    console.print(f"{name}: {reward_errors(found, name)}")
                 console.print(f"written to {path}")
     except (ConfigError, PluginError):
         shutil.rmtree(directory)
@@ -82,8 +88,26 @@ def evaluate(
     shutil.rmtree(directory)
 
 
-def _write(run: RunFiles, name: str, document: dict[str, object], out: str | None) -> str:
+def _name(run: RunFiles, document: Mapping[str, Any]) -> str:
+    """Where no other result is lost: the first name that is free, or holds the same settings."""
+    first = f"evaluation/eval-{document['version']:08d}"
+    names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+    return next(
+        f"{name}.json"
+        for name in names
+        if (there := run.get_json(f"{name}.json")) is None
+        or _settings(there) == _settings(document)
+    )
+
+
+def _settings(document: Mapping[str, Any]) -> tuple[object, list[str]]:
+    """What a result depends on, beside the version."""
+    return list(filter(decides, document.get("overrides", []))), list(document["sets"])
+
+
+def _write(run: RunFiles, document: dict[str, Any], out: str | None) -> str:
     if out is None:
+        name = _name(run, document)
         run.put_json(name, document)
         return f"{run.url.rstrip('/')}/{name}"
     files = RunFiles(Path(out).parent) if "://" not in out else RunFiles(out.rpartition("/")[0])

@@ -26,12 +26,14 @@ class Target:
       version: a weight version; None: the newest, unless it is a checkpoint.
       step: the step of a checkpoint; None: no checkpoint, or one given by name.
       checkpoint: its name below ``checkpoints/``; empty: none was given.
+      typed: how all of this was given, for messages.
     """
 
     run: RunFiles
     version: int | None = None
     step: int | None = None
     checkpoint: str = ""
+    typed: str = ""
 
     @property
     def is_checkpoint(self) -> bool:
@@ -44,27 +46,27 @@ def find_target(text: str, version: int | None, step: int | None) -> Target:
     Raises:
       ConfigError: it is none of these, or more than one thing is asked for.
     """
-    text = text.rstrip("/")
+    typed, text = text, text.rstrip("/")
     if RunFiles(text).exists(CONFIG):
-        target = Target(RunFiles(text), version, step)
+        target = Target(RunFiles(text), version, step, typed=typed)
     else:
         parent, name = posixpath.split(text.removesuffix("/items"))
         run, at, number = text.rpartition("@")
         if posixpath.basename(parent) == "checkpoints":
-            target = Target(RunFiles(posixpath.dirname(parent) or "."), version, step, name)
+            target = Target(RunFiles(posixpath.dirname(parent) or "."), version, step, name, typed)
         elif at and number.isdigit() and version is None:
-            target = Target(RunFiles(run), int(number), step)
+            target = Target(RunFiles(run), int(number), step, typed=typed)
         else:
-            target = Target(RunFiles(text))
+            target = Target(RunFiles(text), typed=typed)
         if not target.run.exists(CONFIG):
             raise ConfigError(
                 "RUN",
-                text,
+                typed,
                 "is no run directory, RUN@VERSION, or RUN/checkpoints/NAME: a run has a config.yml",
             )
     given = {"--version": target.version, "--step": step, "a checkpoint": target.checkpoint or None}
     if len(several := [name for name, value in given.items() if value is not None]) > 1:
-        raise ConfigError("RUN", text, f"{' and '.join(several)} are given: give one of them")
+        raise ConfigError("RUN", typed, f"{' and '.join(several)} are given: give one of them")
     return target
 
 

@@ -28,15 +28,14 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
       number: None is the newest.
 
     Raises:
-      ConfigError: the run has not kept that version.
-      WeightsError: it has none, its list of them is damaged, or the weights are gone.
+      ConfigError: the run has not kept that version, or none at all.
+      WeightsError: its list of them is damaged, or the weights are gone.
     """
     text = files.get(_LIST).decode() if files.exists(_LIST) else '{"versions": []}'
     kept = {version.version: version for version in versions_from_json(text, files.location(_LIST))}
     if not kept:
-        raise WeightsError(
-            f"{files.url} has kept no weight version: rlax eval --step measures a checkpoint"
-        )
+        reason = "has kept no weight version: rlax eval --step measures a checkpoint"
+        raise ConfigError("RUN", files.url, reason)
     if number is None:
         number = max(kept)
     if number not in kept:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlax_plugin import metric_names
 from rlax_plugin.errors import RlaxError
+from rlax_plugin.loading import decides
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.statistics import Estimate
 
@@ -21,6 +23,7 @@ class Measured:
       held_out: name of the set.
       measure: e.g. "pass_at_1" or "length_mean".
       version: weight version; equals the training step that produced it.
+      overrides: key=value of what differed from the run's settings: not comparable if any did.
     """
 
     moment: str
@@ -28,6 +31,7 @@ class Measured:
     measure: str
     version: int
     estimate: Estimate
+    overrides: tuple[str, ...] = ()
 
     @property
     def solved(self) -> bool:
@@ -70,6 +74,7 @@ def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
                     measure,
                     document["version"],
                     Estimate.from_json(value),
+                    tuple(filter(decides, document.get("overrides", ()))),
                 )
                 for held_out, measures in sets.items()
                 for measure, value in measures.items()
@@ -77,3 +82,22 @@ def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise RlaxError(f"evaluation/{name} is damaged: {error!r}") from error
     return tuple(sorted(found, key=lambda m: (m.held_out, m.measure, m.version)))
+
+
+def set_apart(found: Iterable[Measured]) -> tuple[tuple[Measured, ...], list[str]]:
+    """What can be compared, and a sentence on each evaluation that had settings of its own."""
+    found = tuple(found)
+    others: dict[str, list[Measured]] = {}
+    for one in found:
+        if one.overrides:
+            others.setdefault(one.moment, []).append(one)
+    sentences = []
+    for moment, measured in others.items():
+        figures = ", ".join(
+            f"{m.label} {m.estimate.value:.3f} on {m.held_out}" for m in measured if m.solved
+        )
+        sentences.append(
+            f"evaluation/{moment}.json was measured with {' '.join(measured[0].overrides)} and is "
+            f"on no curve: version {measured[0].version}, {figures}"
+        )
+    return tuple(one for one in found if not one.overrides), sentences

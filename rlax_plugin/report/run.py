@@ -15,7 +15,7 @@ import yaml
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.report.evaluations import Measured, read_evaluations
+from rlax_plugin.report.evaluations import Measured, read_evaluations, set_apart
 from rlax_plugin.report.history import History, read_history
 
 Progress = Callable[[str, int, int], object]
@@ -39,7 +39,7 @@ class RunData:
       config: the run's merged config, MaxText's keys and ``rlax``.
       summary: ``summary.json``.
       metrics: name -> a value per recorded step, NaN where a step has none; always has "step".
-      measured: held-out evaluations in the order of their weight versions.
+      measured: held-out evaluations with the run's settings, in the order of weight versions.
       history: what the journal tells; None without one.
       missing: sentences on what could not be shown, and why.
     """
@@ -80,12 +80,14 @@ def open_run(run: str) -> RunFiles:
     files = RunFiles(run)
     if any(files.exists(part) for part in _PARTS):
         return files
-    reason = "is no run's directory: none of " + ", ".join(_PARTS) + " is there"
+    reason = "is no run directory: none of " + ", ".join(_PARTS) + " is there"
     candidates = files.names("")[:_LOOKED_AT]
     parent, name = posixpath.split(files.location().rstrip("/"))
     if below := [name for name in candidates if files.exists(f"{name}/config.yml")]:
         reason += f"; runs in it: {', '.join(below)}"
-    elif near := difflib.get_close_matches(name, RunFiles(parent).names(""), n=1):
+    elif near := difflib.get_close_matches(
+        name, [other for other in RunFiles(parent).names("") if other != name], n=1
+    ):
         reason += f"; did you mean {posixpath.join(parent, near[0])!r}?"
     raise ConfigError("RUN", run, reason)
 
@@ -112,8 +114,9 @@ def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
             raise RlaxError("summary.json is not there: the run goes on, or did not end by itself")
     main_set = str(run.setting("evaluation", "split", "test"))
     with run.noting():
-        run.measured = read_evaluations(files, main_set)
-        if not run.measured:
+        run.measured, others = set_apart(read_evaluations(files, main_set))
+        run.missing += others
+        if not (run.measured or others):
             raise RlaxError("evaluation/ holds nothing: no held-out evaluation was made so far")
     run.history = read_history(files, progress)
     run.missing += run.history.problems if run.history else ["journal/ is not there"]

@@ -66,9 +66,12 @@ def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
       ConfigError: too few or too many runs, or what ``write_report`` raises.
       RlaxError: a run's file system fails.
     """
-    if not 2 <= len(runs) <= len(COLOURS):
-        reason = f"give 2 to {len(COLOURS)} runs: more cannot be told apart"
-        raise ConfigError("RUN...", len(runs), reason)
+    if len(runs) < 2:
+        reason = "give at least 2 runs to compare; rlax report RUN shows one"
+        raise ConfigError("RUN...", ", ".join(runs) or None, reason)
+    if len(runs) > len(COLOURS):
+        reason = f"give at most {len(COLOURS)} runs: the colours of more cannot be told apart"
+        raise ConfigError("RUN...", f"{len(runs)} runs", reason)
     opened = [open_run(run) for run in runs]
     with _bars() as progress:
         data = [read_run(files, progress) for files in opened]

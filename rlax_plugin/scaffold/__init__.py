@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib.util
 import keyword
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +95,7 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
         autoescape=False,  # these are programs, not pages
     )
     texts = {file: environment.get_template(t).render(words) for file, t in sources.items()}
+    _refuse_shadow(name, texts[module])
     for file, text in texts.items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,9 +110,31 @@ def _usage(name: str, kind: str) -> str:
 
 def _check_name(name: str) -> None:
     """A name that can be a module, and is not one already."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+    if keyword.iskeyword(name):
+        raise ConfigError("NAME", name, "is a Python keyword, no module's name: choose another")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         suggestion = re.sub(r"\W+", "_", name.lower()).strip("_0123456789")
         reason = "must be a module's name: small letters, digits and _"
         raise ConfigError("NAME", name, reason + (f", such as {suggestion}" if suggestion else ""))
+    if name in sys.stdlib_module_names:
+        reason = "Python's standard library has a module of this name: choose another"
+        raise ConfigError("NAME", name, reason)
     if importlib.util.find_spec(name) is not None:
         raise ConfigError("NAME", name, "a module of this name is installed: choose another")
+
+
+def _refuse_shadow(name: str, text: str) -> None:
+    """A name under which, or as whose class, the module would hide what it needs itself."""
+    tree = ast.parse(text)
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    for one in (name, *defined):
+        if one in imported or hasattr(builtins, one):
+            what = "imports" if one in imported else "has from Python"
+            reason = f"{one} would hide what the module {what} by this name: choose another"
+            raise ConfigError("NAME", name, reason)

@@ -137,4 +137,4 @@ def rlax_register_weight_store() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_trainer() -> dict[str, Extension]:
-    return {"bigram": Extension(BigramConfig, BigramTrainer.build)}
+    return {"bigram": Extension(BigramConfig, BigramTrainer.build, BigramTrainer.check)}

@@ -251,7 +251,7 @@ class _Check:
                 f"or rlax check-plugin {self._name} --options {kind}/{name}.{field}=..."
             )
             raise ConfigError(
-                error.key, error.value, f"{error.reason}; give it with {how}"
+                error.key, error.value, f"{error.reason}; give it with {how}", error.others
             ) from None
 
     def _context(self) -> BuildContext:

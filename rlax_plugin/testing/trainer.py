@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rlax_plugin.config import Section
 from rlax_plugin.diagnostics import GAP_BINS, GAP_EDGES
-from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.loading import load_section
 from rlax_plugin.protocols import BuildContext, Trainer, TrainerLink
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -23,6 +23,8 @@ from rlax_plugin.types import Canary
 
 log = logging.getLogger("rlax.trainer")
 
+# Outside ``rlax:``, the run's own; a base file of MaxText's may be named, and is not read.
+_KEYS = ("steps", "run_name", "base_output_directory", "base_config")
 CANARY_TOLERANCE = 1e-4  # nats; the same code on another machine differs by 1e-6
 
 
@@ -89,8 +91,7 @@ class BigramTrainer(Trainer):
     def __init__(
         self, config: BigramConfig, files: RunFiles, *, steps: int, seed: int, temperature: float
     ):
-        if temperature == 0:
-            raise ConfigError("rlax.rollouts.temperature", 0.0, "must be above 0 to train")
+        _refuse_temperature(temperature)
         self._config, self._steps = config, steps
         self._seed, self._temperature = seed, temperature
         self._checkpoints = Checkpoints(files)
@@ -100,21 +101,35 @@ class BigramTrainer(Trainer):
         """The trainer of a run; ``steps`` is MaxText's own key.
 
         Raises:
-          ConfigError: several updates per step.
+          ConfigError: see ``check``.
         """
-        objective = context.section.objective
-        for key in ("epochs", "mini_batches"):
-            if (given := getattr(objective, key)) != 1:
-                reason = "must be 1 with trainer bigram, which updates once per step"
-                raise ConfigError(f"rlax.objective.{key}", given, reason)
-        _, maxtext = load_section(context.maxtext_argv[0], context.maxtext_argv[1:])
+        cls.check(config, context)
         return cls(
             config,
             RunFiles(context.run_url),
-            steps=int(maxtext["steps"]),
+            steps=int(_maxtext_keys(context)["steps"]),
             seed=context.seed,
             temperature=context.section.rollouts.temperature,
         )
+
+    @staticmethod
+    def check(config: BigramConfig, context: BuildContext) -> None:
+        """See ``Extension``.
+
+        Raises:
+          ConfigError: several updates per step, a temperature of 0, or a key outside ``rlax:`` that
+            nobody reads.
+        """
+        section = context.section
+        for key in ("epochs", "mini_batches"):
+            if (given := getattr(section.objective, key)) != 1:
+                reason = "must be 1 with trainer bigram, which updates once per step"
+                raise ConfigError(f"rlax.objective.{key}", given, reason)
+        _refuse_temperature(section.rollouts.temperature)
+        for key, value in _maxtext_keys(context).items():
+            if key not in _KEYS:
+                reason = f"trainer bigram reads no such key; {alternatives(key, _KEYS)}"
+                raise ConfigError(key, value, reason)
 
     def run(self, link: TrainerLink) -> None:
         start, weights = self._checkpoints.newest() or (0, policy.initial_weights(self._seed))
@@ -157,6 +172,16 @@ class BigramTrainer(Trainer):
         link.before_checkpoint(step)
         self._checkpoints.save(step, weights)
         reached(FaultPoint.CHECKPOINT_WRITTEN)
+
+
+def _refuse_temperature(temperature: float) -> None:
+    if temperature == 0:
+        raise ConfigError("rlax.rollouts.temperature", 0.0, "must be above 0 to train")
+
+
+def _maxtext_keys(context: BuildContext) -> dict[str, Any]:
+    """What stands outside ``rlax:``."""
+    return load_section(context.maxtext_argv[0], context.maxtext_argv[1:])[1]
 
 
 def _publish(link: TrainerLink, step: int, weights: policy.Weights) -> None:

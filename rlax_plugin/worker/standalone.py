@@ -52,7 +52,7 @@ def serve_run(
     """
     files = RunFiles(run)
     if not files.exists(_CONFIG):
-        raise ConfigError("RUN", files.url, f"is no directory of a run: it holds no {_CONFIG}")
+        raise ConfigError("RUN", files.url, f"is no run directory: it has no {_CONFIG}")
     chosen = kept_version(files, version)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:

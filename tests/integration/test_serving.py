@@ -225,7 +225,7 @@ def test_text_and_tokens_come_out_as_from_our_own_service(server: Server) -> Non
         (text(""), "0 prompt tokens"),
         (text("1+1"), "text_content cannot be encoded"),
         (text("1", 41), "max_tokens = 41: must be from 1 to 40 (rlax.rollouts.max_new_tokens)"),
-        (text("1", 0), "max_tokens = 0: must be from 1 to 40"),
+        (text("1", -1), "max_tokens = -1: must be from 1 to 40"),
         (jet.DecodeRequest(max_tokens=3), "neither text_content nor token_content is set"),
     ],
 )

@@ -100,6 +100,7 @@ class Answers:
                         "stop",
                         worker=worker,
                         reward=rewards[i],
+                        reward_error="it raised" if rewards[i] is None else None,
                     )
                     for i, seed in enumerate(request.seeds)
                 ],

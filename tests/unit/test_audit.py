@@ -512,7 +512,7 @@ def test_the_table_and_the_verdict(tmp_path: Path) -> None:
 def test_what_is_no_run_is_one_message_and_status_2(tmp_path: Path) -> None:
     result = process("audit", str(tmp_path))
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error: {tmp_path}: holds no journal")
+    assert result.stderr.startswith(f"error: RUN = '{tmp_path}': is no run directory, or")
     assert result.stderr.count("\n") == 1
     History().write(RunFiles(tmp_path))
     (tmp_path / "config.yml").unlink()

@@ -166,7 +166,7 @@ def test_two_plugins_with_one_name_are_both_named(folder: Path) -> None:
     for plugin in ("tb_first", "tb_second"):
         write(folder, plugin, GATE % {"gate": "narrow"})
     with pytest.raises(
-        PluginError, match="'tb_second' and 'tb_first' both offer the gate 'narrow'"
+        PluginError, match="'tb_second' and 'tb_first' both offer the gate 'narrow': list only one"
     ):
         Registry(Manager(["tb_second", "tb_first"]))
 

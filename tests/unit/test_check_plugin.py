@@ -15,7 +15,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError, ContractError, PluginError
 from rlax_plugin.plugins import KINDS, Manager
-from rlax_plugin.testing import check_plugin
+from rlax_plugin.testing import check_plugin, checking
 from rlax_plugin.testing.contracts import tracker
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -129,6 +129,12 @@ def test_required_options_are_asked_for_and_given(folder: Path) -> None:
     assert result.exit_code == 0 and "narrow" in result.stdout
     result = rlax("check-plugin", "tb_options", "--options", "narrow=1.5")
     assert result.exit_code == 2 and "must be KIND/NAME.KEY=VALUE" in result.stderr
+
+
+def test_the_command_shows_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = checking.Checked("p", "aggregation", "a", ("returns a number per token: [rows, length]",))
+    monkeypatch.setattr(checking, "check_plugin", lambda *_, **__: (one,))
+    assert "[rows, length]" in rlax("check-plugin", "p").stdout.replace("\n", "")
 
 
 def test_the_command_tells_what_holds_and_what_does_not(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from rlax_plugin.cli import app
 
+TESTING = str(Path(__file__).parents[1] / "configs/testing.yml")
 CONFIG = """
 steps: 10
 rlax:
@@ -131,7 +132,12 @@ def test_plugins_shows_what_a_config_would_use(folder: Path) -> None:
         },
     }
     assert {row["kind"] for row in used} >= {"trainer", "advantage", "objective"}
+    bare = json.loads(rlax("plugins", TESTING, "--json").stdout)["loaded"]
+    assert [row["name"] for row in bare][:2] == ["rlax_plugin.testing", "rlax_curation"]
+    assert bare[0]["offers"]["trainer"] == ["bigram"]
     text = " ".join(rlax("plugins", config).stdout.split())
+    order = [text.index(title) for title in (" would use", " lists ", "installed plug-ins")]
+    assert order == sorted(order)
     assert "rlax.rewards.0 right reward of tc_parts (tc-dist 0.3) slots 7 default 4" in text
 
 

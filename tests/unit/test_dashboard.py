@@ -48,9 +48,20 @@ def test_plain_output_names_what_matters_and_the_last_step_always():
     assert "200 tok/s  workers 3  version 10  left 0 s" in line
 
 
+def test_the_first_step_tells_no_speed() -> None:
+    dashboard = Dashboard(console()[0], total_steps=10)
+    dashboard.step(1, metrics(0.5, 0.001), 1, [])
+    line = dashboard._line()
+    assert "ms/step" not in line and "tok/s" not in line and "left" not in line
+    assert line.endswith("gap p95 1.5e-06  workers 3  version 1")
+    dashboard.step(2, metrics(0.5, 0.25), 2, [])
+    assert "250 ms/step  400 tok/s" in dashboard._line()
+    assert dashboard._line().endswith("version 2  left 2 s")
+
+
 def test_time_left_ignores_one_slow_step():
-    dashboard = Dashboard(console()[0], total_steps=103)
-    for step, step_s in ((1, 60.0), (2, 0.5), (3, 0.5)):
+    dashboard = Dashboard(console()[0], total_steps=104)
+    for step, step_s in ((1, 0.001), (2, 0.5), (3, 0.5), (4, 60.0)):
         dashboard.step(step, metrics(0.0, step_s), step, [])
     assert dashboard._left_s() == 50.0
 

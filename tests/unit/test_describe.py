@@ -81,11 +81,35 @@ def test_staleness_in_words(bounds: str, expected: str) -> None:
         ("model_name=qwen3-0.6b", "rlax.rollouts.max_new_tokens", "5 leaves"),
         ("rlax.objective.allow_uncorrected=true", "rlax.objective.allow_uncorrected", "is true"),
         ("run_name=", "run_name", "is not set"),
+        (
+            "rlax.rewards=[{name: exact_answer}, {name: exact_answer}]",
+            "rlax.curation.pass_threshold",
+            "left at 0.5, and a sample passes if the sum of its 2 rewards reaches it",
+        ),
+        (
+            "rlax.evaluation.sets={hard: {rewards: [{name: exact_answer}, {name: exact_answer}, "
+            "{name: exact_answer}]}}",
+            "rlax.curation.pass_threshold",
+            "the sum of its 3 rewards",
+        ),
     ],
 )
 def test_what_is_allowed_and_perhaps_not_meant(override: str, key: str, text: str) -> None:
     found = doubted("--fast", DEMO, override)
     assert list(found) == [key] and text in found[key]
+
+
+def test_a_threshold_that_is_given_is_meant() -> None:
+    two = "rlax.rewards=[{name: exact_answer}, {name: exact_answer}]"
+    assert doubted("--fast", DEMO, two, "rlax.curation.pass_threshold=0.5") == {}
+
+
+def test_updates_are_steps_of_maxtext_with_its_trainer_only() -> None:
+    demo, testing = (explained("--fast", path, "steps=7")["words"] for path in (DEMO, TESTING))
+    assert "= 1 update, each a step of MaxText; then" in demo["One step"]["updates"]
+    assert demo["The run"]["steps"].startswith("7 steps of MaxText = 7 RL steps, ")
+    assert testing["One step"]["updates"].endswith("= 1 update; then one weight version")
+    assert testing["The run"]["steps"].startswith("7 updates = 7 RL steps, ")
 
 
 def test_slots_that_steps_ahead_fill_are_not_doubted() -> None:

@@ -134,6 +134,14 @@ def test_prints_a_section() -> None:
     assert all(section.title in everything for section in reference.sections())
 
 
+def test_the_name_of_a_part_shows_its_options() -> None:
+    text = " ".join(rlax("wandb").stdout.split())
+    assert text.startswith("tracker wandb ") and "project text; default rlax W&B project" in text
+    (launcher,) = reference.find("local")
+    assert [key.key for key in launcher.keys][:2] == ["workers", "max_restarts"]
+    assert "did you mean 'wandb'?" in rlax("wanbd").stderr
+
+
 def test_a_misspelt_key_is_told_its_nearest_match() -> None:
     result = rlax("rlax.rolouts.group_siz")
     assert result.exit_code == 2 and result.stdout == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dispatch import Answer
-from rlax_plugin.controller.evaluation import Evaluator, ProblemSet
+from rlax_plugin.controller.evaluation import Evaluator, ProblemSet, _failures
 from rlax_plugin.types import GroupRequest, Prompt, Rollout, SamplingParams
 
 PROBLEMS, SAMPLES, ANSWER_S = 20, 4, 0.005
@@ -77,3 +78,12 @@ def test_slow_answers_do_not_hold_up_the_event_loop() -> None:
         return longest_s
 
     assert asyncio.run(main()) < PROBLEMS * SAMPLES * ANSWER_S / 2
+
+
+def test_the_first_reason_why_rewards_of_a_set_failed_is_kept() -> None:
+    good = Rollout(0, 0, 0, np.array([7]), np.zeros(1), np.zeros(1), np.array([5]), "stop")
+    bad = dataclasses.replace(good, reward_error="KeyError: 'a'")
+    worse = dataclasses.replace(good, reward_error="ValueError: b")
+    answers = (None, None)
+    sets = {"fine": [([good, good], answers)], "hard": [([good, bad], answers), ([worse], answers)]}
+    assert _failures(sets) == {"hard": "KeyError: 'a'"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from installs import install, on_path
 from objective_harness import PRESETS
 from typer.testing import CliRunner
 
@@ -79,6 +81,47 @@ def test_keys_below_the_objective_can_be_set() -> None:
     assert example(clipped)[1][-1] == "-0.0938"  # 0.8660 * 1.3 / 12: no longer clipped
     assert re.search(r"high +0\.5 ", clipped)
     assert "reference_kl_k3" in rlax("grpo", "rlax.objective.kl.coefficient=0.1")
+
+
+PRESET = """
+    from rlax_plugin import Choice, Extension, NoOptions, hookimpl
+    from rlax_plugin.presets import Preset
+
+    @hookimpl
+    def rlax_register_objective():
+        slots = {"aggregation": "sequence_mean", "advantage": "group_normalised", "grad_1": "te_up"}
+        preset = Preset(title="A stranger's", **{k: Choice(name=v) for k, v in slots.items()})
+        return {"te_preset": Extension(NoOptions, lambda config, context: preset)}
+"""
+TERM = """
+    from typing import ClassVar
+
+    from rlax_plugin import Extension, Section, hookimpl
+
+    class Up(Section):
+        ratio: ClassVar[str] = "policy/old"
+
+        def __call__(self, inputs):
+            return 2 * inputs.ratio_bt
+
+    @hookimpl
+    def rlax_register_gradient_term():
+        return {"te_up": Extension(Up, lambda config, context: config)}
+"""
+
+
+def test_installed_plugins_are_found_by_what_they_offer(tmp_path: Path) -> None:
+    install(tmp_path, "te_presets", PRESET)
+    install(tmp_path, "te_terms", TERM)
+    with on_path(tmp_path):
+        output = rlax("te_preset")
+        install(tmp_path, "te_others", TERM)
+        with on_path(tmp_path / "."):  # another path: what is installed is looked up again
+            both = refused("te_preset")
+    assert "te_preset  A stranger's" in output
+    assert example(output)[0] == ["1.1", "1.1000", "0.8660", "0.0833", "-0.1588"]  # twice grpo's
+    assert "rlax.objective.grad_1.name = 'te_up': plug-ins 'te_others' and 'te_terms' both" in both
+    assert "with --plugin" in both
 
 
 def test_what_is_wrong_is_said() -> None:

@@ -116,6 +116,22 @@ def test_refused_groups_are_refilled_until_the_limit_names_the_gates(make):
     asyncio.run(main())
 
 
+def test_a_run_whose_rewards_fail_ends_with_one_of_their_errors(make):
+    async def main():
+        flow, answers, run = make(groups=2, gates=[MixedOnly()], refill=2)
+        await run.start()
+        await settle()
+        await answers.answer(0, 0, rewards=(1.0, 1.0))
+        for i in range(1, 4):
+            await answers.answer(i, 0, rewards=(None, None))
+        with pytest.raises(TrainingError) as failure:
+            await asyncio.wait_for(flow.batch(1), 1)
+        assert "(refused: 3 because all rewards failed, 1 because " in str(failure.value)
+        assert str(failure.value).endswith("such as: it raised; logs/rewards.log says more")
+
+    asyncio.run(main())
+
+
 def test_errored_samples_count_neither_as_zero_nor_in_the_pass_rate(make):
     async def main():
         flow, answers, run = make(groups=1)

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.loading import config_hash, load_section, merged
+from rlax_plugin.loading import config_hash, decides, differences, load_section, merged
 
 MINIMAL = """
 steps: 10
@@ -149,7 +149,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("rlax.rollouts.on_new_weights=stop", "= 'stop': must be 'finish'"),
         ("rlax.plugins=one", "rlax.plugins = 'one': must be a list"),
         ("rlax.plugins=[3]", "rlax.plugins.0 = 3: must be text"),
-        ("rlax.rewards=[]", "rlax.rewards = []: must have at least 1 item"),
+        ("rlax.rewards=[]", "rlax.rewards = []: must name at least one ("),
         ("rlax.rewards=[{weight: 1}]", "rlax.rewards.0.name: must be given"),
         (
             "rlax.rollouts.engine=jetstream",
@@ -174,9 +174,23 @@ def test_one_message_says_what_would_be_right(tmp_path: Path, override: str, exp
     assert expected in str(problem(write(tmp_path, MINIMAL), override))
 
 
-def test_further_problems_are_counted(tmp_path: Path) -> None:
-    error = problem(write(tmp_path, MINIMAL), "rlax.seed=x", "rlax.sed=1", "rlax.rollouts.top_k=-1")
-    assert error.key == "rlax.seed" and error.reason.endswith("(and 2 more problems under rlax)")
+def test_further_problems_have_a_line_each(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    error = problem(path, "rlax.seed=x", "rlax.sed=1", "rlax.rollouts.top_k=-1")
+    assert error.key == "rlax.seed" and "\n" not in error.reason
+    first, second, third = str(error).splitlines()
+    assert first.startswith("rlax.seed = 'x': must be a whole number")
+    assert second.startswith("also rlax.rollouts.top_k = -1: must be greater")
+    assert third.startswith("also rlax.sed = 1: unknown key; did you mean 'seed'?")
+    many = problem(path, "rlax.seed=x", *(f"rlax.{letter}=1" for letter in "abcdef"))
+    lines = str(many).splitlines()
+    assert len(lines) == 6 and lines[4].startswith("also rlax.d = 1: ")
+    assert lines[5] == "and 2 more problems under rlax"
+
+
+def test_a_bad_item_does_not_make_its_list_too_short(tmp_path: Path) -> None:
+    error = problem(write(tmp_path, MINIMAL), "rlax.rewards=[{weight: 1}]")
+    assert str(error) == "rlax.rewards.0.name: must be given"
 
 
 def test_an_environment_variable_would_only_reach_maxtext(
@@ -219,3 +233,49 @@ def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -
 def test_hash_sees_what_changes_the_result(tmp_path: Path, override: str) -> None:
     path = write(tmp_path, MINIMAL)
     assert config_hash(path, [override]) != config_hash(path)
+
+
+@pytest.mark.parametrize("steps", ["many", "0", "-1", "1.5", "[3]"])
+def test_steps_are_a_whole_number_from_1(tmp_path, steps):
+    with pytest.raises(ConfigError, match=r"^steps = .*: must be a whole number, at least 1$"):
+        load_section(write(tmp_path, MINIMAL), [f"steps={steps}"])
+
+
+def test_options_without_a_name_are_of_the_default_part(tmp_path):
+    keys = ("launcher", "trainer", "rollouts.engine", "curation.sampler", "weights.store")
+    section, _ = load_section(write(tmp_path, MINIMAL), [f"rlax.{key}.some=2" for key in keys])
+    parts = (
+        section.launcher,
+        section.trainer,
+        section.rollouts.engine,
+        section.curation.sampler,
+        section.weights.store,
+    )
+    names = ["local", "maxtext", "jetstream", "shuffled", "orbax"]
+    assert [part.name for part in parts] == names
+    assert all(part.options == {"some": 2} for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("override", "does"),
+    [
+        ("rlax.launcher.workers=4", False),
+        ("rlax.deadlines.group_s=9", False),
+        ("run_name=x", False),
+        ("rlax.rollouts.temperature=0.6", True),
+        ("vocab_size=9", True),
+    ],
+)
+def test_an_argument_decides_what_is_computed_or_does_not(override, does):
+    assert decides(override) is does
+
+
+def test_differences_name_what_is_hashed_alone():
+    one = {"steps": 1, "a": 1, "rlax": {"seed": 0, "network": {"port": 1}, "x": {"y": [1]}}}
+    other = {"steps": 2, "rlax": {"seed": 1, "network": {"port": 2}, "x": {"y": [1], "z": 0}}}
+    assert differences(one, other) == [
+        ("a", 1, None),
+        ("rlax.seed", 0, 1),
+        ("rlax.x.z", None, 0),
+    ]
+    assert differences(one, one) == []

@@ -121,7 +121,14 @@ def test_evaluations_of_this_version_and_of_earlier_ones(files):
     for name, version in (("step-00000002", 2), ("after", 3)):
         document = {"version": version, "pass_at_1": estimate(0.5), "sets": sets}
         files.put_json(f"evaluation/{name}.json", document)
+    other = {"version": 3, "overrides": ["rlax.seed=1"], "sets": sets}
+    files.put_json("evaluation/eval-00000003-2.json", other)
     run = read_run(files)
+    (sentence,) = (s for s in run.missing if "eval-" in s)
+    assert sentence == (
+        "evaluation/eval-00000003-2.json was measured with rlax.seed=1 and is on no curve: "
+        "version 3, majority@4 0.200 on hard, pass@1 0.500 on test"
+    )
     passed = [m for m in run.measured if m.label == "pass@1"]
     assert [(m.held_out, m.moment, m.version) for m in passed] == [
         ("test", "before", 0),
@@ -190,12 +197,17 @@ def test_a_run_that_is_not_there_is_one_clear_error(files, tmp_path):
         open_run(str(tmp_path / "runs/mime"))
     with pytest.raises(ConfigError, match="runs in it: mine"):
         open_run(str(tmp_path / "runs"))
-    with pytest.raises(ConfigError, match="give 2 to 8 runs"):
+    (tmp_path / "runs/empty").mkdir()
+    with pytest.raises(ConfigError, match=r"is there$"):  # it is not its own nearest match
+        open_run(str(tmp_path / "runs/empty"))
+    with pytest.raises(ConfigError, match="give at least 2 runs to compare"):
         write_comparison([files.location()])
+    with pytest.raises(ConfigError, match=r"'9 runs': give at most 8 runs: .* cannot be told"):
+        write_comparison([files.location()] * 9)
     with pytest.raises(ConfigError, match=r"--out.*cannot be written"):
         write_report(files.location(), f"{files.location('config.yml')}/page.html")
     result = CliRunner().invoke(app, ["report", str(tmp_path / "runs/mime")])
-    assert result.exit_code == 2 and "is no run's directory" in result.output
+    assert result.exit_code == 2 and "is no run directory" in result.output
 
 
 def test_runs_of_one_name_are_told_apart(files, tmp_path, monkeypatch):

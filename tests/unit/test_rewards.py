@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.reward_process import _score
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.types import Prompt, Rollout
@@ -79,7 +80,19 @@ def test_only_what_went_wrong_is_lost(section, tmp_path):
     assert [i for i, e in enumerate(errors) if e] == [1, 3, 5, 6]
     assert "ended" in errors[1] and "rlax.deadlines.reward_s" in errors[3]
     assert "the reward is nan" in errors[5] and "KeyError: 'what'" in errors[6]
-    assert "noise" in (tmp_path / "logs/rewards.log").read_text()
+    log = (tmp_path / "logs/rewards.log").read_text()
+    assert "noise" in log and "Traceback" in log and "KeyError: 'what'" in log
+
+
+def test_tracebacks_are_logged_once_for_each_place_and_not_without_end(capsys):
+    def judge(prompt, completion):
+        exec(compile("\n" * int(completion) + "raise ValueError('boom')", "judge", "exec"))
+
+    shown = set()
+    for number in (1, 1, *range(40)):
+        answer = _score([judge], PROMPT, str(number), shown)
+        assert answer["error"].startswith("ValueError: boom")
+    assert capsys.readouterr().err.count("a reward failed on prompt p:") == len(shown) == 20
 
 
 def test_a_plug_in_that_is_not_there_stops_the_start(section, tmp_path):

@@ -275,14 +275,17 @@ def test_jetstream_requests_run_on_the_same_scheduler():
         assert driver.live and driver.prefill_backlog_size() == 0
         one, two = Active([1, 2]), Active([1, 2, 3], max_tokens=50, num_samples=2)
         text, empty, long = Active("what is"), Active([]), Active([1], max_tokens=51)
-        for active in (one, two, text, empty, long):
+        unset = Active([1, 2], max_tokens=0)
+        for active in (one, two, text, empty, long, unset):
             driver.place_request_on_prefill_queue(active)
-        for active in (one, two, text, empty, long):
+        for active in (one, two, text, empty, long, unset):
             await until(active.return_channel.ended)
         ((sample,),) = one.return_channel.results
         assert len(sample.token_ids) == 5 and sample.text == []
         ((first, second),) = two.return_channel.results
         assert len(first.token_ids) == 50 and first.token_ids != second.token_ids
+        ((whole,),) = unset.return_channel.results
+        assert len(whole.token_ids) == 50
         assert "encode" in str(text.return_channel.error)
         assert "0 prompt tokens" in str(empty.return_channel.error)
         assert "max_tokens = 51: must be from 1 to 50" in str(long.return_channel.error)

@@ -12,6 +12,7 @@ import pytest
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.diagnostics import summarise
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.loading import load_section
 from rlax_plugin.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
@@ -174,6 +175,22 @@ def test_it_updates_once_per_step(key: str, tmp_path: Path) -> None:
     context = BuildContext(run_dir=tmp_path, seed=0, section=section)
     with pytest.raises(ConfigError, match=rf"rlax\.objective\.{key} = 2: must be 1 with"):
         BigramTrainer.build(BigramConfig(), context)
+
+
+@pytest.mark.parametrize("override", ["setps=3", "learning_rate=1"])
+def test_it_refuses_keys_that_it_does_not_read(override: str, tmp_path: Path) -> None:
+    path = str(Path(__file__).parents[1] / "configs/testing.yml")
+    section, _ = load_section(path)
+
+    def context(*argv: str) -> BuildContext:
+        return BuildContext(run_dir=tmp_path, seed=0, section=section, maxtext_argv=(path, *argv))
+
+    for function in (BigramTrainer.build, BigramTrainer.check):
+        function(BigramConfig(), context("steps=3", "run_name=other"))
+        with pytest.raises(ConfigError, match="trainer bigram reads no such key") as refused:
+            function(BigramConfig(), context(override))
+        assert refused.value.key == override.partition("=")[0]
+        assert ("did you mean 'steps'?" in str(refused.value)) == (override == "setps=3")
 
 
 def test_greedy_samples_cannot_train() -> None:

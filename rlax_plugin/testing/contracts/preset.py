@@ -23,7 +23,7 @@ def check_preset(preset: object, name: str, section: RlaxSection, part: Inspecti
     Args:
       section: its plug-ins are loaded.
     """
-    with part.rule("build returns an rlax_plugin.objective.Preset", "see presets_from_yaml"):
+    with part.rule("build returns an rlax_plugin.presets.Preset", "see presets_from_yaml"):
         require(isinstance(preset, Preset), f"it returned {type(preset).__name__}")
     if not part.sound:
         return
