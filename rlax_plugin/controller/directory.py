@@ -210,6 +210,7 @@ def print_results(
         f"steps={2 * steps * updates}"
     ]
     out.print(f"go on training:      {train_command(longer)}")
+    out.print(f"one page of it all:  {shlex.join(('rlax', 'report', files.url))}")
     out.print(f"check the records:   {shlex.join(('rlax', 'audit', files.url))}")
     if files.exists("tensorboard"):
         out.print(f"look at the curves:  tensorboard --logdir {_shown(files)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import signal
@@ -57,14 +56,13 @@ class ParameterServer(rpc.ParameterServerServicer):
         index: Path | None = None,
         record: Callable[[str], None] | None = None,
     ):
-        self._store = store
-        self._record = functools.partial(_write_whole, index) if index is not None else record
+        self._store, self._index, self._record = store, index, record
         known: list[WeightVersion] = []
         if index is not None and index.exists():
             known = versions_from_json(index.read_text(), str(index))
         self._table = VersionTable(keep=keep, lease_s=lease_s, versions=known)
         self._files = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
-        self._deletions: set[asyncio.Future[None]] = set()
+        self._pending: set[asyncio.Future[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
         self._restarts = 0  # of the trainer: versions begin anew, at whatever number
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
@@ -92,11 +90,12 @@ class ParameterServer(rpc.ParameterServerServicer):
         """
         retired = self._table.publish(version, restart)
         self._restarts += restart
-        if self._record is not None:
+        if self._index is not None:
             loop = asyncio.get_running_loop()
             text = versions_to_json(self._table.versions)
-            await loop.run_in_executor(self._files, self._record, text)
+            await loop.run_in_executor(self._files, _write_whole, self._index, text)
         self._wake()
+        self._note_versions()  # nobody waits for that: workers pull meanwhile
         self._delete(retired)
 
     async def close(self) -> None:
@@ -105,8 +104,8 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._wake()
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._deletions:
-            await asyncio.wait(self._deletions, timeout=_CLOSE_S)
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=_CLOSE_S)
         self._files.shutdown(wait=False, cancel_futures=True)
 
     # The service's methods have the names that the protocol gives them.
@@ -167,15 +166,21 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     def _forget(self, paths: Sequence[str]) -> None:
         """Deletes what no lease holds any more, and takes it off the record first."""
-        if paths and self._record is not None and not self._closed:
-            text = versions_to_json(self._table.versions)
-            asyncio.get_running_loop().run_in_executor(self._files, self._record_one, text)
+        if paths:
+            self._note_versions()
         self._delete(paths)
 
-    def _record_one(self, text: str) -> None:
-        assert self._record is not None
+    def _note_versions(self) -> None:
+        if self._record is not None and not self._closed:
+            loop, versions = asyncio.get_running_loop(), self._table.versions
+            noting = loop.run_in_executor(self._files, self._note, self._record, versions)
+            self._pending.add(noting)
+            noting.add_done_callback(self._pending.discard)
+
+    @staticmethod
+    def _note(record: Callable[[str], None], versions: Iterable[WeightVersion]) -> None:
         try:
-            self._record(text)
+            record(versions_to_json(versions))
         except RlaxError as error:
             log.error("the record of weight versions is out of date: %s", error)
 
@@ -185,8 +190,8 @@ class ParameterServer(rpc.ParameterServerServicer):
         loop = asyncio.get_running_loop()
         for path in paths:
             deletion = loop.run_in_executor(self._files, self._delete_one, path)
-            self._deletions.add(deletion)
-            deletion.add_done_callback(self._deletions.discard)
+            self._pending.add(deletion)
+            deletion.add_done_callback(self._pending.discard)
 
     def _delete_one(self, path: str) -> None:
         try:
