@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -54,7 +54,7 @@ class MlflowRun(Sink):
                 else self._client.create_experiment(config.experiment, artifacts)
             )
             created = self._client.create_run(experiment_id, run_name=run.name, tags=config.tags)
-            self._log_params(created.info.run_id, run.config)
+            self._log_params(created.info.run_id, run.settings())
             return created.info.run_id
 
         where = f"{config.tracking_uri} {config.experiment}".strip()
@@ -63,9 +63,10 @@ class MlflowRun(Sink):
         self.last_step = int(tags.get(LAST_STEP, 0))
         self._client.update_run(self._id, status="RUNNING")
 
-    def _log_params(self, run_id: str, config: Mapping[str, Any]) -> None:
+    def _log_params(self, run_id: str, settings: Mapping[str, Any]) -> None:
         params = [
-            self._entities.Param(key, str(value)[:_PARAM_CHARACTERS]) for key, value in flat(config)
+            self._entities.Param(key, str(value)[:_PARAM_CHARACTERS])
+            for key, value in settings.items()
         ]
         for start in range(0, len(params), _PARAMS_AT_ONCE):
             self._client.log_batch(run_id, params=params[start : start + _PARAMS_AT_ONCE])
@@ -83,15 +84,6 @@ class MlflowRun(Sink):
 
     def close(self, complete: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if complete else "KILLED")
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf; a list is one."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _check(config: MlflowConfig, context: BuildContext) -> None:

@@ -149,7 +149,7 @@ def differences(
 
     A key that is not there has the value None.
     """
-    ours, theirs = dict(_flat(_hashed(one), "")), dict(_flat(_hashed(other), ""))
+    ours, theirs = dict(leaves(_hashed(one))), dict(leaves(_hashed(other)))
     return [
         (key, ours.get(key), theirs.get(key))
         for key in sorted(ours.keys() | theirs.keys())
@@ -157,10 +157,11 @@ def differences(
     ]
 
 
-def _flat(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, object]]:
+def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that a merged config sets; a list is one value."""
     for key, value in content.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rlax_plugin.config import Seconds, Section
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.loading import merged
+from rlax_plugin.loading import leaves, merged
 from rlax_plugin.protocols import BuildContext, Tracker
 from rlax_plugin.records.files import RunFiles
 
@@ -72,6 +72,10 @@ class TrackedRun:
             config=config | ({"rlax": shown} if section else {}),
             last_step=int(config.get("steps") or 0) // updates,
         )
+
+    def settings(self) -> dict[str, Any]:
+        """The config as dotted keys."""
+        return dict(leaves(self.config))
 
     def run_id(self, tracker: str, where: str, create: Callable[[], str]) -> str:
         """The id of this run in a tracker: the same whenever the run is continued.

@@ -28,7 +28,7 @@ from rlax_plugin.wire import SERVER_OPTIONS
 
 log = logging.getLogger("rlax.parameter_server")
 
-_CLOSE_S = 10.0  # for deletions that are under way when the server ends
+_CLOSE_S = 10.0  # for deletions and records that are under way when the server ends
 
 Context = grpc.aio.ServicerContext
 
@@ -99,7 +99,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._delete(retired)
 
     async def close(self) -> None:
-        """Ends every watch and waits for deletions under way, 10 s at most."""
+        """Ends every watch and waits for deletions and records under way, 10 s at most."""
         self._closed = True
         self._wake()
         if self._expiry is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlax_plugin.loading import leaves
 from rlax_plugin.report.evaluations import Measured
 from rlax_plugin.report.run import RunData
 
@@ -170,17 +171,7 @@ def side_by_side(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
 
 def config_differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """(dotted key, a value per run) for every key of the configs that is not the same in all."""
-    columns = [dict(_flat(run.config, "")) for run in runs]
+    columns = [{key: str(value) for key, value in leaves(run.config)} for run in runs]
     keys = sorted({key for column in columns for key in column})
     rows = [(key, [column.get(key, _MISSING) for column in columns]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
-
-
-def _flat(value: Any, prefix: str) -> list[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        return [
-            pair
-            for key, inner in value.items()
-            for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-        ]
-    return [(prefix, str(value))] if prefix else []
