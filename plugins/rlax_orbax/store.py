@@ -153,14 +153,12 @@ class OrbaxStore(WeightStore):
     def _write(
         self, directory: str, arrays: Arrays, layouts: dict[str, Layout], clock: _Clock
     ) -> None:
-        opened = [
-            ts.open(
-                array_spec(directory, name, layout), open=True, create=True, context=self._context
-            )
-            for name, layout in layouts.items()
-        ]
+        opened: list[Any] = []
         writes: list[Any] = []
         try:
+            for name, layout in layouts.items():
+                spec = array_spec(directory, name, layout)
+                opened.append(ts.open(spec, open=True, create=True, context=self._context))
             for target, array in zip(opened, arrays.values(), strict=True):
                 store = target.result(clock.left_s())
                 for index, piece in _host_pieces(array):
