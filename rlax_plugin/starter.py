@@ -169,6 +169,7 @@ def config_text(run_name: str, answers: Answers) -> str:
         section = validate(RlaxSection, values, "rlax")
         registry.validate(section)
         _resolve(registry, section)
+    writer = _Writer(registry, {use.key: use.kind for use in registry.uses(section)})
     template = jinja2.Template(
         files("rlax_plugin").joinpath("starter.yml.j2").read_text(encoding="utf-8"),
         trim_blocks=True,
@@ -188,7 +189,7 @@ def config_text(run_name: str, answers: Answers) -> str:
         final_fraction=0.05 if tiny else 1.0,
         clipping=0.0 if tiny else 1.0,
         checkpoint_period=min(50, answers.steps),
-        rlax="\n".join(["rlax:", *_Writer(registry).lines(values, RlaxSection, "rlax")]),
+        rlax="\n".join(["rlax:", *writer.lines(values, RlaxSection, "rlax")]),
     )
 
 
@@ -213,7 +214,9 @@ def _of(plugin: str) -> _Task:
     prompts = built.prompts("train")
     if not prompts:
         raise ConfigError("--task", plugin, f"the prompt source {source!r} has no prompts")
-    largest = max([*(int(p.tokens.max()) for p in prompts), *built.stop_ids])
+    largest = max(
+        [*(int(p.tokens.max()) for p in prompts if len(p.tokens)), *built.stop_ids], default=0
+    )
     return _Task(
         plugin,
         {"name": source},
@@ -291,6 +294,7 @@ class _Writer:
     """Writes values as YAML, each key with the description of its config class."""
 
     registry: Registry
+    kinds: Mapping[str, str]  # dotted key -> kind of the part that is chosen there
 
     def lines(
         self, values: Mapping[str, Any], model: type[BaseModel], key: str, depth: int = 1
@@ -303,7 +307,7 @@ class _Writer:
         """
         for name, value in values.items():
             here, about = f"{key}.{name}", model.model_fields[name].description or ""
-            kind = _KINDS.get(here)
+            kind = self.kinds.get(here) if isinstance(value, Mapping) else None
             if name == "plugins":
                 yield from _with_comment(f"{name}:", about, depth)
                 for plugin in value:
@@ -327,17 +331,6 @@ class _Writer:
         module = self.registry.manager.origin(name).target.partition(":")[0]
         about = inspect.getdoc(importlib.import_module(module)) or ""
         return about.partition("\n")[0].replace("``", "`")
-
-
-# Where a part is chosen that may have options here.
-_KINDS = {
-    "rlax.prompt_source": "prompt_source",
-    "rlax.rollouts.engine": "rollout_engine",
-    "rlax.curation.sampler": "sampler",
-    "rlax.weights.store": "weight_store",
-    "rlax.launcher": "launcher",
-    "rlax.trainer": "trainer",
-}
 
 
 def _with_comment(text: str, about: str, depth: int) -> Iterator[str]:

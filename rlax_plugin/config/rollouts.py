@@ -57,6 +57,11 @@ class Staleness(Section):
         default=1, description="k: versions between the update's and a sample's oldest token"
     )
 
+    @property
+    def steps_ahead(self) -> int:
+        """Steps whose groups may be outstanding at once, that of the next batch included."""
+        return self.max_staleness - self.reload_every + 1
+
     @model_validator(mode="after")
     def _reachable(self) -> Staleness:
         if self.max_staleness < self.reload_every:

@@ -29,6 +29,7 @@ from rlax_plugin.controller.periodic import PeriodicEvaluation
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.recorder import Recorder
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
+from rlax_plugin.controller.requests import training_prompts
 from rlax_plugin.controller.supervision import Supervision
 from rlax_plugin.errors import DeadlineError, PluginError, TrainingError
 from rlax_plugin.host_fingerprint import digest
@@ -149,7 +150,7 @@ class Controller:
         self.source, self.fleet = generation.source, generation.fleet
         self.launcher = generation.launcher
         rates = PassRateTable(s.curation.pass_rate_half_life)
-        self.book = Book(s, self.source.prompts("train"), sampler, rates)
+        self.book = Book(s, training_prompts(s, self.source), sampler, rates)
         self.flow = Flow(
             section=s,
             source=self.source,

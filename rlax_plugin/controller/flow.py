@@ -95,7 +95,7 @@ class Flow:
         self._rule = BatchRule.of(section)
         stale = section.staleness
         self._max_staleness = stale.max_staleness
-        self._lead = stale.max_staleness - stale.reload_every + 1  # steps
+        self._lead = stale.steps_ahead
         self._capacity = math.ceil(self._lead * self._rule.groups * section.curation.oversample)
         self._last_step: int | None = None
         self._recovery: Recovery | None = None

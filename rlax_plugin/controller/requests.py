@@ -7,8 +7,9 @@ import hashlib
 from collections.abc import Sequence
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.protocols import PromptSource
-from rlax_plugin.types import Rollout, SamplingParams
+from rlax_plugin.types import Prompt, Rollout, SamplingParams
 
 
 def sample_seed(run_seed: int, purpose: str, group: int | str, index: int) -> int:
@@ -26,6 +27,22 @@ def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParam
         max_new_tokens=r.max_new_tokens,
         stop_ids=() if r.ignore_stop else source.stop_ids,
     )
+
+
+def training_prompts(section: RlaxSection, source: PromptSource) -> Sequence[Prompt]:
+    """All training prompts. Workers refuse what does not fit, at the step that asks for it.
+
+    Raises:
+      ConfigError: there are none, or one is longer than the config allows.
+    """
+    prompts = source.prompts("train")
+    if not prompts:
+        raise ConfigError("rlax.prompt_source", section.prompt_source.name, "has no prompts")
+    longest, limit = max(len(p.tokens) for p in prompts), section.rollouts.max_prompt_tokens
+    if longest > limit:
+        reason = f"must be at least {longest}, the tokens of the longest training prompt"
+        raise ConfigError("rlax.rollouts.max_prompt_tokens", limit, reason)
+    return prompts
 
 
 def decoded(source: PromptSource, rollouts: Sequence[Rollout]) -> list[Rollout]:

@@ -53,7 +53,7 @@ def _doubts_of_groups(config: Examined) -> Iterator[Doubt]:
             "is empty: groups whose rewards are all equal take up rows of the batch and teach "
             "nothing; mixed_outcome of rlax_curation keeps them out",
         )
-    needed = config.samples * config.steps_ahead * section.curation.oversample
+    needed = config.samples * section.staleness.steps_ahead * section.curation.oversample
     if config.workers and rollouts.slots * config.workers >= 2 * needed:
         yield (
             "rlax.rollouts.slots",

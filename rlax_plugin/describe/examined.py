@@ -10,7 +10,7 @@ from typing import Any
 from rlax_plugin import advantages
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.controller.requests import training_prompts
 from rlax_plugin.objective import Slots, resolve
 from rlax_plugin.protocols import BuildContext, Facts, PromptSource
 
@@ -36,13 +36,8 @@ class Prompts:
         Raises:
           ConfigError: there are none, or one is longer than the config allows.
         """
-        train, evaluation = source.prompts("train"), section.evaluation
-        if not train:
-            raise ConfigError("rlax.prompt_source", section.prompt_source.name, "has no prompts")
-        longest, limit = max(len(p.tokens) for p in train), section.rollouts.max_prompt_tokens
-        if longest > limit:
-            reason = f"must be at least {longest}, the tokens of the longest training prompt"
-            raise ConfigError("rlax.rollouts.max_prompt_tokens", limit, reason)
+        train, evaluation = training_prompts(section, source), section.evaluation
+        longest = max(len(prompt.tokens) for prompt in train)
         held_out = len(source.prompts(evaluation.split)) if evaluation.problems else 0
         return cls(len(train), longest, held_out)
 
@@ -84,12 +79,6 @@ class Examined:
     def samples(self) -> int:
         """Samples of one RL step."""
         return self.section.rollouts.groups_per_step * self.section.rollouts.group_size
-
-    @property
-    def steps_ahead(self) -> int:
-        """Steps whose groups may be outstanding at once, that of the next batch included."""
-        staleness = self.section.staleness
-        return staleness.max_staleness - staleness.reload_every + 1
 
     @property
     def groups(self) -> int | None:

@@ -35,11 +35,11 @@ def numbers(config: Examined) -> dict[str, int | float]:
         "completion_tokens_per_step": samples * rollouts.max_new_tokens,
         "updates_per_step": section.objective.updates_per_step,
         "rl_steps": steps,
-        "groups": steps and steps * rollouts.groups_per_step,
+        "groups": config.groups,
     }
     if config.prompts is not None:
         found["training_prompts"] = config.prompts.train
-        found["epochs"] = steps and steps * rollouts.groups_per_step / config.prompts.train
+        found["epochs"] = config.groups and config.groups / config.prompts.train
     return {name: number for name, number in found.items() if number is not None}
 
 
@@ -100,8 +100,7 @@ def _run(config: Examined) -> Words:
     section, steps = config.section, config.rl_steps
     evaluation, source = section.evaluation, section.prompt_source.name
     words = {}
-    if steps is not None:
-        groups = steps * section.rollouts.groups_per_step
+    if steps is not None and (groups := config.groups) is not None:
         count = config.maxtext["steps"]
         updates = f"{plural(count, 'step')} of MaxText"
         if not _on_maxtext(config):
@@ -152,8 +151,8 @@ def _staleness(config: Examined) -> str:
     return (
         f"{name}: workers load {reload}, and a sample trains while its oldest token is at most "
         f"{plural(k, 'version')} behind the update's; up to "
-        f"{plural(config.steps_ahead, 'step')} of groups are outstanding, the next batch's "
-        f"included; running samples {arriving} when weights arrive"
+        f"{plural(section.staleness.steps_ahead, 'step')} of groups are outstanding, the next "
+        f"batch's included; running samples {arriving} when weights arrive"
     )
 
 

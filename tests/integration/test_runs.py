@@ -197,6 +197,14 @@ def test_rewards_that_hang_or_raise_never_stop_a_run(tmp_path):
     assert run.summary()["reward_errors"] == 8
 
 
+def test_prompts_that_are_too_long_are_refused_before_anything_is_drawn(tmp_path):
+    status, out = Run(
+        tmp_path, "rlax.rollouts.max_prompt_tokens=1", "rlax.evaluation.problems=0"
+    ).end()
+    assert status == 2
+    assert "rlax.rollouts.max_prompt_tokens = 1: must be at least 2" in out
+
+
 def test_static_workers_join_late_and_drain_on_sigterm(tmp_path):
     run = Run(tmp_path, "rlax.launcher.name=static", "rlax.network.port=0", "steps=40",
               "rlax.trainer.train_s=0.05")  # fmt: skip
