@@ -1,5 +1,7 @@
 """Tracker ``jsonl``: a line of strict JSON per step, for programs that follow runs.
 
+An evaluation that ends after the last step is a further line of that step.
+
 The run's own ``metrics.jsonl`` is cut back when a run is continued and knows nothing of other
 runs. This file only grows, every line says when and of which run it is, and several runs may
 share one file.

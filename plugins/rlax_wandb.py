@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -34,7 +35,8 @@ class WandbRun(Sink):
         import wandb
 
         where = f"{config.entity}/{config.project}".strip("/")
-        self._records = run.directory / "metrics.jsonl"
+        local = Path(run.files.location()) if run.files.is_local else run.directory
+        self._records = local / "metrics.jsonl"
         self._run: Any = wandb.init(
             project=config.project,
             entity=config.entity or None,

@@ -253,7 +253,8 @@ class Outcomes:
       rewards_bn: float64 [problems, samples]; NaN where scoring failed.
       lengths_bn: integers, completion tokens, stop included.
       truncated_bn: bool, whether it was cut at the most tokens allowed.
-      answers_bn: the answer that each completion gives, None where it gives none.
+      answers_bn: the answer that each completion gives, None where it gives none; looked at
+        for majority@k only.
     """
 
     rewards_bn: np.ndarray
@@ -322,3 +323,13 @@ def measures(
     found["truncated"] = mean(outcomes.truncated_bn.mean(axis=1))
     found["reward_errors"] = mean(1.0 - scored_bn.mean(axis=1))
     return found
+
+
+def is_score(measure: str) -> bool:
+    """Whether a measure is a share of problems that were solved."""
+    return measure.startswith(("pass_at_", "majority_at_"))
+
+
+def label(measure: str) -> str:
+    """A measure's name for people: ``pass@8``."""
+    return measure.replace("_at_", "@").replace("_", " ")

@@ -133,7 +133,7 @@ class BackgroundTracker(Tracker):
         self._name, self._open_sink, self._context = name, open_sink, context
         self._flush_s = flush_s
         self._queue: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
-        self._logged = self._queued = self._taken = self._written = 0  # steps
+        self._logged = self._written = 0  # steps
         self._failure: RlaxError | None = None  # why the sink could not be opened
         self._error: Exception | None = None  # the last one of a write, or of closing
         self._ended = threading.Event()
@@ -149,8 +149,7 @@ class BackgroundTracker(Tracker):
         """
         self._raise_failure()
         self._logged += 1
-        if self._queued - self._taken < QUEUE_STEPS:
-            self._queued += 1
+        if self._queue.qsize() < QUEUE_STEPS:
             self._queue.put((step, dict(metrics)))
 
     def close(self) -> str | None:
@@ -166,7 +165,10 @@ class BackgroundTracker(Tracker):
             return None
         why = [] if in_time else [f"it took longer than flush_s = {self._flush_s:g} s"]
         if lost:
-            why.append(f"{lost} of {self._logged} steps were not written; metrics.jsonl has them")
+            why.append(
+                f"{lost} of {self._logged} steps were not written; metrics.jsonl and "
+                "evaluation/ have them"
+            )
         if self._error is not None:
             why.append(f"the last error: {_told(self._error)}")
         told = f"tracker {self._name}: {'; '.join(why)}"
@@ -197,7 +199,6 @@ class BackgroundTracker(Tracker):
         """Writes until the tracker is closed; returns the newest step."""
         newest = sink.last_step
         while (item := self._queue.get()) is not None:
-            self._taken += 1
             step, metrics = item
             if step <= sink.last_step or self._try(sink.write, step, metrics):
                 self._written += 1

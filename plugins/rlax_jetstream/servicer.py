@@ -6,7 +6,6 @@ status codes and joins text (tested with google-jetstream 0.2.2).
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import shlex
@@ -30,7 +29,6 @@ log = logging.getLogger("rlax.jetstream")
 SERVICE = "jetstream_proto.Orchestrator"
 
 
-@functools.cache
 def servicer_class(orchestrator: ModuleType) -> type:
     """``LLMOrchestrator`` with status codes.
 

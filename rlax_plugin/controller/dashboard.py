@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlax_plugin.controller.evaluated import Evaluated
 from rlax_plugin.controller.fleet import Worker
-from rlax_plugin.statistics import Estimate
+from rlax_plugin.statistics import Estimate, is_score, label
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
@@ -160,16 +160,6 @@ class Dashboard:
             table.add_row(w.name, str(w.version), str(w.assigned), str(w.slots), state)
         parts.append(table)
         return Panel(Group(*parts), title="rlax", title_align="left")
-
-
-def is_score(measure: str) -> bool:
-    """Whether a measure is a share of problems that were solved."""
-    return measure.startswith(("pass_at_", "majority_at_"))
-
-
-def label(measure: str) -> str:
-    """A measure's name for people: ``pass@8``."""
-    return measure.replace("_at_", "@").replace("_", " ")
 
 
 def shown(estimate: Estimate) -> str:

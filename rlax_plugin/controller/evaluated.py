@@ -81,11 +81,10 @@ def steps_evaluated(files: RunFiles) -> list[int]:
     return [int(name.removeprefix("step-")) for name in names if name.startswith("step-")]
 
 
-def record(files: RunFiles, name: str, found: Evaluated, **more: Any) -> str:
-    """Writes ``evaluation/<name>.json``, with further keys; returns where it is."""
-    files.put_json(f"evaluation/{name}.json", found.to_json() | more)
+def record(files: RunFiles, name: str, found: Evaluated) -> None:
+    """Writes ``evaluation/<name>.json``."""
+    files.put_json(f"evaluation/{name}.json", found.to_json())
     reached(FaultPoint.EVALUATION_WRITTEN)
-    return files.location(f"evaluation/{name}.json")
 
 
 def recorded(files: RunFiles, name: str, version: int | None = None) -> Evaluated | None:

@@ -177,7 +177,8 @@ class Evaluator:
                 if all(worker.trusted for worker in drawn.workers):
                     break
             # Group by group: reading all answers at once would hold up heartbeats.
-            answers = [problems.answer(r.text) for r in rollouts]
+            votes = self._section.evaluation.majority_k
+            answers = [problems.answer(r.text) if votes else None for r in rollouts]
             done += 1
             progress(done, self.problems)
             return rollouts, answers

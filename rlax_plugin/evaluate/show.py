@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from rlax_plugin.controller.dashboard import label
 from rlax_plugin.controller.evaluated import Evaluated
+from rlax_plugin.statistics import label
 
 
 def measures_table(found: Evaluated, title: str) -> Table:

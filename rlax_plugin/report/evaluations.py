@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlax_plugin import metric_names
+from rlax_plugin import metric_names, statistics
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.loading import decides
 from rlax_plugin.records.files import RunFiles
@@ -36,12 +36,12 @@ class Measured:
     @property
     def solved(self) -> bool:
         """Whether it is a share of problems solved."""
-        return self.measure.startswith(("pass_at_", "majority_at_"))
+        return statistics.is_score(self.measure)
 
     @property
     def label(self) -> str:
         """E.g. "pass@1" or "length mean"."""
-        return self.measure.replace("_at_", "@").replace("_", " ")
+        return statistics.label(self.measure)
 
     @property
     def family(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,7 +39,7 @@ class History:
     Attributes:
       steps: step -> its events, in order.
       newest: of all weight versions published; None: none was.
-      versions_of: worker -> weight versions that it has drawn with.
+      drawn_with: worker -> the newest weight version that it has drawn with.
       dropped: group -> why it did not train although it was admitted.
       resumed: steps after which another process took the run over.
       problems: what could not be read.
@@ -47,7 +47,7 @@ class History:
 
     steps: dict[int, StepEvents] = field(default_factory=dict)
     newest: int | None = None
-    versions_of: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    drawn_with: dict[str, int] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     resumed: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -65,7 +65,8 @@ class History:
                 self.newest = max(event.version, -1 if self.newest is None else self.newest)
             case ev.Generated():
                 for worker in event.worker.split("+"):
-                    self.versions_of[worker].add(event.newest_version)
+                    newest = self.drawn_with.get(worker, event.newest_version)
+                    self.drawn_with[worker] = max(newest, event.newest_version)
             case ev.Resumed():
                 self.resumed.append(event.step)
 
@@ -92,7 +93,7 @@ def read_history(files: RunFiles, progress: Callable[[str, int, int], object]) -
                 history.add(event, at)
             if segment.step:  # afterwards nothing may be left to draw
                 at.newest = history.newest
-                at.drawn_with = {name: max(found) for name, found in history.versions_of.items()}
+                at.drawn_with = dict(history.drawn_with)
             progress("journal", segment.number, last)
     except RlaxError as error:
         history.problems.append(f"{error}; what comes after it in the journal is not shown")

@@ -39,7 +39,7 @@ class RunData:
       config: the run's merged config, MaxText's keys and ``rlax``.
       summary: ``summary.json``.
       metrics: name -> a value per recorded step, NaN where a step has none; always has "step".
-      measured: held-out evaluations with the run's settings, in the order of weight versions.
+      measured: held-out evaluations with the run's settings, by set, measure and weight version.
       history: what the journal tells; None without one.
       missing: sentences on what could not be shown, and why.
     """

@@ -129,6 +129,12 @@ def line(
     ]
 
 
+def style(number: int, index: int, several: bool) -> dict[str, str]:
+    """Colour and dash of a metric's line: a colour per metric or, with several runs, per run."""
+    colour = COLOURS[(number if several else index) % len(COLOURS)]
+    return {"color": colour, "dash": DASHES[index % len(DASHES)] if several else "solid"}
+
+
 def legend(labels: Iterable[str], several: bool) -> list[go.Scatter]:
     """An entry per metric: its colour, or its dash where colours are for runs."""
     return [
@@ -138,11 +144,7 @@ def legend(labels: Iterable[str], several: bool) -> list[go.Scatter]:
             name=label,
             mode="lines",
             legendgroup=label,
-            line={
-                "width": 2,
-                "color": NEUTRAL if several else COLOURS[index],
-                "dash": DASHES[index] if several else "solid",
-            },
+            line={"width": 2} | style(0, index, several) | ({"color": NEUTRAL} if several else {}),
         )
         for index, label in enumerate(labels)
     ]
@@ -166,9 +168,10 @@ def lines_of(
             name = label
             if several:
                 name = f"{run.name}: {label}" if len(found) > 1 else run.name
-            colour = COLOURS[number if several else index]
-            dash = DASHES[index] if several else "solid"
-            drawn += line(run.steps, values, name, colour=colour, dash=dash, group=label)
+            look = style(number, index, several)
+            drawn += line(
+                run.steps, values, name, colour=look["color"], dash=look["dash"], group=label
+            )
     return traces + drawn if drawn else []
 
 

@@ -14,7 +14,6 @@ from rlax_plugin.report.history import ADMITTED, History
 from rlax_plugin.report.run import RunData
 from rlax_plugin.report.series import (
     COLOURS,
-    DASHES,
     NEUTRAL,
     Chart,
     column,
@@ -23,6 +22,7 @@ from rlax_plugin.report.series import (
     line,
     lines_of,
     mark_resumes,
+    style,
     thinned,
 )
 
@@ -55,8 +55,8 @@ def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
                 found = [m for m in of_runs[number] if m.label == label]
                 if found:
                     name = f"{run.name}: {label}" if several else label
-                    style = _style(number, index, several)
-                    figure.add_trace(_with_intervals(found, name, label, style, percent))
+                    look = style(number, index, several)
+                    figure.add_trace(_with_intervals(found, name, label, look, percent))
         if family == SOLVED:
             figure.update_yaxes(rangemode="tozero")
         caption = "Bars are 95 % intervals over the choice of problems."
@@ -64,13 +64,8 @@ def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
         yield Chart(f"evaluation-{held_out}-{family}", title, caption, figure)
 
 
-def _style(number: int, index: int, several: bool) -> dict[str, str]:
-    colour = COLOURS[(number if several else index) % len(COLOURS)]
-    return {"color": colour, "dash": DASHES[index % len(DASHES)] if several else "solid"}
-
-
 def _with_intervals(
-    found: Sequence[Measured], name: str, group: str, style: dict[str, str], percent: bool
+    found: Sequence[Measured], name: str, group: str, look: dict[str, str], percent: bool
 ) -> go.Scatter:
     scale, unit = (100, " %") if percent else (1, "")
     value = scale * np.array([m.estimate.value for m in found])
@@ -83,7 +78,7 @@ def _with_intervals(
         showlegend=False,
         mode="lines+markers",
         error_y={"array": high - value, "arrayminus": value - low, "thickness": 1.2},
-        line=style,
+        line=look,
         customdata=np.stack([low, high], axis=1),
         hovertemplate=f"%{{y:.2f}}{unit} [%{{customdata[0]:.2f}}, %{{customdata[1]:.2f}}]",
     )
@@ -207,8 +202,8 @@ def weight_versions(run: RunData) -> Chart | None:
     for number, worker in enumerate(workers):
         # A worker that has drawn nothing yet has no version.
         pulled = np.array([at.drawn_with.get(worker, np.nan) for _, at in found], np.float64)
-        style = {"color": COLOURS[number % len(COLOURS)], "width": 2, "shape": "hv"}
-        common = {"x": xs, "line": style, "mode": "lines", "legendgroup": worker}
+        look = {"color": COLOURS[number % len(COLOURS)], "width": 2, "shape": "hv"}
+        common = {"x": xs, "line": look, "mode": "lines", "legendgroup": worker}
         figure.add_scatter(y=thinned(pulled), name=worker, row=1, col=1, **common)
         behind = thinned(newest - pulled)
         figure.add_scatter(y=behind, name=worker, showlegend=False, row=2, col=1, **common)
@@ -261,9 +256,9 @@ def mean_phases(runs: Sequence[RunData]) -> Chart | None:
     """Mean seconds per step and phase, a stacked bar per run."""
     figure = go.Figure(layout=layout("seconds per step, mean", "", barmode="stack"))
     figure.update_layout(hovermode="closest")
-    found = [(run, _spent(run)) for run in runs]
+    found = [(run, spent) for run in runs if (spent := _spent(run))]
     for run, spent in reversed(found):  # bars grow upwards
-        for index, (label, seconds) in enumerate(spent or ()):
+        for index, (label, seconds) in enumerate(spent):
             figure.add_bar(
                 x=[float(seconds.mean())],
                 y=[run.name],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.report.page import compare_page, report_page
 from rlax_plugin.report.rollouts import read_rollouts
@@ -95,9 +94,6 @@ def _report_path(files: RunFiles, out: str | None) -> Path:
 
 def _put(path: Path, page: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError("--out", str(path), f"cannot be written: {error.strerror}") from error
+        RunFiles(str(path.parent)).put(path.name, page.encode())
+    except RlaxError as error:
+        raise ConfigError("--out", str(path), str(error)) from error

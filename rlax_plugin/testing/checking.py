@@ -288,10 +288,10 @@ class _Check:
             yield one, part
 
     def _observers(self) -> Iterator[tuple[Checked, Inspection]]:
-        manager = Manager((self._name,))
+        manager, run_dir = Manager((self._name,)), self._context().run_dir
         for hook in observers.OBSERVERS:
             part = Inspection(f"plug-in {self._name!r}, {hook}")
-            if observers.check_observer(manager, hook, self._context().run_dir, part):
+            if observers.check_observer(manager, hook, run_dir, part):
                 yield Checked(self._name, "observer", hook, ()), part
 
     def _check(self, kind: str, name: str, part: Inspection) -> None:

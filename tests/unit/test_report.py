@@ -167,6 +167,20 @@ def test_pass_rates_are_shares_of_the_scored_groups(files):
     assert np.asarray(heat.z).tolist() == [[0, 0, 0], [100, 100, 100], [0, 0, 0]]
 
 
+def test_runs_with_many_measures_and_one_that_has_just_begun_are_overlaid():
+    metrics = {"step": [1.0, 2.0], "time/step_s": [1.0, 3.0], "time/train_s": [1.0, 1.0]}
+    metrics |= {f"reward_part/r{i}": [i / 10, i / 5] for i in range(9)}
+    runs = [RunData("a", "a", metrics=metrics), RunData("b", "b")]
+    found = {c.key: c.figure for s in charts.sections(runs) for c in s.charts}
+    lines = [t for t in found["reward-parts"].data if t.name and t.name.startswith("a: ")]
+    assert [list(t.y) for t in lines] == [[i / 10, i / 5] for i in range(9)]
+    assert len({t.line.color for t in lines}) == 1  # of the run
+    phases = found["phases"].data
+    assert {t.y[0] for t in phases} == {"a"} and all(t.showlegend for t in phases)
+    alone = {c.key: c.figure for s in charts.sections(runs[:1]) for c in s.charts}
+    assert len({t.line.color for t in alone["reward-parts"].data}) == 8
+
+
 def test_means_over_neighbours():
     values = np.array([1.0, np.nan, 3.0, 8.0, 4.0])
     assert smoothed(values, 3) == pytest.approx([1.0, np.nan, 5.5, 5.0, 6.0], nan_ok=True)

@@ -25,6 +25,7 @@ from rlax_plugin import tracking
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.protocols import BuildContext
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.tracking import BackgroundTracker, Sink, TrackedRun
 
 CONFIG = str(Path(__file__).parents[1] / "configs/testing.yml")  # of ten steps
@@ -286,6 +287,19 @@ def test_wandb_offline_goes_on_in_the_same_run(tmp_path: Path) -> None:
     # Step 10 is the run's last one: only then is it finished.
     exits = [next(r.exit.exit_code for r in found if r.HasField("exit")) for found in records]
     assert exits == [1, 0]
+
+
+def test_wandb_finds_the_records_of_a_run_whose_state_is_elsewhere(tmp_path, monkeypatch) -> None:
+    import wandb
+
+    logged: list[int] = []
+    fake = types.SimpleNamespace(log=lambda metrics, step: logged.append(step))
+    monkeypatch.setattr(wandb, "init", lambda **_: fake)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "a/b": 1}\n{"step": 2, "a/b": 2}\n')
+    run = TrackedRun("run", tmp_path / "state", RunFiles(str(tmp_path / "run")), {}, 9)
+    rlax_wandb.WandbRun(rlax_wandb.WandbConfig(mode="offline"), run).write(3, {})
+    assert logged == [1, 2, 3]
 
 
 def test_wandb_disabled_writes_nothing(tmp_path: Path) -> None:
