@@ -10,14 +10,13 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.objective import Preset, algorithm_of, choices
+from rlax_plugin.objective import Preset, Slots, algorithm_of, choices, resolve
 from rlax_plugin.plugins import KINDS, REGISTER, Manager, installed
 from rlax_plugin.protocols import BuildContext, Extension, Facts, WeightStore
 from rlax_plugin.validation import validate
@@ -141,6 +140,14 @@ class Registry:
             error.add_note(f"while plug-in {offer.plugin!r} built {key} = {choice.name!r}")
             raise
 
+    def slots(self, context: BuildContext) -> Slots:
+        """Builds the objective of the context's config.
+
+        Raises:
+          ConfigError, PluginError: see ``part`` and ``rlax_plugin.objective.resolve``.
+        """
+        return resolve(context.section, self._within(context).part)
+
     def _within(self, context: BuildContext) -> BuildContext:
         def part(kind: str, choice: Choice, key: str) -> Any:
             return self.part(kind, choice, key, context)
@@ -175,7 +182,7 @@ class Registry:
         name = Choice(name=objective.preset)
         yield Use("rlax.objective.preset", "objective", name)
         # A preset is five names and options: building it computes nothing.
-        context = BuildContext(run_dir=Path(), seed=section.seed, section=section)
+        context = BuildContext.outside_run(section)
         preset = self.part("objective", name, "rlax.objective.preset", context)
         if not isinstance(preset, Preset):
             plugin = self.offers["objective"][objective.preset].plugin

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,7 +95,7 @@ def part_text(registry: Registry, kind: str, name: str) -> str:
 def _built(registry: Registry, kind: str, name: str, key: str) -> Any:
     """A part without options."""
     section = section_of({}, registry.manager.names)
-    context = BuildContext(run_dir=Path(), seed=section.seed, section=section)
+    context = BuildContext.outside_run(section)
     return registry.part(kind, Choice(name=name), key, context)
 
 

@@ -84,6 +84,11 @@ class BuildContext:
     run_url: str = ""
     part: Callable[[str, Choice, str], Any] = _no_part
 
+    @classmethod
+    def outside_run(cls, section: Any, maxtext_argv: tuple[str, ...] = ()) -> BuildContext:
+        """For a process that owns no run: what parts keep there is not meant to be found again."""
+        return cls(Path(), section.seed, section, maxtext_argv)
+
 
 class PromptSource(Protocol):
     """Owns what a prompt is. Deterministic: the same config gives the same prompts everywhere.

@@ -23,7 +23,6 @@ from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.loading import maxtext_configs
-from rlax_plugin.objective import resolve
 from rlax_plugin.plugins import Manager
 from rlax_plugin.protocols import BuildContext, PromptSource
 from rlax_plugin.validation import validate
@@ -160,7 +159,7 @@ def config_text(run_name: str, answers: Answers) -> str:
     registry = registry_for(section)
     registry.validate(section)
     try:
-        _resolve(registry, section)
+        registry.slots(BuildContext.outside_run(section))
     except ConfigError:
         if answers.staleness == 1:
             raise
@@ -168,7 +167,7 @@ def config_text(run_name: str, answers: Answers) -> str:
         values["objective"] |= _CORRECTED
         section = validate(RlaxSection, values, "rlax")
         registry.validate(section)
-        _resolve(registry, section)
+        registry.slots(BuildContext.outside_run(section))
     writer = _Writer(registry, {use.key: use.kind for use in registry.uses(section)})
     template = jinja2.Template(
         files("rlax_plugin").joinpath("starter.yml.j2").read_text(encoding="utf-8"),
@@ -209,7 +208,10 @@ def _of(plugin: str) -> _Task:
         plugins=(plugin,), prompt_source=Choice(name=source), rewards=(Choice(name=reward),)
     )
     built = registry.part(
-        "prompt_source", section.prompt_source, "rlax.prompt_source", _context(section)
+        "prompt_source",
+        section.prompt_source,
+        "rlax.prompt_source",
+        BuildContext.outside_run(section),
     )
     prompts = built.prompts("train")
     if not prompts:
@@ -278,15 +280,6 @@ def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
         "trackers": [{"name": "tensorboard"}],
         "trainer": {"name": "maxtext"},
     }
-
-
-def _context(section: RlaxSection) -> BuildContext:
-    return BuildContext(run_dir=Path(), seed=section.seed, section=section)
-
-
-def _resolve(registry: Registry, section: RlaxSection) -> None:
-    context = _context(section)
-    resolve(section, lambda kind, choice, key: registry.part(kind, choice, key, context))
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,21 +225,6 @@ def bootstrap_interval(
     )
 
 
-def estimate_pass_at_k(correct_b: ArrayLike, n: int, k: int, resamples: int, seed: int) -> Estimate:
-    """Mean pass@k over problems with its 95 % bootstrap interval.
-
-    Args:
-      correct_b: integers [problems], right samples per problem.
-      n: samples per problem.
-      k: samples allowed.
-      resamples, seed: see `bootstrap_interval`.
-
-    Raises:
-      ValueError: see `pass_at_k` and `bootstrap_interval`.
-    """
-    return _mean_of(pass_at_k(n, correct_b, k), n, resamples, seed)
-
-
 def _mean_of(values_b: np.ndarray, n: int, resamples: int, seed: int) -> Estimate:
     interval = bootstrap_interval(values_b, resamples=resamples, seed=seed)
     return Estimate(float(values_b.mean()), n, int(values_b.size), interval)

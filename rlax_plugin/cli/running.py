@@ -134,7 +134,7 @@ def parameter_server(
 
         section, _ = load_section(config, overrides or ())
         Network(host=host, port=port)  # refuses what the config would refuse
-        context = BuildContext(run_dir=Path(), seed=section.seed, section=section)
+        context = BuildContext.outside_run(section)
         asyncio.run(
             serve_parameter_server(
                 host,

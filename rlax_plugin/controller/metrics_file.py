@@ -14,6 +14,18 @@ from rlax_plugin.records.files import RunFiles
 NAME = "metrics.jsonl"
 
 
+def by_step(text: str) -> dict[int, dict[str, float]]:
+    """The lines of a file's text; of a step that is there twice, the later one."""
+    found: dict[int, dict[str, float]] = {}
+    for line in text.splitlines():
+        try:
+            metrics = json.loads(line)
+            found[metrics["step"]] = metrics
+        except (ValueError, LookupError, TypeError):
+            break  # the last line of a killed run may be a part of one: nothing after it counts
+    return found
+
+
 class MetricsFile:
     """Appends to a local file. Where the run is on an object store, ``upload`` copies it there.
 
@@ -44,16 +56,7 @@ class MetricsFile:
         texts = [self._path.read_text()] if self._path.exists() else []
         if not self._files.is_local and self._files.exists(NAME):
             texts.append(self._files.get(NAME).decode())
-        known: dict[int, dict[str, float]] = {}
-        for text in texts:
-            for line in text.splitlines():
-                # The last line of a killed run may be a part of one: nothing after it counts.
-                try:
-                    metrics = json.loads(line)
-                except json.JSONDecodeError:
-                    break
-                known[metrics["step"]] = metrics
-        return known
+        return {step: line for text in texts for step, line in by_step(text).items()}
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         assert self._file is not None, "rewind opens the file"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rlax_plugin import advantages
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.requests import training_prompts
-from rlax_plugin.objective import Slots, resolve
+from rlax_plugin.objective import Slots
 from rlax_plugin.protocols import BuildContext, Facts, PromptSource
 
 
@@ -99,8 +98,7 @@ def examine(
       ConfigError, PluginError, TrainingError: what is wrong with it.
     """
     registry.validate(section)
-    context = _context(section, argv)
-    slots = resolve(section, lambda kind, choice, key: registry.part(kind, choice, key, context))
+    slots = registry.slots(BuildContext.outside_run(section, argv))
     advantages.probe(slots.advantages, section.rollouts.group_size)
     return Examined(section, maxtext, registry, slots)
 
@@ -112,11 +110,7 @@ def examine_parts(config: Examined, argv: tuple[str, ...]) -> Examined:
       RlaxError: what one of them found.
     """
     section, registry = config.section, config.registry
-    context = _context(section, argv)
+    context = BuildContext.outside_run(section, argv)
     checked = registry.check(section, context)
     source = registry.part("prompt_source", section.prompt_source, "rlax.prompt_source", context)
     return replace(config, checked=checked, prompts=Prompts.of(source, section))
-
-
-def _context(section: RlaxSection, argv: tuple[str, ...]) -> BuildContext:
-    return BuildContext(run_dir=Path(), seed=section.seed, section=section, maxtext_argv=argv)

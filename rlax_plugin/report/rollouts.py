@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,7 +190,7 @@ def _vocabulary(run: RunData, used: set[int]) -> tuple[dict[int, str], tuple[int
         return {}, ()
     try:
         section = validate(RlaxSection, run.config["rlax"], "rlax")
-        context = BuildContext(run_dir=Path(), seed=section.seed, section=section)
+        context = BuildContext.outside_run(section)
         key = "prompt_source"
         source = build_part(key, section.prompt_source, f"rlax.{key}", context)
         texts = {token: source.decode(np.array([token], np.int32)) for token in sorted(used)}

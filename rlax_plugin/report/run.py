@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import posixpath
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rlax_plugin.controller import metrics_file
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.report.evaluations import Measured, read_evaluations, set_apart
@@ -137,16 +137,9 @@ def _read_config(files: RunFiles) -> dict[str, Any]:
 
 def _read_metrics(files: RunFiles) -> dict[str, list[float]]:
     try:
-        lines = files.get("metrics.jsonl").decode().splitlines()
+        rows = metrics_file.by_step(files.get(metrics_file.NAME).decode())
     except FileNotFoundError:
         raise RlaxError("metrics.jsonl is not there: no step has ended so far") from None
-    rows: dict[int, dict[str, float]] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-            rows[row["step"]] = row
-        except (ValueError, LookupError, TypeError):
-            break  # the last line of a killed run may be a part of one: nothing after it counts
     ordered = [rows[step] for step in sorted(rows)]
     names = {name for row in ordered for name in row} | {"step"}
     return {name: [_number(row.get(name)) for row in ordered] for name in sorted(names)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from rlax_plugin.objective import (
     Slots,
     kl_token_rewards,
     make_loss,
-    resolve,
     term_weights,
     token_inputs,
 )
@@ -192,9 +190,7 @@ def _without_limit(section: RlaxSection) -> RlaxSection:
 
 def slots_of(section: RlaxSection) -> Slots:
     """The parts of a config's objective, built by the plug-ins that it lists."""
-    registry = registry_for(section)
-    context = BuildContext(run_dir=Path(), seed=section.seed, section=section)
-    return resolve(section, lambda kind, choice, key: registry.part(kind, choice, key, context))
+    return registry_for(section).slots(BuildContext.outside_run(section))
 
 
 def _advantages(

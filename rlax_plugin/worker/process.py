@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 
 import grpc
 
@@ -114,9 +113,7 @@ def run(config_path: str, overrides: Sequence[str], name: str, life: Life) -> No
     )
     os.environ[NAME] = name
     section, _ = load_section(config_path, overrides)
-    context = BuildContext(
-        run_dir=Path(), seed=section.seed, section=section, maxtext_argv=(config_path, *overrides)
-    )
+    context = BuildContext.outside_run(section, (config_path, *overrides))
     engine: RolloutEngine = build_part(
         "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
     )

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from rlax_plugin.statistics import (
     Estimate,
+    Outcomes,
     bootstrap_interval,
-    estimate_pass_at_k,
     exact_pass_at_k,
+    measures,
     pass_at_k,
 )
 
@@ -105,7 +106,12 @@ def test_bootstrap_is_deterministic_and_its_edges_are_right(monkeypatch):
 
 
 def test_estimate_joins_value_and_interval():
-    estimate = estimate_pass_at_k([0, 1, 2, 3, 4], n=4, k=2, resamples=200, seed=0)
+    correct_bn = np.arange(4) < np.arange(5)[:, None]  # 0, 1, 2, 3, 4 of 4
+    outcomes = Outcomes(
+        correct_bn.astype(float), np.ones((5, 4), int), ~correct_bn, [[None] * 4] * 5
+    )
+    common = {"pass_threshold": 1.0, "majority_k": (), "resamples": 200, "seed": 0}
+    estimate = measures(outcomes, k=(2,), **common)["pass_at_2"]
     assert estimate.value == pytest.approx((0.5 + 5 / 6 + 1 + 1) / 5)
     assert (estimate.n, estimate.problems) == (4, 5)
     low, high = estimate.ci95
