@@ -45,8 +45,10 @@ def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:
     steps = killed.steps()
     assert [line["step"] for line in steps] == list(range(1, last + 1))
     assert [line["step"] for line in lines(tracked)] == list(range(1, last + 1))
-    rewards = [line["reward/mean"] for line in lines(tracked)]
-    assert rewards == [line["reward/mean"] for line in steps]  # also of steps done again
+    # Also of steps done again. One whose batch was on record may have scored nothing.
+    rewards = [line.get("reward/mean") for line in lines(tracked)]
+    assert rewards == [line.get("reward/mean") for line in steps]
+    assert None not in (rewards[0], rewards[-1])
     assert len(list(killed.dir.glob("tensorboard/events*"))) == 2
     first, second = sorted(killed.dir.glob("wandb/offline-run-*/*.wandb"))
     assert first.name == second.name  # of one W&B run, whose newest file has all of it
