@@ -139,7 +139,7 @@ def decides(override: str) -> bool:
     Raises:
       ConfigError: it is no ``key=value``.
     """
-    return any(value != {} for value in _hashed(_parse_override(override)).values())
+    return any(value != {} for _, value in leaves(_hashed(_parse_override(override))))
 
 
 def differences(

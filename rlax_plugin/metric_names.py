@@ -186,7 +186,7 @@ STAGES: tuple[Stage, ...] = (
             (
                 "reprefill_missed",
                 "fraction",
-                "tokens whose old policy is the sampler's, its weights being gone",
+                "tokens that take the proximal policy: the weights that drew them are gone",
                 "old_policy: reprefill",
             ),
             ("clip_fraction_high", "fraction", "tokens with A > 0 and a ratio too high", _PART),

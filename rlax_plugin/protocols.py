@@ -246,7 +246,10 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> str | None:
-        """Writes what is left, within a deadline of its own; what was lost, if anything was."""
+        """Writes what is left, within a deadline of its own; what was lost, if anything was.
+
+        Called on a thread, while other trackers are closed.
+        """
         ...
 
 

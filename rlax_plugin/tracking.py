@@ -27,6 +27,7 @@ from rlax_plugin.records.files import RunFiles
 
 log = logging.getLogger("rlax.trackers")
 
+_ids = threading.Lock()  # trackers of one kind keep theirs in one file
 QUEUE_STEPS = 1000  # that may wait for a sink; further ones are lost until it has caught up
 
 
@@ -85,11 +86,12 @@ class TrackedRun:
           create: makes an id, the first time.
         """
         name = f"trackers/{tracker}.json"
-        known = self.files.get_json(name) or {}
-        if where not in known:
-            known[where] = create()
-            self.files.put_json(name, known)
-        return known[where]
+        with _ids:
+            known = self.files.get_json(name) or {}
+            if where not in known:
+                known[where] = create()
+                self.files.put_json(name, known)
+            return known[where]
 
 
 class Sink(Protocol):

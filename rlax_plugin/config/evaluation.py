@@ -53,7 +53,8 @@ class Evaluation(Section):
         """Every set by name, the main one first, with split, problems and samples filled in."""
         own = {"split": self.split, "problems": self.problems or 1, "samples": self.samples}
         further = {
-            name: EvaluationSet.model_validate(own | given.model_dump(exclude_none=True))
+            # Not model_dump: it would also leave out what is null in a part's own options.
+            name: EvaluationSet.model_validate(own | {k: v for k, v in given if v is not None})
             for name, given in self.sets.items()
         }
         return {self.split: EvaluationSet.model_validate(own), **further}

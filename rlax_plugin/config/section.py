@@ -107,7 +107,9 @@ class RlaxSection(Section):
         default=(),
         description="entry-point or module names of the plug-ins to load; nothing else is",
     )
-    seed: int = Field(default=0, description="of prompts, samples and evaluation")
+    seed: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="of prompts, samples and evaluation"
+    )
     deterministic: bool = Field(
         default=False,
         description="bit-identical runs, killed or not: lockstep, and each group decoded alone",

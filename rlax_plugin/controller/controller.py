@@ -109,12 +109,10 @@ class Controller:
             self._part("gate", choice, f"rlax.curation.gates.{i}")
             for i, choice in enumerate(s.curation.gates)
         ]
-        self.trackers: list[Tracker] = [
-            self._part("tracker", choice, f"rlax.trackers.{i}")
-            for i, choice in enumerate(s.trackers)
-        ]
-        for tracker in self.trackers:
-            undo.callback(self._close_tracker, tracker)
+        self.trackers: list[Tracker] = []
+        undo.push_async_callback(self._close_trackers)
+        for i, choice in enumerate(s.trackers):
+            self.trackers.append(self._part("tracker", choice, f"rlax.trackers.{i}"))
         self._ledger = Ledger(self._state_dir / "ledger.sqlite", run=self._config_hash)
         self._recorder = Recorder(
             self.files, self._ledger, lambda e: self._loop.call_soon_threadsafe(self.fail, e)
@@ -179,7 +177,6 @@ class Controller:
         )
         if s.network.prometheus_port is not None:
             exporter = PrometheusTracker(self, s.network)
-            undo.callback(exporter.close)
             self.trackers.append(exporter)
         undo.callback(directory.remove_endpoints, self._state_dir)
         await generation.start(self._supervision.spawn)
@@ -247,7 +244,13 @@ class Controller:
         self._begun = self._supervision.spawn(self._begin(step))
 
     async def _begin(self, step: int) -> None:
-        recovery = await self._recover(step)
+        deadline_s = self.section.deadlines.startup_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                recovery = await self._recover(step)
+        except TimeoutError:
+            what = "reading the run's records"
+            raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
         self.dashboard.phase("waiting for workers")
         await self._generation.wait_for_worker()
         self._hook("rlax_on_run_start", run_dir=self.files.url, config_hash=self._config_hash)
@@ -258,6 +261,11 @@ class Controller:
         self.dashboard.phase("training", self._last_step)
         await self.flow.start(recovery, self._last_step)
         self.periodic.published(step)
+
+    async def begun(self) -> None:
+        """Returns once training may begin; at once if the trainer has handed over no weights."""
+        if self._begun is not None:
+            await asyncio.shield(self._begun)
 
     async def next_groups(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
         """Waits for the groups of a step; they are on disk when it returns."""
@@ -330,12 +338,7 @@ class Controller:
         self._metrics.upload()
 
     async def finish(self) -> None:
-        """Returns once everything that happened is in the run's directory.
-
-        A run that has nothing left to train may be here before it has begun.
-        """
-        if self._begun is not None:
-            await asyncio.shield(self._begun)
+        """Returns once everything that happened is in the run's directory."""
         await self.flow.commit()
         await self._recorder.call(self._metrics.upload)
         reached(FaultPoint.RUN_FINISHED)
@@ -366,9 +369,16 @@ class Controller:
 
     # --- end -----------------------------------------------------------------------------------
 
-    def _close_tracker(self, tracker: Tracker) -> None:
-        if lost := tracker.close():
-            self.dashboard.message(lost)
+    async def _close_trackers(self) -> None:
+        """All at once: each may take as long as its ``flush_s``."""
+        closing = [asyncio.to_thread(tracker.close) for tracker in self.trackers]
+        ended = await asyncio.gather(*closing, return_exceptions=True)
+        for lost in ended:
+            if isinstance(lost, str):
+                self.dashboard.message(lost)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
 
     async def close(self) -> None:
         """Ends everything that was started, whatever state it is in."""

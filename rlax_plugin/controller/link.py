@@ -60,6 +60,8 @@ class Link(TrainerLink):
 
     Args:
       loop: the controller's event loop, which runs on another thread.
+      begun: run on the event loop, before the first batch; returns once the run has recovered and
+        evaluated what it starts from.
       next_groups: run on the event loop; waits for the groups of a step.
       started: called on the event loop with the first published step, when weights exist.
       finished: called on the event loop with each finished step.
@@ -75,6 +77,7 @@ class Link(TrainerLink):
         loop: asyncio.AbstractEventLoop,
         section: RlaxSection,
         canary_tokens: np.ndarray,
+        begun: Callable[[], Coroutine[Any, Any, None]],
         next_groups: Callable[[int], Coroutine[Any, Any, Drawn]],
         publisher: Publisher,
         build_batch: BuildBatch,
@@ -83,7 +86,8 @@ class Link(TrainerLink):
         snapshot: Callable[[FinishedStep], Coroutine[Any, Any, None]],
         progress: Callable[[str, int, int, str], None],
     ):
-        self._loop, self._section, self._next_groups = loop, section, next_groups
+        self._loop, self._section = loop, section
+        self._begun, self._next_groups = begun, next_groups
         self._publisher, self._build_batch = publisher, build_batch
         self._started, self._finished, self._snapshot = started, finished, snapshot
         self._progress, self._canary_tokens = progress, canary_tokens
@@ -93,16 +97,15 @@ class Link(TrainerLink):
         self._times = StepTimes()
         self._batch_at_s = 0.0
         self._last_done_s = time.perf_counter()
-        d = section.deadlines
-        # The first batch also waits for workers and for the evaluation before training.
-        self._first_wait_s = d.startup_s + d.batch_s + d.group_s * 10
 
-    def _on_loop(self, work: Coroutine[Any, Any, T], what: str, deadline_s: float, key: str) -> T:
+    def _on_loop(
+        self, work: Coroutine[Any, Any, T], what: str, deadline_s: float | None, key: str
+    ) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(deadline_s)
         except TimeoutError:
-            if future.done():
+            if future.done() or deadline_s is None:
                 raise  # the call itself raised it
             raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
         finally:
@@ -111,7 +114,11 @@ class Link(TrainerLink):
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         started = time.perf_counter()
         first = self._current is None
-        deadline_s = self._first_wait_s if first else self._section.deadlines.batch_s
+        deadline_s = self._section.deadlines.batch_s
+        if first:
+            # No deadline of its own: each group of an evaluation has one.
+            self._on_loop(self._begun(), "what precedes training", None, "")
+            deadline_s += self._section.deadlines.startup_s  # engines may compile for it
         self._current = self._on_loop(
             self._next_groups(step), f"the batch of step {step}", deadline_s, "batch_s"
         )

@@ -15,14 +15,13 @@ from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.types import Prompt, Rollout
 
 _LINE_LIMIT = 64 << 20
-_START_S = 30.0
 
 
 class _Process:
     """One reward process; answers one job at a time."""
 
-    def __init__(self, hello: dict[str, Any], log: IO[bytes]):
-        self._hello, self._log = hello, log
+    def __init__(self, hello: dict[str, Any], log: IO[bytes], startup_s: float):
+        self._hello, self._log, self._startup_s = hello, log, startup_s
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -37,7 +36,11 @@ class _Process:
             start_new_session=True,  # a Ctrl-C is the controller's to handle
         )
         self._write(self._hello)
-        await asyncio.wait_for(self._read(), _START_S)
+        try:
+            await asyncio.wait_for(self._read(), self._startup_s)
+        except TimeoutError:
+            what, key = "starting a reward process", "rlax.deadlines.startup_s"
+            raise DeadlineError(what, self._startup_s, key) from None
 
     def _write(self, message: dict[str, Any]) -> None:
         assert self._process and self._process.stdin
@@ -95,11 +98,12 @@ class RewardPool:
 
     async def start(self) -> None:
         self._all = [
-            _Process(self._hello, self._log) for _ in range(self._section.reward_processes)
+            _Process(self._hello, self._log, self._section.deadlines.startup_s)
+            for _ in range(self._section.reward_processes)
         ]
         try:
             await asyncio.gather(*(p.start() for p in self._all))
-        except (TimeoutError, RlaxError) as error:
+        except RlaxError as error:
             raise RlaxError(f"a reward process did not start; see {self._log.name}") from error
         for process in self._all:
             self._idle.put_nowait(process)

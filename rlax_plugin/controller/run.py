@@ -155,10 +155,10 @@ class _Run:
                 publisher.wait()
                 # No deadline of its own: each of its groups has one.
                 thread.run(controller.unless_failed(controller.end_periodic(stopped=stopped)))
-                # Only now is it true, and it stays so if the evaluation is interrupted.
                 # A run with nothing left to train may still be waiting for its first worker.
-                deadlines = self._section.deadlines
-                deadline_s = deadlines.startup_s + deadlines.weights_s + deadlines.group_s * 10
+                thread.run(controller.unless_failed(controller.begun()))
+                # Only now is it true, and it stays so if the evaluation is interrupted.
+                deadline_s = self._section.deadlines.weights_s
                 what, key = "writing the last records", "rlax.deadlines.weights_s"
                 thread.run(controller.unless_failed(controller.finish()), deadline_s, what, key)
                 self._write_summary(controller, None)
@@ -193,6 +193,7 @@ class _Run:
             canary_tokens=canary_tokens(
                 controller.source.prompts("train"), self._section.rollouts.max_prompt_tokens
             ),
+            begun=lambda: controller.unless_failed(controller.begun()),
             next_groups=controller.next_groups,
             publisher=publisher,
             build_batch=self._build_batch,

@@ -60,8 +60,11 @@ def evaluate(
       as_json: prints that instead of a table.
 
     Raises:
-      RlaxError: whatever made it fail; the message says where the logs are.
+      RlaxError: whatever made it fail; the message says where the logs are, and the result, if it
+        could only not be written.
     """
+    if out is not None and (out.endswith("/") or Path(out).is_dir()):
+        raise ConfigError("--out", out, "must name a file, not a directory")
     directory = Path(tempfile.mkdtemp(prefix="rlax-eval-"))
     (directory / "logs").mkdir()
     try:
@@ -69,13 +72,19 @@ def evaluate(
             job = _Job(target, directory, overrides, sets)
             found = job.run(console, signals, show=not as_json)
             document = found.to_json() | {"measured": job.what, "overrides": list(overrides)}
-            path = _write(target.run, document, out)
             if as_json:
                 console.print(json.dumps(document, indent=2), soft_wrap=True)
             else:
                 console.print(measures_table(found, job.what))
                 for name in found.failures:
                     console.print(f"{name}: {reward_errors(found, name)}")
+            try:
+                path = _write(target.run, document, out)
+            except RlaxError as error:
+                kept = directory / "result.json"
+                kept.write_text(json.dumps(document, indent=2) + "\n")
+                raise RlaxError(f"{error}; the result is in {kept}") from error
+            if not as_json:
                 console.print(f"written to {path}")
     except (ConfigError, PluginError):
         shutil.rmtree(directory)

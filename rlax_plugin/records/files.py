@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,7 +68,8 @@ class RunFiles:
             if not self.is_local:
                 self._fs.pipe_file(path, data)
                 return
-            temporary = f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{os.getpid()}"
+            writer = f"{os.getpid()}-{threading.get_ident()}"
+            temporary = f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{writer}"
             os.makedirs(posixpath.dirname(path), exist_ok=True)
             with open(temporary, "wb") as file:
                 file.write(data)

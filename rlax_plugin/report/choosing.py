@@ -95,14 +95,21 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
         )
 
 
+def fits(group: GroupAt, max_rollouts: int = MAX_ROLLOUTS, max_bytes: float = MAX_BYTES) -> bool:
+    """Whether there is room for a group, were it alone."""
+    return group.samples <= max_rollouts and group.size <= max_bytes
+
+
 def choose(
     groups: Sequence[GroupAt], max_rollouts: int = MAX_ROLLOUTS, max_bytes: float = MAX_BYTES
 ) -> list[GroupAt]:
     """As many groups as fit, the steps evenly represented.
 
     A quarter of the room is for the first and the last group of prompts that were asked again
-    late, so that early and late answers to one prompt can be compared.
+    late, so that early and late answers to one prompt can be compared. Groups that would not fit
+    alone are passed over.
     """
+    groups = [group for group in groups if fits(group, max_rollouts, max_bytes)]
     chosen: dict[int, GroupAt] = {}
     rollouts, size = 0, 0.0
 

@@ -17,7 +17,7 @@ from rlax_plugin.errors import RlaxError
 from rlax_plugin.protocols import BuildContext
 from rlax_plugin.records import samples
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.report.choosing import GroupAt, choose, groups_in, read_parquet, sample_files
+from rlax_plugin.report.choosing import GroupAt, choose, fits, groups_in, read_parquet, sample_files
 from rlax_plugin.report.run import Progress, RunData
 from rlax_plugin.validation import validate
 
@@ -111,6 +111,8 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
     groups = _recorded_groups(files, run, progress)
     if not groups:
         run.missing.append("batches/ and rollouts/ hold nothing: no rollout was recorded so far")
+    if large := sum(not fits(group) for group in groups):
+        run.missing.append(f"{large} groups of rollouts, each of which is too large for a page")
     chosen = choose(groups)
     index, chunks, used = _Index(), list[dict[str, list[Any]]](), set[int]()
     by_file = {name: list(found) for name, found in groupby(_in_files(chosen), lambda g: g.file)}

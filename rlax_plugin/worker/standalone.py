@@ -131,4 +131,7 @@ async def _greeting(
     line = f"version {version.version} of {files.url} is served on {address}"
     if (client_example := getattr(engine, "client_example", None)) is None:
         return line
-    return f"{line}; try:\n{await asyncio.to_thread(client_example, address)}"
+    try:
+        return f"{line}; try:\n{await asyncio.to_thread(client_example, address)}"
+    except Exception as error:  # noqa: BLE001  a plug-in reads its prompts, which may be elsewhere
+        return f"{line} (no example, as there is no prompt: {type(error).__name__}: {error})"

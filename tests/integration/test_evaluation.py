@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,6 +152,18 @@ def test_a_version_with_other_settings_prints_a_table(disturbed):
     assert "rlax.rollouts.temperature=0.5" in document["overrides"]
 
 
+def test_a_result_that_cannot_be_written_is_kept(disturbed):
+    """Hours of drawing are not lost to a mistyped path."""
+    out = f"{disturbed.run.dir}/config.yml/below.json"
+    process = rlax_eval(disturbed.run.dir.parents[1], "runs/testing", "--json", "--out", out)
+    shown, error = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1 and "below.json cannot be written" in error
+    kept = Path(re.search(r"the result is in (\S+\.json)", " ".join(error.split())).group(1))
+    assert json.loads(shown) == json.loads(kept.read_text())
+    assert json.loads(shown)["version"] == STEPS
+    shutil.rmtree(kept.parent)
+
+
 def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
     directory = disturbed.run.dir.parents[1]
     before = sorted(disturbed.run.dir.rglob("*"))
@@ -180,6 +194,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
         (["runs/testing", "--step", "99"], "--step = 99: runs/testing has no such checkpoint"),
         (["runs/testing@40", "--step", "9"], "--version and --step are given: give one"),
         (["runs/testing", "--set", "tset"], "--set = 'tset': no such set; did you mean 'test'?"),
+        (["runs/testing", "--out", "/"], "--out = '/': must name a file, not a directory"),
         (["runs/testing", "--k", "9"], "rlax.evaluation.k = 9: must be at most"),
     ],
 )

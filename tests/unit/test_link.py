@@ -31,7 +31,11 @@ async def groups(step):
     return (), StepStats(issued=step)
 
 
-def make(loop, next_groups=groups, snapshot=groups, **deadlines):
+async def nothing():
+    pass
+
+
+def make(loop, next_groups=groups, snapshot=groups, begun=nothing, **deadlines):
     section = RlaxSection.model_validate(
         {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}], "deadlines": deadlines}
     )
@@ -40,6 +44,7 @@ def make(loop, next_groups=groups, snapshot=groups, **deadlines):
     link = Link(
         loop=loop,
         section=section,
+        begun=begun,
         next_groups=next_groups,
         publisher=publisher,
         build_batch=lambda step, groups: TrainBatch(step, {"x": np.array([step])}, groups),
@@ -108,6 +113,30 @@ def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):
     assert ended.wait(10)
     with pytest.raises(DeadlineError, match=r"snapshot of step 2.*rlax.deadlines.weights_s"):
         link.before_checkpoint(2)
+
+
+def test_what_precedes_the_first_batch_may_take_as_long_as_it_needs(loop):
+    order = []
+
+    async def evaluation():
+        await asyncio.sleep(0.2)
+        order.append("evaluated")
+
+    async def drawn(step):
+        order.append(step)
+        return await groups(step)
+
+    link, *_ = make(loop, drawn, begun=evaluation, batch_s=0.05, startup_s=0.05)
+    for step in (1, 2):
+        link.next_batch(step)
+    assert order == ["evaluated", 1, 2]
+
+    async def broken():
+        raise TrainingError("no worker can load it")
+
+    link, *_ = make(loop, drawn, begun=broken)
+    with pytest.raises(TrainingError, match="no worker can load it"):
+        link.next_batch(1)
 
 
 def test_a_requested_stop_is_seen(loop):

@@ -177,6 +177,7 @@ def test_one_message_says_what_would_be_right(tmp_path: Path, override: str, exp
 def test_further_problems_have_a_line_each(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
     error = problem(path, "rlax.seed=x", "rlax.sed=1", "rlax.rollouts.top_k=-1")
+    assert problem(path, "rlax.seed=-1").key == "rlax.seed"
     assert error.key == "rlax.seed" and "\n" not in error.reason
     first, second, third = str(error).splitlines()
     assert first.startswith("rlax.seed = 'x': must be a whole number")
@@ -262,6 +263,7 @@ def test_options_without_a_name_are_of_the_default_part(tmp_path):
         ("rlax.launcher.workers=4", False),
         ("rlax.deadlines.group_s=9", False),
         ("run_name=x", False),
+        ("rlax.curation.max_refill=3", False),
         ("rlax.rollouts.temperature=0.6", True),
         ("vocab_size=9", True),
     ],

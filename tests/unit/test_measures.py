@@ -134,10 +134,12 @@ def test_sets_that_cannot_be_measured_are_refused(settings, message):
 
 def test_sets_take_over_what_they_leave_out():
     own = {"rewards": [{"name": "other", "strict": True}], "samples": 20}
+    own["prompt_source"] = {"name": "mine", "limit": None}
     evaluation = Evaluation.model_validate({"split": "validation", "sets": {"hard": own}})
     main, hard = evaluation.all_sets().values()
     assert (main.split, main.problems, main.samples) == ("validation", 512, 16)
     assert (hard.split, hard.problems, hard.samples) == ("validation", 512, 20)
+    assert hard.prompt_source.options == {"limit": None}  # not the part's default
     assert hard.rewards[0].options == {"strict": True} and evaluation.most_samples == 20
     with pytest.raises(ConfigError, match=r"rlax.evaluation.every = 5: must be 0 with"):
         section(deterministic=True, evaluation={"every": 5})

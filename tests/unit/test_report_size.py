@@ -86,3 +86,14 @@ def test_steps_are_evenly_represented_and_prompts_come_early_and_late():
     chosen = choose(groups, max_rollouts=10**6, max_bytes=50_000)
     assert len(chosen) == 50
     assert choose(groups, 10**6, 1e9) == sorted(groups, key=lambda g: (g.step, g.group))
+    large = GroupAt("file", 0, 1, "prompt", samples=8, size=60_000.0)
+    assert len(choose([large, *groups], max_rollouts=10**6, max_bytes=50_000)) == 50
+
+
+def test_groups_that_are_too_large_for_a_page_are_told(tmp_path):
+    files, rng = RunFiles(tmp_path), np.random.default_rng(1)
+    write_step(files, 1, [group(0, rng, [400_000] * 3), group(1, rng, [5] * 3)])
+    run = RunData("run", "")
+    found = read_rollouts(files, run, no_progress)
+    assert (found.shown, found.recorded) == (3, 6)
+    assert "1 groups of rollouts, each of which is too large for a page" in run.missing

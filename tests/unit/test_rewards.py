@@ -105,3 +105,19 @@ def test_a_plug_in_that_is_not_there_stops_the_start(section, tmp_path):
 
     with pytest.raises(RlaxError, match=r"did not start; see .*rewards.log"):
         asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_slow_start_is_not_the_rewards_fault(section, tmp_path):
+    deadlines = section.deadlines.model_copy(update={"startup_s": 0.01})
+
+    async def main():
+        pool = RewardPool(section.model_copy(update={"deadlines": deadlines}), tmp_path)
+        try:
+            await pool.start()
+        finally:
+            await pool.close()
+
+    with pytest.raises(RlaxError, match="did not start") as error:
+        asyncio.run(asyncio.wait_for(main(), 60))
+    assert "starting a reward process took longer than 0.01 s" in str(error.value.__cause__)
+    assert "rlax.deadlines.startup_s" in str(error.value.__cause__)

@@ -18,7 +18,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.engine import ScriptedEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.worker.process import Endpoint
-from rlax_plugin.worker.standalone import serve_run
+from rlax_plugin.worker.standalone import _greeting, serve_run
 
 
 @pytest.fixture
@@ -48,6 +48,18 @@ def test_a_run_that_was_moved_is_served_from_where_it_is(run: Path, tmp_path: Pa
 def test_weights_that_are_gone_are_an_error(run: Path) -> None:
     with pytest.raises(WeightsError, match=r"weights of version 3 are gone: .*weights/3"):
         kept_version(RunFiles(run), 3)
+
+
+def test_a_run_without_its_prompts_is_served_without_an_example(run: Path) -> None:
+    class Engine(ScriptedEngine):
+        def client_example(self, address: str) -> str:
+            raise FileNotFoundError("/data/train.jsonl")
+
+    engine = Engine.__new__(Engine)
+    chosen = kept_version(RunFiles(run))
+    said = asyncio.run(_greeting(engine, chosen, RunFiles(run), "127.0.0.1:9"))
+    assert said.startswith("version 4 of ") and "served on 127.0.0.1:9 (no example" in said
+    assert "FileNotFoundError: /data/train.jsonl" in said
 
 
 def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:

@@ -9,10 +9,11 @@ import math
 import sqlite3
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import rlax_jsonl
@@ -23,6 +24,7 @@ from wandb_files import history, wandb_records
 
 from rlax_plugin import tracking
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.controller import Controller
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
@@ -166,6 +168,41 @@ def test_a_sink_that_cannot_be_opened_stops_the_run_at_once(tmp_path: Path) -> N
     with pytest.raises(RlaxError, match="no such host"):
         tracker.log(1, {})
     assert tracker.close() is None
+
+
+def test_trackers_of_one_kind_that_are_opened_at_once_each_keep_their_id(tmp_path: Path) -> None:
+    run = TrackedRun("run", tmp_path, RunFiles(tmp_path), {}, 1)
+    given: dict[str, str] = {}
+
+    def slowly(where: str) -> str:
+        time.sleep(0.01)
+        return f"id of {where}"
+
+    def open_it(where: str) -> None:
+        given[where] = run.run_id("wandb", where, lambda: slowly(where))
+
+    threads = [threading.Thread(target=open_it, args=(f"project {i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert RunFiles(tmp_path).get_json("trackers/wandb.json") == given
+    assert len(given) == 8
+
+
+def test_all_trackers_are_closed_at_once_and_each_says_what_it_lost(tmp_path: Path) -> None:
+    together = threading.Barrier(2)
+
+    def close(lost: str | None) -> str | None:
+        together.wait(10)  # breaks where one is closed after the other
+        return lost
+
+    trackers = [types.SimpleNamespace(close=functools.partial(close, x)) for x in ("3 steps", None)]
+    said: list[str] = []
+    dashboard = types.SimpleNamespace(message=said.append)
+    controller = types.SimpleNamespace(trackers=trackers, dashboard=dashboard)
+    asyncio.run(Controller._close_trackers(cast(Controller, controller)))
+    assert said == ["3 steps"]
 
 
 def test_what_a_tracker_is_told_of_the_run(tmp_path: Path) -> None:
