@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.build import NotLoadedError, Registry, registry_for
-from rlax_plugin.config import Algorithm, Choice, NoOptions, RlaxSection
+from rlax_plugin.config import SLOTS, Algorithm, Choice, NoOptions, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.listing import markdown_table
 from rlax_plugin.loading import overridden
@@ -28,7 +28,6 @@ from rlax_plugin.protocols import BuildContext
 from rlax_plugin.testing.objectives import BUILT_IN, evaluate_objective, section_of
 from rlax_plugin.validation import yaml_text
 
-SLOTS = ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2")
 KINDS = ("aggregation", "importance_weight", "advantage", "gradient_term", "correction")
 PREFIX = "rlax.objective"
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rlax_plugin import combinations, diagnostics
 from rlax_plugin.advantages import AdvantageSlot, Outcomes, shaped
-from rlax_plugin.config import Algorithm, Choice, Objective, RlaxSection
+from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.presets import Preset
 from rlax_plugin.token_inputs import (
@@ -136,7 +136,7 @@ def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
     Raises:
       PluginError: a preset leaves a slot empty.
     """
-    for slot in ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2"):
+    for slot in SLOTS:
         choice = getattr(algorithm, slot)
         if choice is None or not choice.name:
             raise PluginError(f"the preset of the objective has no part in its slot {slot!r}")

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError
 
-from rlax_plugin.config import Algorithm, NoOptions
+from rlax_plugin.config import SLOTS, Algorithm, NoOptions
 from rlax_plugin.errors import PluginError, RlaxError
 from rlax_plugin.protocols import Extension
 
@@ -56,7 +56,7 @@ def _extension(where: str, fields: Any) -> Extension:
         raise PluginError(f"{where}: {key}: {problem['msg']}") from None
     except RlaxError as error:
         raise PluginError(f"{where}: {error}") from None
-    for slot in ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2"):
+    for slot in SLOTS:
         choice = getattr(preset, slot)
         if choice is not None and not choice.name:
             raise PluginError(f"{where}: {slot}.name: must be given")

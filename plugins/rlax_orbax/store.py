@@ -35,6 +35,7 @@ Index = tuple[slice, ...]
 # TensorStore and the file system report every kind of failure through these.
 _IO_ERRORS = (OSError, ValueError, LookupError, NotImplementedError, OverflowError)
 _DEADLINE_KEY = "rlax.deadlines.weights_s"
+_GRACE_S = 10.0  # for what is under way when a save fails, before its directory is removed
 _ALIGNMENT = 64  # bytes; XLA's CPU client takes over host buffers that are aligned so
 
 
@@ -96,9 +97,11 @@ class OrbaxStore(WeightStore):
                 written = True
             finally:
                 if not written:
-                    # Best effort: Orbax removes a leftover before it writes the path again.
-                    with suppress(OSError):
-                        temporary.get().rmtree(missing_ok=True)
+                    # Best effort: Orbax removes a leftover before it writes the path again. A
+                    # commit that was too late may have made the version visible.
+                    for leftover in (temporary.get(), final):
+                        with suppress(OSError):
+                            leftover.rmtree(missing_ok=True)
 
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
         """Reads arrays with the shapes, dtypes and shardings of ``like``; see ``WeightStore``.
@@ -171,7 +174,7 @@ class OrbaxStore(WeightStore):
             # What is under way would put files back into the directory that is now removed.
             for future in (*opened, *writes):
                 with suppress(TimeoutError):
-                    future.exception(clock.left_s())
+                    future.exception(max(clock.left_s(), _GRACE_S))
             raise
 
     def _run(self, commit: Coroutine[Any, Any, T], clock: _Clock) -> T:
@@ -179,9 +182,19 @@ class OrbaxStore(WeightStore):
             commit.close()
             raise TimeoutError
         try:
-            return self._loop.run_until_complete(asyncio.wait_for(commit, clock.left_s()))
+            return self._loop.run_until_complete(_in_time(commit, clock))
         finally:
             self._loop_lock.release()
+
+
+async def _in_time[T](commit: Coroutine[Any, Any, T], clock: _Clock) -> T:
+    """Orbax commits on threads, which go on when a wait is cancelled: their end is waited for."""
+    task = asyncio.ensure_future(commit)
+    if not (await asyncio.wait({task}, timeout=clock.left_s()))[0]:
+        with suppress(Exception):  # which failure it ends with does not matter: it is too late
+            await asyncio.wait_for(task, _GRACE_S)
+        raise TimeoutError
+    return task.result()
 
 
 class _Clock:

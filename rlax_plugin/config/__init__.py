@@ -6,12 +6,13 @@ own config class (see ``build``). Importing this module imports neither JAX nor 
 
 from rlax_plugin.config.base import Choice, NoOptions, PositiveInt, Seconds, Section
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
-from rlax_plugin.config.objective import KL, Algorithm, Objective, Overlong, Reference
+from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
 from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
 from rlax_plugin.config.section import Deadlines, Network, RlaxSection, WarmStart, Weights
 
 __all__ = [
     "KL",
+    "SLOTS",
     "Algorithm",
     "Batches",
     "Choice",

@@ -49,6 +49,10 @@ class Overlong(Section):
     )
 
 
+SLOTS = ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2")
+"""Fields of ``Algorithm`` that a part fills."""
+
+
 class Algorithm(Section):
     """What makes an algorithm: the slots, and numbers that all of them understand.
 

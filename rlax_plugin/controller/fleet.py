@@ -275,12 +275,17 @@ class Fleet(rpc.FleetServicer):
                 if now - worker.last_seen > limit_s:
                     self.lose(worker, f"no heartbeat for {limit_s:g} s")
             oldest = min((w.last_seen for w in self.workers.values()), default=now)
-            await asyncio.sleep(max(0.05, oldest + limit_s - now))
+            sleep_s = max(0.05, oldest + limit_s - now)
+            await asyncio.sleep(sleep_s)
+            if time.monotonic() - now - sleep_s > self._deadlines.heartbeat_s:
+                # This very process was paused: heartbeats that came meanwhile are read first.
+                await asyncio.sleep(self._deadlines.heartbeat_s)
 
     async def dismiss(self) -> None:
         """Tells the workers that the run is over; each hears it with its next heartbeat."""
         self.stopping = True
-        end = time.monotonic() + 2 * self._deadlines.heartbeat_s
+        # One that has missed a beat is not lost yet, and would wait for a trainer that is gone.
+        end = time.monotonic() + (self._deadlines.heartbeats_lost + 1) * self._deadlines.heartbeat_s
         while self.workers and (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, self._deadlines.heartbeat_s / 4))
 

@@ -62,6 +62,7 @@ def main() -> None:
     # Anything a reward prints must not end up among the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    sys.stdout = sys.stderr  # which holds nothing back: a reward that hangs is killed
     start = json.loads(sys.stdin.readline())
     section = RlaxSection.model_validate(start["section"])
     context = BuildContext(

@@ -101,10 +101,13 @@ class RewardPool:
             _Process(self._hello, self._log, self._section.deadlines.startup_s)
             for _ in range(self._section.reward_processes)
         ]
-        try:
-            await asyncio.gather(*(p.start() for p in self._all))
-        except RlaxError as error:
-            raise RlaxError(f"a reward process did not start; see {self._log.name}") from error
+        # All of them to their end: ``close`` does not know of one that is only being started.
+        started = await asyncio.gather(*(p.start() for p in self._all), return_exceptions=True)
+        for error in started:
+            if isinstance(error, RlaxError):
+                raise RlaxError(f"a reward process did not start; see {self._log.name}") from error
+            if error is not None:
+                raise error
         for process in self._all:
             self._idle.put_nowait(process)
 

@@ -115,7 +115,7 @@ async def _drain(
     # Once the controller has heard it, it sends nothing more: no group is turned away.
     with contextlib.suppress(grpc.aio.AioRpcError):
         await member.report()
-    if service.drawing:  # then what it sent before may still be on its way
+    if member.holds_weights:  # then what it sent before may still be on its way
         await asyncio.sleep(min(_ON_THE_WAY_S, drain_s))
     service.draining = True
     if section.rollouts.on_new_weights == "continue":

@@ -1,11 +1,13 @@
 """The weight store: whole or not at all, verified, openable by stock Orbax."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from orbax import checkpoint as ocp
 from rlax_orbax import rlax_register_weight_store
 from rlax_orbax.layout import chunk_shape
@@ -185,6 +188,20 @@ def test_a_failed_save_leaves_nothing_behind(store, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match="cannot write"):
         store.save(str(tmp_path / "file" / "0"), {"w": np.ones(3)})
+
+
+def test_a_commit_that_is_too_late_leaves_nothing_behind(tmp_path, monkeypatch):
+    kind = ocp.path.atomicity_defaults.get_default_temporary_path_class(epath.Path(tmp_path / "0"))
+    finalize = kind.finalize
+
+    async def late(self, *args, **kwargs):
+        await asyncio.to_thread(time.sleep, 2)  # a rename on a file system that hangs for a while
+        return await finalize(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "finalize", late)
+    with pytest.raises(DeadlineError, match="writing a weight version"):
+        OrbaxStore(deadline_s=1).save(str(tmp_path / "0"), {"w": np.ones(3)})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_version_is_invisible_until_it_is_whole(store, tmp_path, monkeypatch):

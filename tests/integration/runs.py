@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -60,8 +63,7 @@ class Run:
         return [c for c in children if "serve" in " ".join(c.cmdline())]
 
     def steps(self) -> list[dict[str, float]]:
-        path = self.dir / "metrics.jsonl"
-        return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+        return lines(self.dir / "metrics.jsonl")
 
     def summary(self) -> dict:
         return json.loads((self.dir / "summary.json").read_text())
@@ -71,6 +73,20 @@ class Run:
         trained = rows(self.dir / "batches")
         ids = {row["group_id"] for row in trained}
         return trained + [row for row in rows(self.dir / "rollouts") if row["group_id"] not in ids]
+
+
+def free_port() -> int:
+    """Below those that the system gives to others, so that none of them takes it meanwhile."""
+    while True:
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port := random.randrange(10_000, 32_000)))
+            return port
+
+
+def lines(path: Path) -> list[dict]:
+    """The whole lines of a file that may be written to at this moment."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def rows(directory: Path) -> list[dict]:

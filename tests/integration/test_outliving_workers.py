@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from runs import CONFIG, Run, rows
+from runs import CONFIG, DEADLINE_S, Run, free_port, rows
 
 from rlax_plugin.audit import audit
 from rlax_plugin.records import events as ev
@@ -21,12 +20,6 @@ from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 
 STEPS = 14
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def trained(run: Run) -> list[dict]:
@@ -63,7 +56,9 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path, parameter_server):
                 tmp_path, "server", "parameter-server", CONFIG, *overrides, "--port", apart
             )
             processes.enter_context(server)
-            while "listens on" not in (tmp_path / "server.log").read_text():
+            end = time.monotonic() + DEADLINE_S
+            while "listens on" not in (said := (tmp_path / "server.log").read_text()):
+                assert time.monotonic() < end, said
                 time.sleep(0.05)
         join = ("--controller", f"127.0.0.1:{port}", "--name", "survivor")
         worker = processes.enter_context(
@@ -116,6 +111,7 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(tmp_path, fau
     run = Run(
         tmp_path,
         f"rlax.rollouts.engine={engine}, latency_s: 0.05}}",
+        "rlax.trainer.train_s=0.15",  # local-1 may be ready later than local-0, not later than 4
         "rlax.launcher.max_restarts=0",
     )
     status, out = run.end()

@@ -115,7 +115,7 @@ def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():
     async def main():
         store = Deleted()
         async with (
-            serving(store, keep=1, lease_s=0.8) as (service, address),
+            serving(store, keep=1, lease_s=2) as (service, address),
             client_of(address) as client,
             client_of(address) as dying,
         ):
@@ -127,7 +127,7 @@ def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():
                 await dead.__aenter__()
                 await service.publish(version(2))
                 await dying._channel.close()  # no release, and renewals fail from now on
-                await asyncio.sleep(2.0)  # more than two lives of a lease
+                await asyncio.sleep(4.5)  # more than two lives of a lease
                 assert store.paths == ["/w/0"]
             # Released by the living, expired for the dead.
             assert await store.wait_for(2) == ["/w/0", "/w/1"]

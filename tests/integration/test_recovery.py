@@ -212,6 +212,7 @@ def test_finished_groups_are_kept_and_only_open_ones_are_drawn_again(tmp_path):
         "rlax.objective.old_policy=proximal",
         "rlax.trainer.train_s=0.4",
         "rlax.rollouts.engine.latency_s=0.6",
+        "rlax.rollouts.slots=32",
     )
     killed = train(tmp_path, *slow, kill_at="step-trained:5")
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ import pytest
 from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
 from prometheus_client.parser import text_string_to_metric_families
-from runs import DEADLINE_S, Run
+from runs import DEADLINE_S, Run, free_port
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -356,9 +355,7 @@ def test_cancelled_calls_free_their_slots_and_all_is_exported(
 def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
     trained: Trained, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address, go = f"127.0.0.1:{port}", tmp_path / "go"
+    address, go = f"127.0.0.1:{(port := free_port())}", tmp_path / "go"
     server = Server(
         trained.dir,
         f"rlax.rollouts.engine={{name: bigram_slots, step_s: 0.01, wait_for: {go}}}",

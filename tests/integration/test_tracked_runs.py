@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from runs import Run
+from runs import Run, lines
 from wandb_files import history
 
 from rlax_plugin.metric_names import find
@@ -21,10 +20,6 @@ def run(directory: Path, trackers: str, *overrides: str) -> Run:
     return Run(directory, PLUGINS, f"rlax.trackers={trackers}", *QUICK, *overrides)
 
 
-def lines(path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:
     trackers = "[{name: jsonl}, {name: tensorboard}, {name: wandb, mode: offline}]"
     slow = "rlax.trainer={name: bigram, train_s: 0.05, checkpoint_every: 5}"
@@ -34,7 +29,7 @@ def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:
     killed.until(lambda: len(lines(tracked)) >= 7, "a 7th step")
     # Each tracker has its own pace.
     killed.until(lambda: list(events.glob("events*")), "curves")
-    killed.until(lambda: list(killed.dir.glob("wandb/offline-run-*")), "a W&B run")
+    killed.until(lambda: list(killed.dir.glob("wandb/offline-run-*/*.wandb")), "a W&B run")
     killed.process.kill()
     killed.end()
     seen = lines(tracked)[-1]["step"]

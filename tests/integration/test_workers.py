@@ -519,7 +519,7 @@ def test_a_worker_that_cannot_read_weights_tries_again_and_ends_without_quaranti
     async def main():
         settings = section()
         settings = settings.model_copy(
-            update={"deadlines": settings.deadlines.model_copy(update={"weights_s": 2.0})}
+            update={"deadlines": settings.deadlines.model_copy(update={"weights_s": 3.0})}
         )
         async with trainer(settings) as one:
             await one.publish(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +209,28 @@ def test_a_silent_worker_is_lost():
         while not lost:
             await asyncio.sleep(0.01)
         assert lost == ["a: no heartbeat for 0.02 s"] and fleet.workers == {}
+        watch.cancel()
+        await fleet.close()
+
+    run(main)
+
+
+def test_a_pause_of_the_controller_itself_loses_nobody():
+    async def main():
+        fleet, _, lost = make(heartbeats_lost=10)  # 0.2 s in all
+        await join(fleet, "a", answer)
+        worker = fleet.workers["a"]
+        watch = asyncio.ensure_future(fleet.watch())
+        await asyncio.sleep(0.05)
+        time.sleep(0.5)
+        # What the worker sent meanwhile is handled only after the watch has woken up.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        worker.last_seen = time.monotonic()
+        await asyncio.sleep(0.1)
+        assert lost == []
+        while not lost:  # now it is really silent
+            await asyncio.sleep(0.01)
         watch.cancel()
         await fleet.close()
 
