@@ -26,13 +26,13 @@ from rlax_plugin.loading import load_section
 from rlax_plugin.protocols import Arrays, BuildContext, Trainer, TrainerLink
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.journal import Segment
 from rlax_plugin.types import Canary
 
 log = logging.getLogger("rlax.replay")
 
-_OURS = {"config.yml", "trainer.log", "replayed"}  # what a replay leaves
+_OURS = {CONFIG, "trainer.log", "replayed"}  # what a replay leaves
 
 
 class ReplayLink(TrainerLink):
@@ -106,13 +106,6 @@ def _read_run(files: RunFiles) -> tuple[dict[int, Segment], dict[int, str]]:
     return segments, digests
 
 
-def _read_config(files: RunFiles) -> bytes:
-    try:
-        return files.get("config.yml")
-    except FileNotFoundError:
-        raise ConfigError("RUN", files.url, "is no run directory: it has no config.yml") from None
-
-
 def _directory(files: RunFiles, out: str | None) -> Path:
     if out:
         return Path(out)
@@ -150,13 +143,13 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     """
     files = RunFiles(run)
     directory = _directory(files, out)
-    config = _read_config(files)
+    config = files.config()
     segments, recorded = _read_run(files)
     if not segments or not recorded:
         reason = "nothing can be replayed yet: no batch is recorded, or no version to compare with"
         raise ConfigError("RUN", files.url, reason)
     _empty(directory)
-    config_path = directory / "config.yml"
+    config_path = directory / CONFIG
     config_path.write_bytes(config)
     overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
     if load_section(config_path)[0].warm_start.enabled:

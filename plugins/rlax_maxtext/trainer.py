@@ -15,6 +15,8 @@ from rlax_plugin.protocols import BuildContext, Trainer, TrainerLink
 if TYPE_CHECKING:
     import numpy as np
 
+    from maxtext_overrides.train_loop import Loop
+
 log = logging.getLogger("rlax.trainer")
 
 
@@ -34,6 +36,19 @@ class MaxTextTrainer(Trainer):
 
         return report
 
+    def _publisher(self, link: TrainerLink) -> Callable[[Loop], None]:
+        """Publishes the weights of a loop, with the canary that workers must match."""
+        from maxtext_overrides.canary import CanaryForward
+        from maxtext_overrides.train_loop import fresh_weights
+
+        canary = CanaryForward(link.canary_tokens)
+
+        def publish(loop: Loop) -> None:
+            arrays = fresh_weights(loop)
+            link.publish(loop.completed, arrays, canary(loop, arrays))
+
+        return publish
+
     def run(self, link: TrainerLink) -> None:
         """Trains to ``steps``, or until a stop is requested.
 
@@ -44,10 +59,9 @@ class MaxTextTrainer(Trainer):
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         from maxtext_overrides import supervised
-        from maxtext_overrides.canary import CanaryForward
         from maxtext_overrides.config import initialize
         from maxtext_overrides.policies import Policies
-        from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
+        from maxtext_overrides.train_loop import Events, run_train_loop
 
         argv = self._context.maxtext_argv
         config = initialize(argv)
@@ -59,15 +73,11 @@ class MaxTextTrainer(Trainer):
             path = supervised.warm_start(argv, config, source, self._reporter(link))
             config = initialize(argv, load_parameters_path=path)
 
-        canary = CanaryForward(link.canary_tokens)
+        publish = self._publisher(link)
         policies: Policies | None = None
         if slots.needs_reference or slots.needs_old_logprobs:
             policies = Policies(config, slots, self._section, self._context.run_url)
         running: Loop | None = None
-
-        def publish(loop: Loop) -> None:
-            arrays = fresh_weights(loop)
-            link.publish(loop.completed, arrays, canary(loop, arrays))
 
         def on_start(loop: Loop) -> None:
             nonlocal running
@@ -109,10 +119,9 @@ class MaxTextTrainer(Trainer):
 
     def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
         """See ``CheckpointReader``: MaxText's loop restores it, and has nothing left to train."""
-        from maxtext_overrides.canary import CanaryForward
         from maxtext_overrides.checkpoints import items
         from maxtext_overrides.config import initialize
-        from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
+        from maxtext_overrides.train_loop import Events, run_train_loop
 
         config = initialize(
             self._context.maxtext_argv,
@@ -123,12 +132,10 @@ class MaxTextTrainer(Trainer):
             steps=self._section.objective.updates_per_step,
             enable_checkpointing=True,
         )
-        canary = CanaryForward(link.canary_tokens)
-
-        def publish(loop: Loop) -> None:
-            arrays = fresh_weights(loop)
-            link.publish(loop.completed, arrays, canary(loop, arrays))
-
-        events = Events(batches=link.next_batch, on_step_end=lambda *_: True, on_start=publish)
+        events = Events(
+            batches=link.next_batch,
+            on_step_end=lambda *_: True,
+            on_start=self._publisher(link),
+        )
         slots = resolve(self._section, self._context.part)
         run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))

@@ -172,9 +172,10 @@ class OrbaxStore(WeightStore):
                 write.result(clock.left_s())
         except BaseException:
             # What is under way would put files back into the directory that is now removed.
+            grace = _Clock("", _GRACE_S)
             for future in (*opened, *writes):
                 with suppress(TimeoutError):
-                    future.exception(max(clock.left_s(), _GRACE_S))
+                    future.exception(max(clock.left_s(), grace.left_s()))
             raise
 
     def _run(self, commit: Coroutine[Any, Any, T], clock: _Clock) -> T:

@@ -8,10 +8,8 @@ import yaml
 
 from rlax_plugin.config import Batches, Curation, Rollouts, Section, Staleness
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.validation import validate
-
-CONFIG = "config.yml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rlax_plugin.controller.dashboard import before_after_table
 from rlax_plugin.controller.evaluated import recorded
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.loading import differences
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.validation import yaml_text
 
 _ENDPOINTS = "endpoints.json"
@@ -148,7 +148,7 @@ def check_same_run(files: RunFiles, digest: str, config: Mapping[str, Any]) -> N
 def _difference(files: RunFiles, config: Mapping[str, Any]) -> str:
     """For messages: the first keys in which a run's own config and this one differ."""
     try:
-        known = yaml.safe_load(files.get("config.yml"))
+        known = yaml.safe_load(files.get(CONFIG))
     except (FileNotFoundError, yaml.YAMLError):
         return ""
     found = differences(known, config) if isinstance(known, Mapping) else []

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from rlax_plugin import advantages, batches, diagnostics, objective
 from rlax_plugin.build import registry_for
-from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.controller.dashboard import Dashboard
 from rlax_plugin.controller.directory import (
@@ -41,7 +41,7 @@ from rlax_plugin.controller.supervision import LoopThread
 from rlax_plugin.loading import config_hash, load_section, merged
 from rlax_plugin.protocols import BuildContext, Trainer
 from rlax_plugin.records.faults import FaultPoint, reached
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import Group, TrainBatch
 
 INTERRUPTED = 130
@@ -77,7 +77,7 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
             "config.json",
             {"config": config_path, "overrides": list(overrides), "config_hash": digest},
         )
-        files.put("config.yml", yaml.safe_dump(config).encode())
+        files.put(CONFIG, yaml.safe_dump(config).encode())
         reached(FaultPoint.CONFIG_WRITTEN)
         context = BuildContext(
             run_dir=state_dir,
@@ -119,10 +119,7 @@ class _Run:
 
     @functools.cached_property
     def _objective(self) -> objective.Slots:
-        def part(kind: str, choice: Choice, key: str) -> Any:
-            return self._registry.part(kind, choice, key, self._context)
-
-        slots = objective.resolve(self._section, part)
+        slots = self._registry.slots(self._context)
         advantages.probe(slots.advantages, self._section.rollouts.group_size)
         return slots
 

@@ -32,10 +32,10 @@ from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.evaluate.checkpoint import CheckpointLink, checkpoint_name, checkpoint_reader
 from rlax_plugin.evaluate.session import Session
 from rlax_plugin.evaluate.show import measures_table
-from rlax_plugin.evaluate.target import CONFIG, Target, find_version
+from rlax_plugin.evaluate.target import Target, find_version
 from rlax_plugin.loading import config_hash, decides, load_section
 from rlax_plugin.protocols import BuildContext, WeightStore
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 
 # A run that is going on has its own.
 _OWN_PORTS = ("rlax.network.port=0", "rlax.network.prometheus_port=null")

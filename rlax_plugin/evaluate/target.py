@@ -11,10 +11,8 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.directory import endpoints, state_directory
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
 from rlax_plugin.parameter_server import ParameterServerClient, kept_version
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
-
-CONFIG = "config.yml"
 
 
 @dataclass(frozen=True, slots=True)

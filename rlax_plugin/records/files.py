@@ -21,6 +21,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rlax_plugin.errors import ConfigError, RlaxError
 
+CONFIG = "config.yml"
+"""Where a run keeps its merged config, MaxText's keys and ``rlax:``."""
+
 
 class RunFiles:
     """Reads and puts whole files below one directory. Thread-safe; blocking.
@@ -86,6 +89,19 @@ class RunFiles:
             data = self._fs.cat_file(self._path(name))
         assert isinstance(data, bytes)
         return data
+
+    def config(self) -> bytes:
+        """The run's merged config, as YAML.
+
+        Raises:
+          ConfigError: this is no run's directory.
+          RlaxError: it cannot be read.
+        """
+        try:
+            return self.get(CONFIG)
+        except FileNotFoundError:
+            reason = f"is no run directory: it has no {CONFIG}"
+            raise ConfigError("RUN", self.url, reason) from None
 
     def put_json(self, name: str, document: Any) -> None:
         """Writes a document for people: indented."""

@@ -14,14 +14,14 @@ import yaml
 
 from rlax_plugin.controller import metrics_file
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.report.evaluations import Measured, read_evaluations, set_apart
 from rlax_plugin.report.history import History, read_history
 
 Progress = Callable[[str, int, int], object]
 """Called with what is being read, how much of it is done, and of how much."""
 
-_PARTS = ("config.yml", "config.json", "metrics.jsonl", "summary.json", "journal", "batches")
+_PARTS = (CONFIG, "config.json", "metrics.jsonl", "summary.json", "journal", "batches")
 _LOOKED_AT = 20  # entries of a directory that is no run's, to name runs in it
 
 
@@ -125,7 +125,7 @@ def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
 
 def _read_config(files: RunFiles) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(files.get("config.yml"))
+        document = yaml.safe_load(files.get(CONFIG))
     except FileNotFoundError:
         raise RlaxError("config.yml is not there") from None
     except yaml.YAMLError as error:

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError, DeadlineError
+from rlax_plugin.errors import DeadlineError
 from rlax_plugin.parameter_server import kept_version
 from rlax_plugin.protocols import RolloutEngine
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.process import run as run_engine
 from rlax_plugin.worker.service import RolloutService
 
 NAME = "standalone"
-_CONFIG = "config.yml"
 
 
 def serve_run(
@@ -51,8 +50,7 @@ def serve_run(
         or a port is taken.
     """
     files = RunFiles(run)
-    if not files.exists(_CONFIG):
-        raise ConfigError("RUN", files.url, f"is no run directory: it has no {_CONFIG}")
+    config = files.config()
     chosen = kept_version(files, version)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
@@ -71,19 +69,19 @@ def serve_run(
                 # gRPC's grace lets running calls end and refuses new ones.
                 await endpoint.server.stop(section.deadlines.drain_s)
 
-    with _local_config(files) as config:
-        run_engine(config, overrides, NAME, life)
+    with _local(files, config) as path:
+        run_engine(path, overrides, NAME, life)
 
 
 @contextlib.contextmanager
-def _local_config(files: RunFiles) -> Iterator[str]:
+def _local(files: RunFiles, config: bytes) -> Iterator[str]:
     """The run's config as a local file, which MaxText wants."""
     if files.is_local:
-        yield files.location(_CONFIG)
+        yield files.location(CONFIG)
         return
     with tempfile.TemporaryDirectory(prefix="rlax-serve-") as directory:
-        path = Path(directory, _CONFIG)
-        path.write_bytes(files.get(_CONFIG))
+        path = Path(directory, CONFIG)
+        path.write_bytes(config)
         yield str(path)
 
 
