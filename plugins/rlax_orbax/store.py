@@ -35,7 +35,7 @@ Index = tuple[slice, ...]
 # TensorStore and the file system report every kind of failure through these.
 _IO_ERRORS = (OSError, ValueError, LookupError, NotImplementedError, OverflowError)
 _DEADLINE_KEY = "rlax.deadlines.weights_s"
-_GRACE_S = 10.0  # for what is under way when a save fails, before its directory is removed
+_GRACE_S = 10.0  # for what cannot be stopped: writes under way when a save fails, and its commit
 _ALIGNMENT = 64  # bytes; XLA's CPU client takes over host buffers that are aligned so
 
 
@@ -75,7 +75,7 @@ class OrbaxStore(WeightStore):
 
         Raises:
           WeightsError: ``path`` exists or cannot be written.
-          DeadlineError: it took longer than ``deadline_s``.
+          DeadlineError: it took longer than ``deadline_s``, or its commit than 10 s more.
         """
         clock = _Clock("writing a weight version", self._deadline_s)
         final = epath.Path(path)
@@ -97,11 +97,9 @@ class OrbaxStore(WeightStore):
                 written = True
             finally:
                 if not written:
-                    # Best effort: Orbax removes a leftover before it writes the path again. A
-                    # commit that was too late may have made the version visible.
-                    for leftover in (temporary.get(), final):
-                        with suppress(OSError):
-                            leftover.rmtree(missing_ok=True)
+                    # Best effort: Orbax removes a leftover before it writes the path again.
+                    with suppress(OSError):
+                        temporary.get().rmtree(missing_ok=True)
 
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
         """Reads arrays with the shapes, dtypes and shardings of ``like``; see ``WeightStore``.
@@ -183,19 +181,11 @@ class OrbaxStore(WeightStore):
             commit.close()
             raise TimeoutError
         try:
-            return self._loop.run_until_complete(_in_time(commit, clock))
+            # Orbax works on threads, which go on when a wait for them is given up.
+            left_s = max(clock.left_s(), _GRACE_S)
+            return self._loop.run_until_complete(asyncio.wait_for(commit, left_s))
         finally:
             self._loop_lock.release()
-
-
-async def _in_time[T](commit: Coroutine[Any, Any, T], clock: _Clock) -> T:
-    """Orbax commits on threads, which go on when a wait is cancelled: their end is waited for."""
-    task = asyncio.ensure_future(commit)
-    if not (await asyncio.wait({task}, timeout=clock.left_s()))[0]:
-        with suppress(Exception):  # which failure it ends with does not matter: it is too late
-            await asyncio.wait_for(task, _GRACE_S)
-        raise TimeoutError
-    return task.result()
 
 
 class _Clock:

@@ -190,7 +190,8 @@ def test_a_failed_save_leaves_nothing_behind(store, tmp_path):
         store.save(str(tmp_path / "file" / "0"), {"w": np.ones(3)})
 
 
-def test_a_commit_that_is_too_late_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_a_commit_that_began_in_time_is_waited_for(tmp_path, monkeypatch):
+    """Given up, its thread would go on: a rename beside, or after, the removal of its directory."""
     kind = ocp.path.atomicity_defaults.get_default_temporary_path_class(epath.Path(tmp_path / "0"))
     finalize = kind.finalize
 
@@ -199,9 +200,13 @@ def test_a_commit_that_is_too_late_leaves_nothing_behind(tmp_path, monkeypatch):
         return await finalize(self, *args, **kwargs)
 
     monkeypatch.setattr(kind, "finalize", late)
+    OrbaxStore(deadline_s=1).save(str(tmp_path / "0"), {"w": np.ones(3)})
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    same(OrbaxStore().load(str(tmp_path / "0"), {"w": np.zeros(3)}), {"w": np.ones(3)})
+    monkeypatch.setattr("rlax_orbax.store._GRACE_S", 0.5)
     with pytest.raises(DeadlineError, match="writing a weight version"):
-        OrbaxStore(deadline_s=1).save(str(tmp_path / "0"), {"w": np.ones(3)})
-    assert list(tmp_path.iterdir()) == []
+        OrbaxStore(deadline_s=0.5).save(str(tmp_path / "1"), {"w": np.ones(3)})
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_a_version_is_invisible_until_it_is_whole(store, tmp_path, monkeypatch):
