@@ -25,7 +25,7 @@ test: lint ## everything that must pass before a change lands: lint, then pytest
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 lint: $(READY) ## ruff, import rules, types; seconds
-	@echo "ruff:" && $(BIN)/ruff check && $(BIN)/ruff format --check
+	@echo "ruff:" && $(BIN)/ruff check --no-cache && $(BIN)/ruff format --no-cache --check
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports --no-cache
 	@echo "pyright:" && PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 

@@ -12,5 +12,22 @@ def checkpoints(run_url: str, updates_per_step: int) -> dict[int, str]:
 
 
 def items(run_url: str, name: str) -> str:
-    """Where a checkpoint's state is, for ``load_full_state_path``."""
+    """Where a checkpoint's state is, for ``load_full_state_path`` and ``load_parameters_path``."""
     return RunFiles(run_url).location(f"checkpoints/{name}/items")
+
+
+def holds(run_url: str, name: str) -> bool:
+    """Whether the checkpoint is there."""
+    return RunFiles(run_url).exists(f"checkpoints/{name}/items")
+
+
+def mismatch(error: ValueError) -> str:
+    """The first weight that a checkpoint has otherwise than the model, as MaxText tells it.
+
+    Empty if the error is about something else.
+    """
+    title, *lines = str(error).splitlines()
+    weights = [line.strip(" -") for line in lines if line.startswith("  - ")]
+    if not title.startswith("Checkpoint does not match the model") or not weights:
+        return ""
+    return f"{weights[0]}" + (f" (and {len(weights) - 1} more)" if len(weights) > 1 else "")

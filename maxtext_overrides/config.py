@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -109,6 +110,9 @@ def _refuse(values: Mapping[str, Any]) -> None:
         value = values.get(key)
         if value is not None and is_bad(value):
             raise ConfigError(key, value, reason)
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(key, value, "must be a finite number")
     for key in _AT_LEAST_ONE:
         if isinstance(value := values.get(key), int) and value < 1:
             raise ConfigError(key, value, "must be at least 1")

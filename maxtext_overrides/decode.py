@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from maxtext_overrides import buckets
 from maxtext_overrides.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
 from maxtext_overrides.sampling import sample, uniforms
 from maxtext_overrides.slots import MAX_STOP_IDS, Drawn, Prefill
@@ -20,7 +21,6 @@ from rlax_plugin.types import SamplingParams
 
 __all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Drawn", "Prefill"]
 
-_SHORTEST_PREFILL = 16  # tokens; prompts are padded to a power of two from here on
 _SCORED = 16  # tokens that the compiled ``logprobs`` scores at least, where prompts hold as many
 
 State = dict[str, Any]
@@ -36,33 +36,46 @@ class DecodeEngine:
       slots: sequences decoded at once.
       max_prompt_tokens, max_new_tokens: what a prompt (with the tokens that a continued sample has)
         and a completion may hold.
-      steps_total, tokens_total: decode steps run and tokens drawn so far.
+      steps_total, tokens_total: decode steps run and tokens generated so far.
+      prefill_tokens_total, prefill_computed_total: tokens of the prompts prefilled so far, and the
+        tokens computed for them, which include the padding of rows and lengths.
 
     Args:
       config: MaxText's config. Prompts hold ``max_prefill_predict_length`` tokens at most,
         completions ``max_target_length`` minus that. MaxEngine's cache of drawn tokens is a ring of
         that length, shared by all slots; a sample writes at most max_new_tokens - 1 entries from
         wherever the ring stands, so it never meets itself.
+      group_size: samples that usually share a prompt.
+      prompt_tokens: the longest prompt without the tokens of a continued sample; None: as long as
+        fits. This and ``group_size`` shape the prefill programs (``buckets.plan``).
 
     Raises:
       OverrideError: MaxText's source differs from what was tested.
     """
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Any, *, group_size: int = 1, prompt_tokens: int | None = None):
         self._model = MaxEngineModel(config)
         self.slots = self._model.slots
         self.max_prompt_tokens = int(config.max_prefill_predict_length)
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens
-        self.steps_total = self.tokens_total = 0
+        self.vocabulary = int(config.vocab_size)
+        self._buckets = buckets.plan(
+            self.slots,
+            self.max_prompt_tokens,
+            prompt_tokens or self.max_prompt_tokens,
+            group_size,
+            self._model.row_shards,
+        )
+        self._forget_totals()
         replicated = jax.sharding.NamedSharding(self._model.mesh, jax.sharding.PartitionSpec())
         self._shardings = jax.tree.map(lambda _: replicated, jax.eval_shape(self._empty))
         self._shardings["cache"] = {p: x.sharding for p, x in self._model.caches_like.items()}
         outputs = (self._shardings, replicated)
-        static = {"static_argnames": "truncate", "donate_argnums": 0}
-        self._insert = jax.jit(self._insert_step, out_shardings=self._shardings, **static)
-        self._decode = jax.jit(self._decode_loop, out_shardings=outputs, **static)
+        self._insert = jax.jit(self._insert_step, out_shardings=self._shardings, donate_argnums=0)
+        self._decode = jax.jit(self._decode_loop, out_shardings=outputs, donate_argnums=0)
         self._collect = jax.jit(_collect, out_shardings=replicated)
         self._score = jax.jit(self._score_prefixes, out_shardings=replicated)
+        self._clear = jax.jit(self._empty, out_shardings=self._shardings)
         self.reset()
 
     def variables_like(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -76,33 +89,37 @@ class DecodeEngine:
     def reset(self) -> None:
         """Empties all slots and clears the caches."""
         self._occupied = np.zeros(self.slots, bool)
-        self._truncating = np.zeros(self.slots, bool)
         # Tokens of each slot's sample: when it was inserted, and now.
         self._earlier = np.zeros(self.slots, np.int32)
         self._drawn = np.zeros(self.slots, np.int32)
-        self._state: State = jax.jit(self._empty, out_shardings=self._shardings)()
+        self._state: State = self._clear()
 
     def release(self, slots: Sequence[int]) -> None:
         """Gives slots up, also if their samples have not ended."""
         self._occupied[list(slots)] = False
-        self._truncating[list(slots)] = False
 
     def insert(self, weights: Weights, requests: Sequence[Prefill]) -> None:
-        """Prefills every prompt once and draws each slot's next token, in one jitted call.
+        """Prefills every prompt once and draws each slot's next token.
+
+        One jitted call or, where the prompts need several programs or rows, a few.
 
         Raises:
           ValueError: a prompt, a limit or the stop ids do not fit, or a slot is taken.
         """
-        if not requests:
-            return
         self._check(requests)
-        count = _power_of_two(len(requests))
-        longest = max(len(r.tokens) for r in requests)
-        length = min(max(_power_of_two(longest), _SHORTEST_PREFILL), self.max_prompt_tokens)
-        tokens = np.zeros((count, length), np.int32)
-        lengths = np.ones(count, np.int32)
+        # Nothing runs: starting the rings anew makes the result independent of the past.
+        fresh = not self._occupied.any()
+        for bucket, indices in buckets.calls(self._buckets, [len(r.tokens) for r in requests]):
+            self._prefill(weights, bucket, [requests[i] for i in indices], fresh)
+            fresh = False
+
+    def _prefill(
+        self, weights: Weights, bucket: buckets.Bucket, requests: Sequence[Prefill], fresh: bool
+    ) -> None:
+        tokens = np.zeros((bucket.rows, bucket.length), np.int32)
+        lengths = np.ones(bucket.rows, np.int32)
         source = np.full(self.slots, -1, np.int32)
-        settings = jax.tree.map(lambda x: np.array(x), _empty_settings(self.slots))
+        settings = _empty_settings(self.slots)
         for i, r in enumerate(requests):
             slots = list(r.slots)
             tokens[i, : len(r.tokens)] = r.tokens
@@ -115,7 +132,6 @@ class DecodeEngine:
             settings["top_p"][slots] = r.sampling.top_p
             settings["limit"][slots] = r.sampling.max_new_tokens
             settings["stop"][slots, : len(r.sampling.stop_ids)] = r.sampling.stop_ids
-            self._truncating[slots] = r.sampling.truncates
         self._state = self._insert(
             self._state,
             dict(weights),
@@ -124,13 +140,13 @@ class DecodeEngine:
             source,
             self._earlier.copy(),  # the call returns before it has read its arguments
             settings,
-            # Nothing runs: starting the rings anew makes the result independent of the past.
-            np.bool_(not self._occupied.any()),
-            truncate=any(r.sampling.truncates for r in requests),
+            np.bool_(fresh),
         )
         self._occupied |= source >= 0
         self._drawn = np.where(source >= 0, self._earlier + 1, self._drawn)
         self.tokens_total += int(np.sum(source >= 0))
+        self.prefill_tokens_total += sum(len(r.tokens) for r in requests)
+        self.prefill_computed_total += tokens.size
 
     def decode(self, weights: Weights, max_steps: int, stop_when_free: bool) -> list[Drawn]:
         """Runs up to ``max_steps`` decode steps and returns the samples that have ended.
@@ -146,7 +162,6 @@ class DecodeEngine:
             self._occupied,
             np.int32(max_steps),
             np.bool_(stop_when_free),
-            truncate=bool(self._truncating.any()),
         )
         (steps, drawn), self._drawn, done = np.split(np.asarray(status), [2, 2 + self.slots])
         self.steps_total += int(steps)
@@ -160,7 +175,8 @@ class DecodeEngine:
         """What occupied slots have drawn so far, in one transfer; they go on undisturbed."""
         if not slots:
             return []
-        padded = [*slots, *[0] * (_power_of_two(len(slots)) - len(slots))]
+        count = next(n for n in self._counts_read() if n >= len(slots))
+        padded = [*slots, *[0] * (count - len(slots))]
         rows = np.asarray(self._collect(self._state, np.array(padded, np.int32)))
         drawn = []
         for slot, row in zip(slots, rows, strict=False):  # the padding's rows are left out
@@ -191,34 +207,31 @@ class DecodeEngine:
         padded[: count + 1] = tokens
         return np.asarray(self._score(dict(weights), padded))[:count]
 
-    def warm_up(self, samples_per_prompt: int = 1, prompt_tokens: int | None = None) -> None:
-        """Compiles the usual programs with zero weights; leaves all slots empty.
-
-        Args:
-          samples_per_prompt: what groups usually have. Every power of two of such groups that fits
-            into the slots is compiled.
-          prompt_tokens: the longest prompt, tokens; all that fits if None. Where more fits, all
-            slots are expected to be filled anew at once, each behind its sample's own tokens.
-        """
+    def warm_up(self) -> None:
+        """Compiles every program there is, with zero weights; leaves all slots empty."""
         weights = {
             name: jnp.zeros(like.shape, like.dtype, device=like.sharding)
             for name, like in self.variables_like().items()
         }
-        prompt = np.zeros(prompt_tokens or self.max_prompt_tokens, np.int32)
-        sampling = SamplingParams(max_new_tokens=1)
-        samples = min(samples_per_prompt, self.slots)
-        for count in _powers_of_two(self.slots // samples):
-            slots = np.arange(count * samples).reshape(count, samples).tolist()
-            self.insert(weights, [Prefill(prompt, tuple(s), tuple(s), sampling) for s in slots])
-            self.decode(weights, 1, True)
-        if len(prompt) < self.max_prompt_tokens:
-            behind = np.zeros(self.max_prompt_tokens, np.int32)
-            self.insert(weights, [Prefill(behind, (s,), (s,), sampling) for s in self.free_slots])
-        self.logprobs(weights, np.zeros(2, np.int32))
-        for count in _powers_of_two(self.slots):
+        for bucket in self._buckets:
+            tokens = np.zeros(bucket.length, np.int32)
+            self.insert(weights, [Prefill(tokens, (0,), (0,), SamplingParams(max_new_tokens=1))])
+            self.release([0])
+        self._occupied[0] = True
+        self.decode(weights, 1, True)
+        for count in self._counts_read():
             self._collect(self._state, np.zeros(count, np.int32))
-        self.steps_total = self.tokens_total = 0
+        self.logprobs(weights, np.zeros(2, np.int32))
+        self._forget_totals()
         self.reset()
+
+    def _forget_totals(self) -> None:
+        self.steps_total = self.tokens_total = 0
+        self.prefill_tokens_total = self.prefill_computed_total = 0
+
+    def _counts_read(self) -> list[int]:
+        """How many slots ``read`` reads at once: the powers of two below all slots, and all."""
+        return [1 << i for i in range((self.slots - 1).bit_length())] + [self.slots]
 
     def _insert_step(
         self,
@@ -230,12 +243,10 @@ class DecodeEngine:
         earlier_b: jax.Array,
         settings: State,
         fresh: jax.Array,
-        *,
-        truncate: bool,
     ) -> State:
         logits_nv, prefix = self._model.prefill(weights, tokens_nl, lengths_n)
         from_b, drawn_b = jnp.maximum(source_b, 0), earlier_b + 1
-        drawn = _draw(logits_nv[from_b], settings, earlier_b, truncate)
+        drawn = _draw(logits_nv[from_b], settings, earlier_b)
         row = jnp.where(fresh, 0, state["row"])
         news = settings | {
             "token": drawn[0],
@@ -258,12 +269,13 @@ class DecodeEngine:
         occupied_b: jax.Array,
         max_steps: jax.Array,
         stop_when_free: jax.Array,
-        *,
-        truncate: bool,
     ) -> tuple[State, jax.Array]:
         """Returns the state and int32 [2 + 2 * slots]: steps, tokens; per slot drawn and done."""
         names = ("token", "position", "drawn", "done", "row", "record", "cache")
         fixed = {name: value for name, value in state.items() if name not in names}
+        # Top-k and top-p of samples that are gone would cost a sort of the vocabulary each step.
+        fixed["top_k"] = jnp.where(occupied_b, state["top_k"], 0)
+        fixed["top_p"] = jnp.where(occupied_b, state["top_p"], 1.0)
 
         def goes_on(carry: tuple[jax.Array, State]) -> jax.Array:
             step, s = carry
@@ -274,7 +286,7 @@ class DecodeEngine:
         def one_step(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             step, s = carry
             logits_bv, cache = self._model.step(weights, s["cache"], s["token"], s["position"])
-            drawn = _draw(logits_bv, fixed, s["drawn"], truncate)
+            drawn = _draw(logits_bv, fixed, s["drawn"])
             live_b = occupied_b & ~s["done"]
             drawn_b = s["drawn"] + live_b
             record = jax.lax.dynamic_update_index_in_dim(
@@ -314,7 +326,7 @@ class DecodeEngine:
         rows = 2 * max(self.max_new_tokens - 1, 1)
         return (
             zeros
-            | _empty_settings(self.slots)
+            | jax.tree.map(jnp.asarray, _empty_settings(self.slots))
             | {
                 "done": jnp.ones(self.slots, bool),
                 "born": jnp.zeros(self.slots, jnp.int32),
@@ -331,48 +343,32 @@ class DecodeEngine:
     def _check(self, requests: Sequence[Prefill]) -> None:
         taken = self._occupied.copy()
         for r in requests:
-            if not 1 <= len(r.tokens) <= self.max_prompt_tokens:
-                raise ValueError(
-                    f"a prompt of {len(r.tokens)} tokens; 1 to {self.max_prompt_tokens} fit"
-                )
-            if not 1 <= r.sampling.max_new_tokens <= self.max_new_tokens:
-                raise ValueError(
-                    f"max_new_tokens {r.sampling.max_new_tokens} is not in 1..{self.max_new_tokens}"
-                )
-            if not 0 <= r.drawn < min(len(r.tokens), r.sampling.max_new_tokens):
-                raise ValueError(
-                    f"{r.drawn} of {len(r.tokens)} tokens drawn earlier, and max_new_tokens "
-                    f"{r.sampling.max_new_tokens}: nothing is left to draw, or no prompt"
-                )
-            if len(r.sampling.stop_ids) > MAX_STOP_IDS:
-                raise ValueError(f"{len(r.sampling.stop_ids)} stop ids; at most {MAX_STOP_IDS}")
-            if len(r.slots) != len(r.seeds):
-                raise ValueError(f"{len(r.slots)} slots for {len(r.seeds)} seeds")
+            if why := r.misfit(self.max_prompt_tokens, self.max_new_tokens):
+                raise ValueError(why)
             for slot in r.slots:
                 if taken[slot]:
                     raise ValueError(f"slot {slot} is taken")
                 taken[slot] = True
 
 
-def _empty_settings(slots: int) -> State:
+def _empty_settings(slots: int) -> dict[str, np.ndarray]:
     return {
-        "seed": jnp.zeros((slots, 2), jnp.uint32),
-        "temperature": jnp.ones(slots, jnp.float32),
-        "top_k": jnp.zeros(slots, jnp.int32),
-        "top_p": jnp.ones(slots, jnp.float32),
-        "limit": jnp.ones(slots, jnp.int32),
-        "stop": jnp.full((slots, MAX_STOP_IDS), -1, jnp.int32),
+        "seed": np.zeros((slots, 2), np.uint32),
+        "temperature": np.ones(slots, np.float32),
+        "top_k": np.zeros(slots, np.int32),
+        "top_p": np.ones(slots, np.float32),
+        "limit": np.ones(slots, np.int32),
+        "stop": np.full((slots, MAX_STOP_IDS), -1, np.int32),
     }
 
 
-def _draw(logits_bv: jax.Array, settings: State, place_b: jax.Array, truncate: bool) -> Any:
+def _draw(logits_bv: jax.Array, settings: State, place_b: jax.Array) -> Any:
     return sample(
         logits_bv,
         uniforms(settings["seed"], place_b),
         settings["temperature"],
         settings["top_k"],
         settings["top_p"],
-        truncate=truncate,
     )
 
 
@@ -394,12 +390,3 @@ def _collect(state: State, slots_k: jax.Array) -> jax.Array:
     later_kt3 = state["record"][rows_kt, :, slots_k[:, None]]
     all_kt3 = jnp.concatenate([state["first"][slots_k][:, None], later_kt3], axis=1)
     return jnp.swapaxes(all_kt3, 1, 2)
-
-
-def _power_of_two(count: int) -> int:
-    """The smallest power of two that is at least ``count``."""
-    return 1 << (count - 1).bit_length()
-
-
-def _powers_of_two(largest: int) -> list[int]:
-    return [1 << i for i in range(largest.bit_length())]

@@ -9,7 +9,7 @@ Upstream symbols, each touched only where the feature is missing, never by versi
   with it TensorFlow (8-10 s), which MaxEngine needs only to build a tokenizer. They are registered
   as modules that load at the first look at one of their attributes.
 * ``jetstream.core.orchestrator``: sets the root logger to DEBUG and adds a stdout handler when it
-  is imported; ``import_orchestrator`` takes both back.
+  is imported; ``import_orchestrator`` keeps it from doing so.
 
 Tested with google-jetstream 0.2.2 (May 2024). The commit that MaxText pins (29329e8e) has the first
 two features, which are then left alone. Delete this module when that commit, or a later one, is on
@@ -109,14 +109,16 @@ def prepare() -> None:
 
 
 def import_orchestrator() -> ModuleType:
-    """Imports ``jetstream.core.orchestrator`` and restores the root logger it reconfigures."""
+    """Imports ``jetstream.core.orchestrator`` and keeps it from reconfiguring the root logger.
+
+    Putting it right afterwards would be too late for what other threads log meanwhile: that would
+    be among what ``rlax serve`` prints.
+    """
     prepare()
-    root = logging.getLogger()
+    root: Any = logging.getLogger()
     with _lock:
-        level, handlers = root.level, list(root.handlers)
+        root.setLevel = root.addHandler = lambda given: None
         try:
             return importlib.import_module("jetstream.core.orchestrator")
         finally:
-            root.setLevel(level)
-            for handler in set(root.handlers) - set(handlers):
-                root.removeHandler(handler)
+            del root.setLevel, root.addHandler

@@ -10,13 +10,14 @@ MaxEngine takes all variables as arguments and inserts several prompts at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import linen, nnx
 from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides import jetstream_compat, tied_head
@@ -78,6 +79,7 @@ class MaxEngineModel:
     Attributes:
       slots: sequences decoded at once, ``per_device_batch_size`` times devices.
       mesh: of MaxEngine.
+      row_shards: into how many parts the rows of a prefill are divided, one per device or fewer.
       variables_like: name -> shape, dtype and sharding of what ``weights`` must hold.
       caches_like: path -> shape, dtype and sharding of the decode caches.
 
@@ -94,6 +96,7 @@ class MaxEngineModel:
         self.slots = int(engine.max_concurrent_decodes)
         self.mesh = engine.mesh
         self._rules = config.logical_axis_rules
+        self.row_shards = self._shards("activation_batch")
         self._prefill_graph, self._prefill_state = nnx.split(engine.model)
         self._decode_graph, self._decode_state = nnx.split(engine.model_ar)
         with logical_axis_rules(self._rules):
@@ -175,56 +178,60 @@ class MaxEngineModel:
     ) -> Caches:
         """Writes each prompt's caches into its slots; the rules are those of MaxEngine's insert.
 
+        Slot after slot, so that it costs what the slots that are filled hold, not what all do.
+
         Args:
           caches: of all slots.
           prefix: from ``prefill``.
           source_b: int32 [slots], the prompt that a slot receives; -1 leaves the slot alone.
           fresh: whether the ring of drawn tokens starts anew; true only if no slot is in use.
         """
-        from_b = jnp.maximum(source_b, 0)
-        # What does not receive goes to a slot that does not exist, and is dropped.
-        slots_b = jnp.where(source_b >= 0, jnp.arange(self.slots), self.slots)
-        return {
-            path: self._fill(path, full, prefix[path], slots_b, from_b, fresh)
-            for path, full in caches.items()
-        }
+        filled = {path: full for path, full in caches.items() if path[-1] not in _KEPT}
+        kept = {path: full for path, full in caches.items() if path[-1] in _KEPT}
+        for path in [path for path in filled if path[-1] == "cache_ar_index"]:
+            full = filled.pop(path)
+            kept[path] = jnp.where(fresh, jnp.zeros_like(full), full)
+        order_b = jnp.argsort(source_b < 0, stable=True)  # the slots that receive come first
 
-    def _fill(
-        self,
-        path: Path,
-        full: jax.Array,
-        prefix: jax.Array,
-        slots_b: jax.Array,
-        from_b: jax.Array,
-        fresh: jax.Array,
+        def fill(i: jax.Array, filled: Caches) -> Caches:
+            slot = order_b[i]
+            return {
+                path: self._filled(path, full, prefix[path], slot, source_b[slot])
+                for path, full in filled.items()
+            }
+
+        return kept | jax.lax.fori_loop(0, jnp.sum(source_b >= 0), fill, filled)
+
+    def _filled(
+        self, path: Path, full: jax.Array, prefix: jax.Array, slot: jax.Array, row: jax.Array
     ) -> jax.Array:
+        """One slot's part of a cache replaced by a row of what prefill computed, or cleared."""
         name, axes = path[-1], self._axes[path]
-        if name == "cache_ar_index":
-            return jnp.where(fresh, jnp.zeros_like(full), full)
-        if name in _KEPT:
-            return full  # what an earlier sample left there is masked by the segment ids
         batch = axes.index("cache_batch" if "cache_batch" in axes else "cache_scale_batch")
-        where: list[Any] = [slice(None)] * full.ndim
-        where[batch] = slots_b
+        shape = list(full.shape)
+        shape[batch] = 1
         if name in _CLEARED:
-            return full.at[tuple(where)].set(0, mode="drop")
-        free_axes = {batch}
-        if name == "cache_prefill_segment_id":
-            missing = full.shape[-1] - prefix.shape[-1]
-            prefix = jnp.pad(prefix, [(0, 0)] * (prefix.ndim - 1) + [(0, missing)])
+            update = jnp.zeros(shape, full.dtype)
+        else:
+            update = jax.lax.dynamic_slice_in_dim(prefix, row, 1, batch).astype(full.dtype)
+        if name == "cache_prefill_segment_id":  # what is behind the prompt belongs to nothing
+            missing = full.shape[-1] - update.shape[-1]
+            update = jnp.pad(update, [(0, 0)] * (update.ndim - 1) + [(0, missing)])
         elif name.startswith("cached_prefill_"):
             for axis in (i for i, axis in enumerate(axes) if axis.endswith("_sequence")):
-                where[axis] = slice(0, prefix.shape[axis])
-                free_axes.add(axis)
-        fixed = [axis for axis in range(full.ndim) if axis not in free_axes]
-        if any(full.shape[axis] != prefix.shape[axis] for axis in fixed):
+                shape[axis] = update.shape[axis]
+        if list(update.shape) != shape:
             raise ValueError(
                 f"{'.'.join(map(str, path))}: prefill computes {prefix.shape}, but MaxText "
                 f"allocates {full.shape}; MLA with head sizes other than head_dim needs "
                 "mla_naive_kvcache=false"
             )
-        updates = jnp.take(prefix, from_b, axis=batch).astype(full.dtype)
-        return full.at[tuple(where)].set(updates, mode="drop", unique_indices=True)
+        return jax.lax.dynamic_update_slice_in_dim(full, update, slot, batch)
+
+    def _shards(self, logical_axis: str) -> int:
+        (axes,) = linen.logical_to_mesh_axes((logical_axis,), self._rules)
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        return math.prod(self.mesh.shape[name] for name in names)
 
     def _merge(self, graph: Any, abstract: nnx.State, weights: Weights, caches: Caches) -> Any:
         flat = []

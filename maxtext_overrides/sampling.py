@@ -74,8 +74,6 @@ def sample(
     temperature_b: jax.Array,
     top_k_b: jax.Array,
     top_p_b: jax.Array,
-    *,
-    truncate: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draws a token per slot: temperature, then top-k, then top-p of what top-k left.
 
@@ -84,8 +82,8 @@ def sample(
       uniform_b: float32 in [0, 1), from ``uniforms``.
       temperature_b: float32; 0 takes the most probable token (the lowest id among equals).
       top_k_b: int32; 0 keeps all.
-      top_p_b: float32 in (0, 1]; at least one token is always kept.
-      truncate: static; False ignores top-k and top-p and saves the sort.
+      top_p_b: float32 in (0, 1]; at least one token is always kept. The vocabulary is sorted only
+        where some slot keeps less than all, which the compiled program finds out for itself.
 
     Returns:
       token int32 [b]; logprob_full float32 [b], ``log_softmax(logits / temperature)`` at the token,
@@ -108,16 +106,24 @@ def sample(
 
     scaled_bnw = in_blocks(scaled_bv, -jnp.inf)
     full_bn = jnp.sum(jnp.exp(scaled_bnw - top_b[:, None, None]), axis=-1)
-    if truncate:
+
+    cut_b = (top_k_b > 0) | (top_p_b < 1)
+
+    def truncated() -> tuple[jax.Array, jax.Array]:
         keep_bnw = in_blocks(_kept(scaled_bv, top_k_b, top_p_b), False)
-        scaled_bnw = jnp.where(keep_bnw, scaled_bnw, -jnp.inf)
-        kept_bn = jnp.sum(jnp.exp(scaled_bnw - top_b[:, None, None]), axis=-1)
-    else:
-        kept_bn = full_bn
+        kept_bnw = jnp.where(keep_bnw, scaled_bnw, -jnp.inf)
+        sums_bn = jnp.sum(jnp.exp(kept_bnw - top_b[:, None, None]), axis=-1)
+        # What keeps all has the same bits whether or not a neighbour is truncated.
+        return keep_bnw, jnp.where(cut_b[:, None], sums_bn, full_bn)
+
+    keep_bnw, kept_bn = jax.lax.cond(
+        jnp.any(cut_b), truncated, lambda: (jnp.ones(scaled_bnw.shape, bool), full_bn)
+    )
     kept_mass_b = jnp.sum(kept_bn, axis=-1)
     target_b = uniform_b * kept_mass_b
     block_b, before_b = _invert(kept_bn, target_b)
-    chosen_bw = jnp.take_along_axis(scaled_bnw, block_b[:, None, None], axis=1)[:, 0]
+    kept_bnw = jnp.where(keep_bnw, scaled_bnw, -jnp.inf)
+    chosen_bw = jnp.take_along_axis(kept_bnw, block_b[:, None, None], axis=1)[:, 0]
     place_b, _ = _invert(jnp.exp(chosen_bw - top_b[:, None]), target_b - before_b)
     token_b = block_b * width + place_b
 

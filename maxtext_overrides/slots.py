@@ -31,6 +31,24 @@ class Prefill:
     sampling: SamplingParams
     drawn: int = 0
 
+    def misfit(self, max_prompt_tokens: int, max_new_tokens: int) -> str | None:
+        """Why slots with these limits cannot hold it; None if they can."""
+        length, most = len(self.tokens), self.sampling.max_new_tokens
+        if not 1 <= length <= max_prompt_tokens:
+            return f"a prompt of {length} tokens; 1 to {max_prompt_tokens} fit"
+        if not 1 <= most <= max_new_tokens:
+            return f"max_new_tokens {most} is not in 1..{max_new_tokens}"
+        if not 0 <= self.drawn < min(length, most):
+            return (
+                f"{self.drawn} of {length} tokens drawn earlier, and max_new_tokens {most}: "
+                "nothing is left to draw, or no prompt"
+            )
+        if len(self.sampling.stop_ids) > MAX_STOP_IDS:
+            return f"{len(self.sampling.stop_ids)} stop ids; at most {MAX_STOP_IDS}"
+        if len(self.slots) != len(self.seeds):
+            return f"{len(self.slots)} slots for {len(self.seeds)} seeds"
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -48,8 +66,11 @@ class Slots(Protocol):
     slots: int
     max_prompt_tokens: int
     max_new_tokens: int
+    vocabulary: int
     steps_total: int
     tokens_total: int
+    prefill_tokens_total: int
+    prefill_computed_total: int
 
     @property
     def free_slots(self) -> list[int]: ...
@@ -68,4 +89,4 @@ class Slots(Protocol):
 
     def logprobs(self, weights: Mapping[str, Any], tokens: np.ndarray) -> np.ndarray: ...
 
-    def warm_up(self, samples_per_prompt: int = 1, prompt_tokens: int | None = None) -> None: ...
+    def warm_up(self) -> None: ...

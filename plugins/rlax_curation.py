@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
+from rlax_plugin.config import PositiveInt
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.protocols import Gate, PassRates, Sampler
 from rlax_plugin.types import Group, Prompt
@@ -42,9 +43,7 @@ class Shuffled(Sampler):
 class LearnabilityConfig(Section):
     """Options of ``learnability``."""
 
-    candidates: Annotated[int, Field(ge=1)] = Field(
-        default=8, description="prompts looked at for each one chosen"
-    )
+    candidates: PositiveInt = Field(default=8, description="prompts looked at for each one chosen")
     prior_samples: Annotated[float, Field(gt=0)] = Field(
         default=4.0,
         description="weight of the belief that an unmeasured prompt passes half the time",

@@ -14,18 +14,22 @@ import math
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, hookimpl
+from rlax_plugin.config import PathText
+from rlax_plugin.places import check_file_writable
 from rlax_plugin.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig
 
 
 class JsonlConfig(TrackerConfig):
     """Options of tracker ``jsonl``."""
 
-    path: str = Field(
+    path: PathText = Field(
         default="tracker.jsonl",
+        min_length=1,
         description="of the file, absolute or below the run's directory; may be that of other runs",
     )
 
@@ -70,11 +74,18 @@ class JsonlFile(Sink):
         self._file.close()
 
 
+def _check(config: JsonlConfig, context: BuildContext) -> None:
+    """Looks at a file outside of the run's directory, which is made anyway."""
+    if Path(config.path).is_absolute():
+        check_file_writable("rlax.trackers", config.path, context.section.deadlines.rpc_s)
+
+
 @hookimpl
 def rlax_register_tracker() -> dict[str, Extension]:
     def build(config: JsonlConfig, context: BuildContext) -> BackgroundTracker:
+        _check(config, context)
         return BackgroundTracker(
             "jsonl", lambda run: JsonlFile(config, run), context, config.flush_s
         )
 
-    return {"jsonl": Extension(JsonlConfig, build)}
+    return {"jsonl": Extension(JsonlConfig, build, check=_check)}

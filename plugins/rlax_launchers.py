@@ -9,30 +9,31 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 from pydantic import Field
 
 from rlax_plugin import Extension, NoOptions, Section, hookimpl
+from rlax_plugin.config import NonNegativeInt, Processes, Seconds
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.protocols import Launcher
 
 log = logging.getLogger("rlax.launcher")
 
+_REAPED_S = 10.0  # for processes that were killed to be gone
 _BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again would not help
 
 
 class LocalConfig(Section):
     """Options of ``local``."""
 
-    workers: Annotated[int, Field(ge=1)] = Field(default=1, description="worker processes")
-    max_restarts: Annotated[int, Field(ge=0)] = Field(
+    workers: Processes = Field(default=1, description="worker processes")
+    max_restarts: NonNegativeInt = Field(
         default=5, description="restarts of one worker in a row without it living for 60 s"
     )
-    stop_s: Annotated[float, Field(gt=0)] = Field(
+    stop_s: Seconds = Field(
         default=5.0, description="seconds from SIGTERM to SIGKILL when the run ends"
     )
-    threads: Annotated[int, Field(ge=0)] = Field(
+    threads: NonNegativeInt = Field(
         default=0,
         description="CPU cores per worker (0: all); workers get disjoint ones where possible",
     )
@@ -50,6 +51,10 @@ class Local(Launcher):
     @property
     def restarts(self) -> int:
         return self._restarts
+
+    @property
+    def stop_s(self) -> float:
+        return 2 * self._config.stop_s + _REAPED_S
 
     async def start(self, argv: Sequence[str], controller: str, run_dir: Path) -> None:
         logs = run_dir / "logs"

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
+from rlax_plugin.config import INT32_MAX, PositiveInt
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.protocols import PromptSource, Reward
 from rlax_plugin.types import Prompt
@@ -20,11 +21,11 @@ SPLITS = ("train", "validation", "test")
 class SyntheticConfig(Section):
     """Options of the prompt source ``synthetic``."""
 
-    prompt_tokens: Annotated[int, Field(ge=1)] = Field(16, description="length of every prompt")
-    vocab_size: Annotated[int, Field(ge=2)] = Field(
+    prompt_tokens: PositiveInt = Field(16, description="length of every prompt")
+    vocab_size: Annotated[int, Field(ge=2, le=INT32_MAX)] = Field(
         512, description="ids are drawn from 1 .. vocab_size - 1; 0 is left for padding"
     )
-    count: Annotated[int, Field(ge=1)] = Field(1024, description="prompts of each split")
+    count: PositiveInt = Field(1024, description="prompts of each split")
 
 
 class SyntheticSource(PromptSource):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,15 @@ class EventFile(Sink):
         if self._writer is None:
             from tensorboardX import SummaryWriter  # 0.5 s of imports
 
-            # What an earlier process logged from here on is hidden: it is logged again.
-            self._writer = SummaryWriter(self._directory, purge_step=step, flush_secs=10)
+            # What an earlier process logged from here on is hidden: it is logged again. Files are
+            # named and ordered by the second: one that is opened within the same second would
+            # replace the other.
+            self._writer = SummaryWriter(
+                self._directory,
+                purge_step=step,
+                flush_secs=10,
+                filename_suffix=f".{time.time_ns()}",
+            )
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 

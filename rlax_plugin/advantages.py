@@ -50,6 +50,14 @@ class Outcomes:
             return self.rewards_n
         return self.rewards_n + self.token_rewards_nt.sum(axis=1)
 
+    @property
+    def returns_nt(self) -> np.ndarray:
+        """The sample's reward, and the token rewards from each token on (return-to-go)."""
+        to_go_nt = np.zeros(self.mask_nt.shape)
+        if self.token_rewards_nt is not None:
+            to_go_nt = np.cumsum(self.token_rewards_nt[:, ::-1], axis=1)[:, ::-1]
+        return self.rewards_n[:, None] + to_go_nt
+
 
 AdvantageSlot = Callable[[Outcomes], np.ndarray]  # -> float64 [n] or [n, t]
 GroupAdvantage = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rewards_g, lengths_g) -> [g]

@@ -202,6 +202,12 @@ class Registry:
         for use in self.uses(section):
             self.options(use.kind, use.choice, use.key)
 
+    def workers(self, section: RlaxSection) -> int | None:
+        """Worker processes that the config's launcher starts; None where it does not say."""
+        options = self.options("launcher", section.launcher, "rlax.launcher")
+        workers = getattr(options, "workers", None)  # of a third party's it may be anything
+        return workers if isinstance(workers, int) and workers > 0 else None
+
     def check(self, section: RlaxSection, context: BuildContext) -> dict[str, Facts]:
         """Runs the ``check`` of every chosen part that has one; see ``Extension``.
 

@@ -1,4 +1,4 @@
-"""Errors, each naming the boundary it crossed. This module imports nothing of the project."""
+"""Errors, each naming the boundary it crossed. It imports only how messages are written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rlax_plugin.amounts import in_seconds
+from rlax_plugin.harmless_text import one_line
+
 
 class RlaxError(Exception):
     """Base of every error that rlax_plugin raises on purpose."""
+
+
+_LONGEST_VALUE = 500  # characters of a message; what a config says may be as long as a book
 
 
 class ConfigError(RlaxError):
@@ -23,7 +29,7 @@ class ConfigError(RlaxError):
 
     def __init__(self, key: str, value: object, reason: str, others: Iterable[str] = ()):
         self.key, self.value, self.reason, self.others = key, value, reason, tuple(others)
-        shown = "" if value is None else f" = {value!r}"
+        shown = "" if value is None else f" = {one_line(repr(value), _LONGEST_VALUE)}"
         super().__init__("\n".join([f"{key}{shown}: {reason}", *self.others]))
 
 
@@ -36,13 +42,26 @@ class WorkerError(RlaxError):
 
 
 class WeightsError(RlaxError):
-    """A weight version is missing, damaged, or not the one announced."""
+    """A weight version is damaged, or not the one announced; or what was asked of it is refused.
+
+    From ``WeightStore.load`` this very class means that bytes were read and are wrong: a checksum
+    or the decoding failed, or they belong to another model. A worker that sees it three times in a
+    row is quarantined.
+    """
 
 
 class WeightsUnreadableError(WeightsError):
-    """A weight version could not be read, which says nothing about what is in it.
+    """A weight version could not be read, which says nothing about the bytes or their reader.
 
-    The disk or the network failed, perhaps for a while.
+    The disk or the network failed, perhaps for a while, or the version was deleted meanwhile. It is
+    tried again until ``rlax.deadlines.weights_s``.
+    """
+
+
+class WeightsUnwritableError(WeightsError):
+    """A weight version could not be written because the disk or the network failed.
+
+    It is tried again until ``rlax.deadlines.weights_s``.
     """
 
 
@@ -61,11 +80,22 @@ class DeadlineError(RlaxError):
       what: what was waited for.
       seconds: the deadline.
       key: dotted config key that sets the deadline.
+      needed_s: the value of that key that would have been long enough, as far as it can be told;
+        None: it cannot.
     """
 
-    def __init__(self, what: str, seconds: float, key: str):
-        self.what, self.seconds, self.key = what, seconds, key
-        super().__init__(f"{what} took longer than {seconds:g} s (set {key} to wait longer)")
+    def __init__(self, what: str, seconds: float, key: str, needed_s: float | None = None):
+        self.what, self.seconds, self.key, self.needed_s = what, seconds, key, needed_s
+        advice = f" (set {key} to wait longer)"
+        if needed_s is not None:
+            about = in_seconds(needed_s)
+            advice = (
+                f": it would have needed about {about} (set {key} to more than that)"
+                if needed_s > seconds
+                else f", where about {about} were expected: something may be stuck, or {key} is "
+                "to be raised"
+            )
+        super().__init__(f"{what} took longer than {seconds:g} s{advice}")
 
 
 class TrainingError(RlaxError):

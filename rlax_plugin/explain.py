@@ -25,7 +25,13 @@ from rlax_plugin.loading import overridden
 from rlax_plugin.objective import algorithm_of, choices
 from rlax_plugin.presets import Preset
 from rlax_plugin.protocols import BuildContext
-from rlax_plugin.testing.objectives import BUILT_IN, evaluate_objective, section_of
+from rlax_plugin.testing.objectives import (
+    BUILT_IN,
+    evaluate_objective,
+    section_of,
+    slots_of,
+    unused_arrays,
+)
 from rlax_plugin.validation import yaml_text
 
 KINDS = ("aggregation", "importance_weight", "advantage", "gradient_term", "correction")
@@ -193,14 +199,17 @@ def worked_example(section: RlaxSection) -> RenderableType:
     mask_bt = np.array([[t < len(row) for t in range(length)] for row in RATIOS])
     ratio_bt = np.array([[*row, *[1.0] * (length - len(row))] for row in RATIOS])
     behaviour_bt = np.full(ratio_bt.shape, np.log(BEHAVIOUR))
+    optional = {
+        # As if a first update had already gone half of the way.
+        "proximal_logprobs_bt": behaviour_bt + np.log(ratio_bt) / 2,
+        "reference_logprobs_bt": behaviour_bt,
+        "entropy_bt": np.ones(ratio_bt.shape),
+    }
+    unused = unused_arrays(slots_of(section), optional, ratio_bt.shape, len(RATIOS))
     found = evaluate_objective(
         section.objective,
         logprobs_bt=behaviour_bt + np.log(ratio_bt),
         behaviour_logprobs_bt=behaviour_bt,
-        # As if a first update had already gone half of the way.
-        proximal_logprobs_bt=behaviour_bt + np.log(ratio_bt) / 2,
-        reference_logprobs_bt=behaviour_bt,
-        entropy_bt=np.ones(ratio_bt.shape),
         rewards_b=REWARDS,
         mask_bt=mask_bt,
         group_size=len(RATIOS),
@@ -209,6 +218,7 @@ def worked_example(section: RlaxSection) -> RenderableType:
         max_new_tokens=(
             section.rollouts.max_new_tokens if section.objective.overlong.model_fields_set else None
         ),
+        **{name: array_bt for name, array_bt in optional.items() if name not in unused},
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("sample", "reward", "pi/mu", "pi/pi_old", "A", "weight", "dL/dlog pi"):

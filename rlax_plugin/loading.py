@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.base import PositiveInt
+from rlax_plugin.config import PositiveInt, RlaxSection, default_parts
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.validation import validate
+from rlax_plugin.yaml_values import parse
 
 _BASE = "base_config"
 # What may differ between a run and its continuation, or between its processes: how long, how
@@ -30,30 +29,9 @@ _NOT_HASHED = ("steps", "run_name", "base_output_directory", _BASE)
 _NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers")
 # Read here as well as by MaxText, so that both must see one value.
 _SHARED = ("steps", "run_name", "base_output_directory")
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML as OmegaConf reads it: 1e-3 is a number, dates are text, a key appears once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                problem = f"the key {key.value!r} appears twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+# Parts whose name may be left out: what is said of such a part is said of the default one.
+_DEFAULT_NAMES = dict(default_parts(RlaxSection, "rlax"))
+_LONGEST_NAME = 128  # bytes; names of files are made of it, and file systems take 255
 
 
 def load_section(
@@ -70,7 +48,8 @@ def load_section(
 
     Raises:
       ConfigError: the file is missing or no YAML, the section is missing, a key or value in it is
-        wrong, or ``steps`` is no whole number from 1.
+        wrong, or one of MaxText's keys that are read here as well: ``steps`` is no whole number
+        from 1, ``run_name`` no name of a directory, ``base_output_directory`` no path.
     """
     content = merged(config_path, overrides)
     raw = content.pop("rlax", None)
@@ -94,6 +73,8 @@ def load_section(
     _refuse_interpolation("rlax", raw)
     if (steps := content.get("steps")) is not None:
         content["steps"] = _whole_steps(steps)
+    _check_run_name(content.get("run_name"))
+    _check_output_directory(content.get("base_output_directory"))
     return validate(RlaxSection, raw, "rlax"), content
 
 
@@ -102,7 +83,44 @@ def _whole_steps(value: Any) -> int:
     try:
         return TypeAdapter(PositiveInt).validate_python(value)
     except ValidationError:
-        raise ConfigError("steps", value, "must be a whole number, at least 1") from None
+        reason = "must be a whole number, at least 1 and at most 2147483647"
+        raise ConfigError("steps", value, reason) from None
+
+
+def _check_run_name(value: Any) -> None:
+    """The run's directory is ``base_output_directory/run_name``, and never another one.
+
+    Raises:
+      ConfigError: the name is no plain name of one directory.
+    """
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise ConfigError("run_name", value, f"must be text: write run_name: '{value}'")
+    if len(value.encode()) > _LONGEST_NAME:
+        reason = f"must have at most {_LONGEST_NAME} bytes, and has {len(value.encode())}"
+        raise ConfigError("run_name", value, reason)
+    # Wildcards, ``::`` and ``#`` mean something to file systems behind fsspec.
+    special = [mark for mark in ("/", "\\", "*", "?", "[", "]", "#", "::") if mark in value]
+    if special:
+        reason = f"must be the name of one directory, without {special[0]}"
+        raise ConfigError("run_name", value, reason)
+    if not value.isprintable():
+        raise ConfigError("run_name", value, "must not contain control characters")
+    if value != value.strip() or value.startswith("."):
+        reason = "must begin with a letter, a digit or a sign, not with a dot or a space"
+        raise ConfigError("run_name", value, f"{reason}, nor end with a space")
+
+
+def _check_output_directory(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str) or not value.isprintable():
+        reason = "must be a path or URL without control characters"
+        raise ConfigError("base_output_directory", value, reason)
+    if value.startswith("~"):  # some that read it would take it for a directory of that name
+        reason = "must be written out: ~ does not stand for a home directory here"
+        raise ConfigError("base_output_directory", value, reason)
 
 
 def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> str:
@@ -193,14 +211,10 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in chain:
         raise ConfigError(_BASE, str(path), "is based on itself")
     try:
-        content = yaml.load(path.read_bytes(), Loader=_Loader)  # _Loader is a safe one
+        text = path.read_bytes()
     except OSError as error:
         raise ConfigError("config", str(path), f"cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(where, None, f"is not valid YAML: {problem}") from None
+    content = parse(text, str(path))
     if content is None:
         content = {}
     if not isinstance(content, dict):
@@ -209,11 +223,11 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if not base:
         return content
     base_path = path.parent / str(base)
-    if base_path.is_file():
+    if os.path.isfile(base_path):  # False also of what cannot be a path
         del content[_BASE]
         return _merge(_read(base_path, (*chain, path.resolve())), content, "")
     known = maxtext_configs()
-    if known is not None and not (known / str(base)).is_file():
+    if known is not None and not os.path.isfile(known / str(base)):
         raise ConfigError(
             _BASE, base, f"no such file in {path.parent}, nor among MaxText's configs"
         )
@@ -233,11 +247,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     parts = key.split(".")
     if not equals or not all(re.fullmatch(r"[\w-]+", part) for part in parts):
         raise ConfigError("command line", text, "must be key=value, such as rlax.seed=1")
-    try:
-        content: Any = yaml.load(value, Loader=_Loader)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(key, value, f"is not valid YAML: {problem}") from None
+    content: Any = parse(value, key, given=value)
     for part in reversed(parts):
         content = {part: content}
     return content
@@ -254,15 +264,17 @@ def _merge(base: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> dict
                 f"is a list, which can only be given as a whole: {prefix}{key}=[...]",
             )
         # Another name is another part: the options of the old one go with it.
-        renamed = isinstance(value, Mapping) and value.get("name", _name(old)) != _name(old)
+        known = _name(old, f"{prefix}{key}")
+        renamed = isinstance(value, Mapping) and value.get("name", known) != known
         if isinstance(old, Mapping) and isinstance(value, Mapping) and not renamed:
             value = _merge(old, value, f"{prefix}{key}.")
         merged[key] = value
     return merged
 
 
-def _name(part: Any) -> Any:
-    return part.get("name") if isinstance(part, Mapping) else None
+def _name(part: Any, key: str) -> Any:
+    """The name of the part that is configured under ``key``, said or not."""
+    return part.get("name", _DEFAULT_NAMES.get(key)) if isinstance(part, Mapping) else None
 
 
 def _refuse_interpolation(key: str, value: Any) -> None:

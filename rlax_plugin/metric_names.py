@@ -91,7 +91,12 @@ STAGES: tuple[Stage, ...] = (
         "every step",
         (
             ("mean", "reward", "mean over samples whose reward did not fail", _IN_STEP),
-            ("errors", "samples", "whose reward raised or took too long"),
+            ("errors", "samples", "whose reward raised, took too long or ended its process"),
+            (
+                "processes_replaced",
+                "processes",
+                "replaced because they exited, crashed or exceeded `reward_s`",
+            ),
         ),
     ),
     Stage(

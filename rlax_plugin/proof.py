@@ -8,14 +8,38 @@ wrongly. Numpy only: an engine brings its own ``fingerprint`` and ``logprobs``.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.errors import (
+    RlaxError,
+    WeightsError,
+    WeightsMismatchError,
+    WeightsUnreadableError,
+)
 from rlax_plugin.protocols import Arrays, WeightStore
 from rlax_plugin.types import WeightVersion
+
+
+@dataclass(slots=True)
+class Reading:
+    """How long the newest version took to be read, the checks behind that left out.
+
+    Attributes:
+      seconds: 0: nothing was read yet.
+      size: bytes.
+    """
+
+    seconds: float = 0.0
+    size: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """For an engine's ``health``."""
+        return {"read_s": self.seconds, "read_bytes": float(self.size)}
 
 
 def load_proved(
@@ -25,6 +49,7 @@ def load_proved(
     *,
     fingerprint: Callable[[Arrays], Mapping[str, Any]],
     logprobs: Callable[[Arrays, np.ndarray], np.ndarray],
+    reading: Reading | None = None,
 ) -> dict[str, Any]:
     """Reads a version and proves that it is what the trainer published.
 
@@ -33,13 +58,20 @@ def load_proved(
       fingerprint: name -> uint32, of arrays where the engine will use them.
       logprobs: (arrays, tokens [n + 1]) -> float32 [n], as ``types.Canary`` defines them, computed
         by the code that will draw. It may raise a ValueError for tokens that it cannot take.
+      reading: gets how long the store took.
 
     Raises:
       WeightsMismatchError: the arrays are readable and fit, and are not what was published.
-      WeightsError: they belong to another model, are damaged, or cannot be read.
+      WeightsUnreadableError: they could not be read, whatever the store raised for that.
+      WeightsError: they belong to another model, or are damaged.
+      DeadlineError: reading them took too long.
     """
     check_variables(version, like)
-    arrays = store.load(version.path, like)
+    began_s = time.perf_counter()
+    arrays = _read(version, store, like)
+    if reading is not None:
+        reading.seconds = time.perf_counter() - began_s
+        reading.size = sum(int(array.nbytes) for array in arrays.values())
     check_variables(version, arrays)
     check_fingerprints(version, fingerprint(arrays))
     if version.canary is not None:
@@ -50,6 +82,16 @@ def load_proved(
             raise WeightsError(reason) from error
         check_canary(version, found)
     return arrays
+
+
+def _read(version: WeightVersion, store: WeightStore, like: Arrays) -> dict[str, Any]:
+    try:
+        return store.load(version.path, like)
+    except RlaxError:
+        raise
+    except Exception as error:  # of a file system or a client library: it says nothing of the bytes
+        reason = f"{type(error).__name__}: {error}"
+        raise WeightsUnreadableError(f"{version.path} cannot be read: {reason}") from error
 
 
 def check_variables(version: WeightVersion, found: Arrays) -> None:

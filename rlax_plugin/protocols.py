@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from rlax_plugin.config import Choice
 from rlax_plugin.errors import PluginError
-from rlax_plugin.types import Canary, Group, GroupRequest, Prompt, Rollout, WeightVersion
+from rlax_plugin.types import Canary, Descent, Group, GroupRequest, Prompt, Rollout, WeightVersion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,11 +32,16 @@ class Facts:
       says: title -> what is so, in words.
       memory: what for -> bytes, of all devices of one process together.
       warnings: (config key, one sentence) of what is allowed and yet may not be meant.
+      weights_bytes: size of one weight version; None: this part does not know it.
+      silent_tokens: of an engine, tokens of one sequence that it decodes at most before a heartbeat
+        can tell of them; None: this part does not know it.
     """
 
     says: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
     warnings: Sequence[tuple[str, str]] = ()
+    weights_bytes: int | None = None
+    silent_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,15 @@ class Extension[C: BaseModel]:
       check: called by ``rlax check`` only, like ``build``: raises a ConfigError for what the
         options alone do not show, without touching a device; may return ``Facts``.
       needs_model: ``build`` wants the run's own model: ``rlax check-plugin`` does not try the part.
+      warm_starts: of a trainer: it does what ``rlax.warm_start`` says. ``rlax check`` warns of a
+        warm start that the trainer would ignore.
     """
 
     config_class: type[C]
     build: Callable[[C, BuildContext], Any]
     check: Callable[[C, BuildContext], Facts | None] | None = None
     needs_model: bool = False
+    warm_starts: bool = False
 
 
 def _no_part(kind: str, choice: Choice, key: str) -> Any:
@@ -158,9 +166,20 @@ class Gate(Protocol):
 class RolloutEngine(Protocol):
     """Draws completions. Lives in a worker process; safe to call from the worker's event loop.
 
-    May also have ``close()``; ``add_services(server, engine) -> concurrent.futures.Future``, which
-    adds services for other programs to the worker's gRPC server and is done once they answer; and
+    May also have ``vocabulary``, an int above all token ids, 0 while it is not known: prompts and
+    samples are held against it; ``progress()``, see below; ``close()``;
+    ``add_services(server, engine) -> concurrent.futures.Future``, which adds services for other
+    programs to the worker's gRPC server and is done once they answer; and
     ``client_example(address) -> str``, a shell command that asks such a service.
+
+    ``progress() -> Mapping[tuple[int, int], int]`` gives a number for each group on its way, by its
+    ``(group_id, attempt)``: such as its tokens so far, or while it waits for a slot or a swap of
+    weights, what the engine has generated of all groups. A group whose number stays the same for
+    ``rlax.deadlines.group_s`` is sent to another worker. It must not block. Without it, a group
+    counts as going on while ``tokens_total`` grows, groups are delivered, or weights are loaded.
+
+    A worker awaits ``prepare()``, if there is such a coroutine, before it registers with its
+    controller: it returns once the engine is built and its programs are compiled.
     """
 
     async def generate(
@@ -168,8 +187,9 @@ class RolloutEngine(Protocol):
     ) -> None:
         """Draws every group; calls ``on_group(group_id, rollouts)`` on the event loop as each ends.
 
-        Requests wait inside the engine until it holds their ``min_version``. With
-        ``on_new_weights: continue`` the engine also reports unfinished groups every
+        Requests wait inside the engine until it holds their ``min_version``. A group that stood
+        still is asked for again with another ``attempt``, perhaps while the first one goes on.
+        With ``on_new_weights: continue`` the engine also reports unfinished groups every
         ``progress_s``: then some of the rollouts are "cancelled", and the group goes on.
         """
         ...
@@ -182,8 +202,9 @@ class RolloutEngine(Protocol):
 
         Raises:
           WeightsMismatchError: the loaded weights are not those that were published.
-          WeightsError: they cannot be read, are damaged, or belong to another model. In either
-            case the old weights stay in use.
+          WeightsUnreadableError: the store could not read them, see ``WeightStore.load``.
+          WeightsError: they are damaged, or belong to another model. In all three cases the old
+            weights stay in use.
         """
         ...
 
@@ -193,18 +214,36 @@ class RolloutEngine(Protocol):
         ...
 
     def health(self) -> dict[str, float]:
-        """slots, active, waiting, tokens_total; raises if the engine's thread has died."""
+        """slots, active, waiting, tokens_total; raises if the engine's thread has died.
+
+        With these as well a run can tell before a deadline expires that it will: steps_total and
+        decode_s_total, decode steps and the seconds that they took; silent_tokens, see ``Facts``;
+        ``proof.Reading.figures``.
+        """
         ...
 
 
+def vocabulary_of(engine: RolloutEngine) -> int:
+    """Token ids of an engine are below this; 0: it has not said."""
+    return int(getattr(engine, "vocabulary", 0))
+
+
 class WeightStore(Protocol):
-    """Keeps the bytes of weight versions. A version is visible whole or not at all."""
+    """Keeps the bytes of weight versions. A version is visible whole or not at all.
+
+    Which error is raised decides what happens next. A failing disk or network passes and is tried
+    again until ``rlax.deadlines.weights_s``; wrong bytes quarantine the worker that read them. So a
+    store raises a plain ``WeightsError`` from ``load`` only for bytes that it has read and found to
+    be wrong, and leaves everything that it is not sure of to the first kind.
+    """
 
     def save(self, path: str, arrays: Arrays) -> None:
         """Writes all arrays under a new directory ``path``, atomically. Blocking, thread-safe.
 
         Raises:
-          WeightsError: the path exists or cannot be written.
+          WeightsUnwritableError: the disk or the network failed; an ``OSError`` counts as one. The
+            same arrays are then saved again, to another path.
+          WeightsError: the path exists, or the arrays cannot be stored.
         """
         ...
 
@@ -212,17 +251,28 @@ class WeightStore(Protocol):
         """Reads arrays with the shapes, dtypes and shardings of ``like``, checksums verified.
 
         Raises:
-          WeightsError: missing, truncated or damaged data, or another structure.
+          WeightsUnreadableError: the bytes could not be had: access was denied, a connection broke
+            or timed out, a limit was reached, or there is no such version (any more). Every other
+            exception that is no ``RlaxError``, such as an ``OSError``, counts as one.
+          WeightsError: the bytes were read and are wrong: a checksum failed, a file is shorter than
+            it was or cannot be decoded, or names, shapes or dtypes are not those of ``like``.
         """
         ...
 
     def delete(self, path: str) -> None:
-        """Removes a version; silent if it is gone."""
+        """Removes a version, and what a ``save`` of it that was killed has left; silent if gone.
+
+        Raises:
+          WeightsError: it cannot be removed now; this is tried again with the next version.
+        """
         ...
 
 
 class Launcher(Protocol):
-    """Brings worker processes up. Called on the controller's event loop."""
+    """Brings worker processes up. Called on the controller's event loop.
+
+    May also have ``stop_s``, the seconds that ``stop`` takes at most; without it that is 60.
+    """
 
     async def start(self, argv: Sequence[str], controller: str, run_dir: Path) -> None:
         """Starts workers that run ``rlax serve`` with ``argv`` and register with ``controller``."""
@@ -242,7 +292,12 @@ class Tracker(Protocol):
     """Takes metrics. Called on the controller's event loop, so it must return fast."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of one RL step, named ``stage/name``."""
+        """Metrics of one RL step, named ``stage/name``.
+
+        A step may come twice. A run that was killed goes on from its last checkpoint, so that its
+        next process logs the steps behind that once more: keep one of the two. And the last step
+        gets further metrics where an evaluation ends after training: keep both.
+        """
         ...
 
     def close(self) -> str | None:
@@ -269,6 +324,27 @@ class CheckpointReader(Protocol):
 
     def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
         """Publishes the weights of one checkpoint, under its step, and returns."""
+        ...
+
+
+@runtime_checkable
+class CheckpointStarter(Protocol):
+    """What a trainer offers besides ``run`` if ``rlax train --from`` is to be possible with it."""
+
+    def checkpoints(self) -> Mapping[int, str]:
+        """See ``CheckpointReader``."""
+        ...
+
+    def start_from(self, descent: Descent) -> None:
+        """Has ``run`` start from the weights of another run's checkpoint, as its version 0.
+
+        Only the weights are taken: no optimizer state and no step. A run that has a checkpoint of
+        its own goes on from that, and does not need the other run any more. Called before ``run``,
+        which may raise the error as well.
+
+        Raises:
+          ConfigError: the checkpoint is gone or of another model, or the config says otherwise.
+        """
         ...
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.build import Registry
-from rlax_plugin.config import Choice, RlaxSection, Section
+from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.listing import markdown_table
 from rlax_plugin.plugins import Manager, installed
@@ -56,6 +56,7 @@ PARTS = {
 
 # Names end in their unit.
 _UNITS = {"s": "seconds", "tokens": "tokens", "steps": "steps", "mib": "MiB"}
+_SAID_ONCE = (INT32_MAX, YEAR_S)  # in the introduction
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -178,7 +179,7 @@ def _built_in() -> Registry:
 
 def _key(key: str, name: str, field: FieldInfo) -> Key:
     kind = PARTS.get(key, "")
-    unit = _UNITS.get(name.split("_")[-1], "")
+    unit = "" if "_per_" in name else _UNITS.get(name.split("_")[-1], "")
     words = _words(field.annotation, field.metadata, unit)
     if kind:
         words = re.sub("part|text", f"part: {_spoken(kind)}", words)
@@ -239,7 +240,8 @@ def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
         if isinstance(item, FieldInfo):  # of an alias such as ``PositiveInt``
             yield from _bounds(item.metadata)
         for attribute, words in _BOUNDS.items():
-            if (bound := getattr(item, attribute, None)) is not None:
+            bound = getattr(item, attribute, None)
+            if bound is not None and bound not in _SAID_ONCE:
                 yield f"{words} {bound:g}"
 
 
@@ -274,7 +276,8 @@ plugins CONFIG` what it uses. Any key can be given on the command line too, as \
 A part is chosen as a mapping with its name, beside which its options stand: \
 `launcher: {name: local, workers: 2}`. Where a part is the default, its name may be left out: \
 `launcher: {workers: 2}`. Keys without a default must be given; null means that nothing is chosen. \
-Everything outside `rlax:` is MaxText's."""
+Unless a key says otherwise, whole numbers are at most 2147483647, seconds at most a year, and \
+other numbers finite. Everything outside `rlax:` is MaxText's."""
 
 
 def markdown() -> str:

@@ -18,6 +18,7 @@ from rich.progress import Progress
 from rlax_plugin import batches, objective
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Algorithm, Choice, RlaxSection
+from rlax_plugin.controller import descent
 from rlax_plugin.controller.directory import quiet
 from rlax_plugin.controller.publisher import fingerprints
 from rlax_plugin.errors import ConfigError
@@ -152,7 +153,8 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     config_path = directory / CONFIG
     config_path.write_bytes(config)
     overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
-    if load_section(config_path)[0].warm_start.enabled:
+    origin = descent.recorded(files)
+    if load_section(config_path)[0].warm_start.enabled and origin is None:
         overrides.append(f"rlax.warm_start.directory={files.location('warm_start')}")
     argv = (str(config_path), *overrides)
     section, _ = load_section(config_path, overrides)
@@ -172,6 +174,8 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
 
     algorithm = objective.resolve(section, part).algorithm
     trainer: Trainer = part("trainer", section.trainer, "rlax.trainer")
+    if origin is not None:
+        descent.start(trainer, section.trainer.name, origin)
     with quiet(directory / "trainer.log") as console:
         with Progress(console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task(f"replaying {files.url}", total=last_step)

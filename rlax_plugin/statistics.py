@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,7 @@ def exact_pass_at_k(p_b: ArrayLike, k: int) -> float:
         return float(np.mean(-np.expm1(k * np.log1p(-p_b))))
 
 
-def majority_at_k(answers: Sequence[str | None], passed: Sequence[bool], k: int) -> float:
+def majority_at_k(answers: Sequence[Hashable | None], passed: Sequence[bool], k: int) -> float:
     """Chance that the commonest answer among k of the n samples is right, ties shared.
 
     Exact: the mean over all ``C(n, k)`` subsets. If several answers are commonest, each counts by
@@ -238,14 +238,14 @@ class Outcomes:
       rewards_bn: float64 [problems, samples]; NaN where scoring failed.
       lengths_bn: integers, completion tokens, stop included.
       truncated_bn: bool, whether it was cut at the most tokens allowed.
-      answers_bn: the answer that each completion gives, None where it gives none; looked at
-        for majority@k only.
+      answers_bn: the answer that each completion gives, or what is equal where two samples of a
+        problem give the same one; None where it gives none. Looked at for majority@k only.
     """
 
     rewards_bn: np.ndarray
     lengths_bn: np.ndarray
     truncated_bn: np.ndarray
-    answers_bn: Sequence[Sequence[str | None]]
+    answers_bn: Sequence[Sequence[Hashable | None]]
 
 
 def measures(

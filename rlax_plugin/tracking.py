@@ -34,7 +34,7 @@ QUEUE_STEPS = 1000  # that may wait for a sink; further ones are lost until it h
 class TrackerConfig(Section):
     """Options that every background tracker has."""
 
-    flush_s: Annotated[Seconds, Field(le=45)] = Field(  # the end of a run has 60 s in all
+    flush_s: Annotated[Seconds, Field(le=45)] = Field(  # trackers have 60 s to close
         default=20.0, description="at the end, for what is still to be written or uploaded"
     )
 

@@ -21,7 +21,8 @@ class Prompt:
     """One question.
 
     Attributes:
-      id: content hash, issued by the prompt source; the same text has the same id in every run.
+      id: content hash, issued by the prompt source; the same text has the same id in every run. It
+        is the prompt's identity: two prompts that differ in anything need two ids.
       tokens: int32 [prompt_length], ready for the model (BOS included where the model wants one).
       text: what the tokens say.
       reference: what the reward compares with; its meaning belongs to the task.
@@ -77,6 +78,15 @@ class GroupRequest:
     sampling: SamplingParams
     min_version: int = 0
     resume: tuple[Rollout, ...] = ()
+
+    @property
+    def needs_version(self) -> int:
+        """The oldest weights to go on with: ``min_version``, or newer if unfinished samples are.
+
+        The versions of a sample's tokens never go backwards.
+        """
+        unfinished = (r.versions for r in self.resume if r.finish_reason == "cancelled")
+        return max([self.min_version, *(int(v[-1]) for v in unfinished if len(v))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +177,24 @@ class TrainBatch:
     step: int
     arrays: Mapping[str, np.ndarray]
     groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """The checkpoint of another run whose weights a run starts from, see ``rlax train --from``.
+
+    Attributes:
+      run: the other run's directory, an absolute path or a URL.
+      step: RL step of the checkpoint.
+      checkpoint: its name below ``checkpoints/``.
+    """
+
+    run: str
+    step: int
+    checkpoint: str
+
+    def __str__(self) -> str:
+        return f"{self.run}@{self.step}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,9 @@ _MUST = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "string_type": "must be text",
+    "finite_number": "must be a finite number",
 }
+_TYPES = {"bool", "int", "float", "str"}  # as pydantic adds them to the place of a value
 _TOLD = 5  # problems; one mistake may be the cause of many
 
 
@@ -60,12 +62,25 @@ def _plain(value: Any) -> Any:
 
 
 def _own(problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Without lists that pydantic finds too short because it left bad items out of them."""
-    return [
-        one
-        for one in problems
-        if one["type"] != "too_short" or len(one["input"]) < one["ctx"]["min_length"]
-    ]
+    """Each problem once, where it is.
+
+    Without lists that pydantic finds too short because it left bad items out of them; and a value
+    that may be of several types is one problem, not one for each type.
+    """
+    found: list[Mapping[str, Any]] = []
+    for one in problems:
+        if one["type"] == "too_short" and len(one["input"]) >= one["ctx"]["min_length"]:
+            continue
+        *place, last = one["loc"] or ("",)
+        tried = {p["loc"][-1] for p in problems if [*p["loc"][:-1]] == place}
+        if not (last in _TYPES and tried <= _TYPES and len(tried) > 1):
+            found.append(one)
+        elif found and list(found[-1]["loc"]) == place:
+            if one["type"] == "finite_number":  # the type that the value has
+                found[-1] = {**one, "loc": tuple(place)}
+        else:
+            found.append({**one, "loc": tuple(place)})
+    return found
 
 
 def _explain(problem: Mapping[str, Any], model: type[BaseModel], key: str) -> ConfigError:
@@ -97,8 +112,9 @@ def _explain(problem: Mapping[str, Any], model: type[BaseModel], key: str) -> Co
 
 def _about(field: FieldInfo) -> str:
     facts = [field.description] if field.description else []
-    if not field.is_required() and not isinstance(field.default, BaseModel):
-        facts.append(f"default {yaml_text(field.default)}")
+    default = field.get_default(call_default_factory=True)
+    if not field.is_required() and not isinstance(default, BaseModel):
+        facts.append(f"default {yaml_text(default)}")
     return f" ({'; '.join(facts)})" if facts else ""
 
 

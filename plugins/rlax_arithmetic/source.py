@@ -14,12 +14,12 @@ from pydantic import Field, model_validator
 from rlax_arithmetic import tokenizer
 from rlax_arithmetic.problems import SPLITS, Operation, ProblemSet
 from rlax_plugin import Section
+from rlax_plugin.config import PathText, PositiveInt
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.protocols import PromptSource
 from rlax_plugin.types import Prompt
 
 TASK = "arithmetic"
-Positive = Annotated[int, Field(ge=1)]
 
 
 class ArithmeticConfig(Section):
@@ -27,10 +27,14 @@ class ArithmeticConfig(Section):
 
     digits: Annotated[int, Field(ge=1, le=3)] = Field(2, description="digits of each operand")
     operation: Operation = Field("add", description="what is done with the two operands")
-    test_problems: Positive = Field(1000, description="problems of the test split (at most 1 more)")
-    validation_problems: Positive = Field(1000, description="of the validation split (same)")
-    train_problems: Positive = Field(20_000, description="of the training split, at most")
-    data_dir: str = Field("", description="of the dataset; empty: in the user's cache directory")
+    test_problems: PositiveInt = Field(
+        1000, description="problems of the test split (at most 1 more)"
+    )
+    validation_problems: PositiveInt = Field(1000, description="of the validation split (same)")
+    train_problems: PositiveInt = Field(20_000, description="of the training split, at most")
+    data_dir: PathText = Field(
+        "", description="of the dataset; empty: in the user's cache directory"
+    )
 
     @property
     def problem_set(self) -> ProblemSet:

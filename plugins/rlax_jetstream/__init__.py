@@ -7,24 +7,29 @@ from typing import Annotated
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, Section, hookimpl
+from rlax_plugin.config import PositiveInt
 from rlax_plugin.protocols import Facts, RolloutEngine
 
 
 class JetstreamConfig(Section):
     """Options of ``jetstream``."""
 
-    arrival_steps: Annotated[int, Field(ge=1)] = Field(
+    arrival_steps: PositiveInt = Field(
         4, description="decode steps between looks for arrivals while slots are free"
     )
     linger_steps: Annotated[int, Field(ge=0, le=2)] = Field(
         2, description="decode steps a freed slot may wait for others, to be filled in one prefill"
     )
-    interrupt_steps: Annotated[int, Field(ge=1)] = Field(
+    interrupt_steps: PositiveInt = Field(
         32,
         description="decode steps between looks for new weights and reports of progress, with "
         "on_new_weights: continue or discard; and for calls of other programs that were cancelled",
     )
-    warm_up: bool = Field(True, description="compile the usual programs before the first request")
+    warm_up: bool = Field(
+        True,
+        description="compile every program before the worker registers, at most ten prefills "
+        "among them, so that no request has to wait for a compilation",
+    )
     maxtext: dict[str, bool | int | float | str] = Field(
         {}, description="MaxText keys that workers set differently, e.g. their mesh"
     )

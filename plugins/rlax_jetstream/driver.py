@@ -19,6 +19,7 @@ import numpy as np
 
 from rlax_jetstream.jobs import Job
 from rlax_plugin.errors import RlaxError, WorkerError
+from rlax_plugin.harmless_text import storable
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
 
 if TYPE_CHECKING:
@@ -87,7 +88,10 @@ class JetStreamDriver:
         decode = self._engine.prompt_source().decode
         as_text = isinstance(request.prefill_content, str)
         request.return_channel.add_result(
-            [ReturnSample([decode(r.tokens)] if as_text else [], r.tokens.tolist()) for r in drawn]
+            [
+                ReturnSample([storable(decode(r.tokens))] if as_text else [], r.tokens.tolist())
+                for r in drawn
+            ]
         )
         request.return_channel.close()
 
@@ -113,7 +117,7 @@ class JetStreamDriver:
         samples = max(int(getattr(request, "num_samples", 1) or 1), 1)
         group = GroupRequest(
             group_id=-1,
-            attempt=1,
+            attempt=0,  # no attempt of a run's controller, which counts from 1
             prompt_tokens=np.asarray(tokens, np.int32),
             seeds=tuple(secrets.randbits(64) for _ in range(samples)),
             sampling=sampling,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import functools
 import logging
 import threading
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from maxtext_overrides.slots import Slots
 from rlax_jetstream.jobs import Job, refusal
 from rlax_jetstream.scheduler import Scheduler
+from rlax_jetstream.waited_for import WaitedFor
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.proof import load_proved
+from rlax_plugin.proof import Reading, load_proved
 from rlax_plugin.protocols import Arrays, PromptSource, RolloutEngine, WeightStore
 from rlax_plugin.types import GroupRequest, Rollout, WeightVersion
 
@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlax.jetstream")
 
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens
+_LONGEST_CALL = 256  # decode steps, where nothing is to be looked for but that the engine is alive
 _CLOSE_S = 10.0  # longest wait for the thread to leave a decode call
+
+
+def longest_call(rollouts: Rollouts, config: JetstreamConfig) -> int:
+    """Decode steps of one call at most; heartbeats tell of no token before it returns."""
+    if rollouts.on_new_weights == "finish":
+        return min(_LONGEST_CALL, rollouts.max_new_tokens)
+    return config.interrupt_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +93,11 @@ class JetstreamEngine(RolloutEngine):
         self._version = -1
         self._weights: Mapping[str, Any] = {}
         self._active = 0
+        self._decode_s = 0.0
         self._report_at_s = time.monotonic() + rollouts.progress_s
+        self._reading = Reading()
         self._slots: Slots | None = None
+        self._scheduler: Scheduler | None = None
         self._ready: Future[Slots] = Future()
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="rlax-load")
         self._thread = threading.Thread(target=self._run, name="rlax-engine", daemon=True)
@@ -108,47 +119,22 @@ class JetstreamEngine(RolloutEngine):
                 raise WorkerError(f"group {request.group_id}: {why}")
         if not requests:
             return
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        left = len(requests)
-
-        def tell(ends: bool, group_id: int, rollouts: list[Rollout]) -> None:
-            nonlocal left
-            if ended.done():
-                return
-            try:
-                on_group(group_id, rollouts)
-            except Exception as error:  # noqa: BLE001 - raised by generate
-                ended.set_exception(error)
-                return
-            left -= ends
-            if left == 0:
-                ended.set_result(None)
-
-        def fail(error: Exception) -> None:
-            if not ended.done():
-                ended.set_exception(error)
-
-        def on_loop(function: Callable[..., None], *arguments: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(function, *arguments)
-
-        self.submit(
-            Job(
-                request,
-                deliver=functools.partial(on_loop, tell, True, request.group_id),
-                report=functools.partial(on_loop, tell, False, request.group_id),
-                fail=functools.partial(on_loop, fail),
-                abandoned=ended.done,
-            )
-            for request in requests
-        )
+        waited_for = WaitedFor(requests, on_group)
+        self.submit(waited_for.jobs)
         try:
-            await ended
+            await waited_for.ended
         finally:
-            ended.cancel()  # no-op unless this coroutine was cancelled
+            waited_for.ended.cancel()  # no-op unless this coroutine was cancelled
             with self._changed:
                 self._changed.notify()
+
+    async def prepare(self) -> None:
+        """Returns once the slots are built and, with ``warm_up``, all their programs compiled.
+
+        Raises:
+          WorkerError: the engine has failed.
+        """
+        await asyncio.shield(asyncio.wrap_future(self._ready))
 
     async def load_weights(self, version: WeightVersion) -> None:
         """Pulls and verifies on a background thread; returns when the engine has swapped.
@@ -160,7 +146,8 @@ class JetstreamEngine(RolloutEngine):
           WeightsError: see ``RolloutEngine`` and ``load_proved``; the old weights stay in use.
           WorkerError: the engine has failed.
         """
-        slots = await asyncio.shield(asyncio.wrap_future(self._ready))
+        await self.prepare()
+        slots = self._ready.result()
         loop = asyncio.get_running_loop()
         weights = await loop.run_in_executor(self._loading, self._pull, version, slots)
         swap = _Swap(version.version, weights, Future())
@@ -191,7 +178,31 @@ class JetstreamEngine(RolloutEngine):
             "waiting": float(waiting),
             "tokens_total": float(slots.tokens_total) if slots else 0.0,
             "steps_total": float(slots.steps_total) if slots else 0.0,
+            "decode_s_total": self._decode_s,
+            "silent_tokens": float(longest_call(self.rollouts, self._config)),
+            **self._reading.figures(),
+            "prefill_tokens_total": float(slots.prefill_tokens_total) if slots else 0.0,
+            "prefill_computed_total": float(slots.prefill_computed_total) if slots else 0.0,
         }
+
+    def progress(self) -> dict[tuple[int, int], int]:
+        """See ``RolloutEngine``: tokens of what runs; of what waits, the engine's decode steps.
+
+        What waits for a slot, for weights or for a swap of weights gets on as the engine does. Both
+        change with each decode call, see ``longest_call``.
+        """
+        slots, scheduler = self._slots, self._scheduler
+        if slots is None or scheduler is None:
+            return {}
+        with self._changed:
+            figures = {job: slots.steps_total for job in self._waiting}
+        figures |= scheduler.figures()
+        return {(job.request.group_id, job.request.attempt): n for job, n in figures.items()}
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it; 0 before the slots are built."""
+        return self._slots.vocabulary if self._slots else 0
 
     @property
     def ready(self) -> bool:
@@ -206,7 +217,7 @@ class JetstreamEngine(RolloutEngine):
 
     def refusal(self, request: GroupRequest) -> str | None:
         """Why the slots cannot hold a request; None if they can."""
-        return refusal(request, self.rollouts, self._deterministic)
+        return refusal(request, self.rollouts, self._deterministic, self.vocabulary)
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Queues groups; one that needs nothing drawn is delivered at once. Any thread.
@@ -260,6 +271,7 @@ class JetstreamEngine(RolloutEngine):
             slots.variables_like(),
             fingerprint=self._fingerprint,
             logprobs=slots.logprobs,
+            reading=self._reading,
         )
 
     def _run(self) -> None:
@@ -267,13 +279,12 @@ class JetstreamEngine(RolloutEngine):
         try:
             self._slots = slots = self._make_slots()
             if self._config.warm_up:
-                slots.warm_up(self.rollouts.group_size, self.rollouts.max_prompt_tokens)
-            finishes = self.rollouts.on_new_weights == "finish"
-            scheduler = Scheduler(
+                slots.warm_up()
+            scheduler = self._scheduler = Scheduler(
                 slots,
                 arrival_steps=self._config.arrival_steps,
                 linger_steps=self._config.linger_steps,
-                longest_call=None if finishes else self._config.interrupt_steps,
+                longest_call=longest_call(self.rollouts, self._config),
                 longest_client_call=self._config.interrupt_steps,
                 deterministic=self._deterministic,
             )
@@ -308,7 +319,10 @@ class JetstreamEngine(RolloutEngine):
         slots.insert(self._weights, prefills)
         self._active = scheduler.active
         if scheduler.active:
-            for job in scheduler.advance(self._weights, more_waits):
+            began_s = time.perf_counter()
+            ended = scheduler.advance(self._weights, more_waits)
+            self._decode_s += time.perf_counter() - began_s
+            for job in ended:
                 job.deliver(job.rollouts)
             self._active = scheduler.active
             if self.rollouts.on_new_weights == "continue":

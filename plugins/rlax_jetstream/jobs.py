@@ -15,6 +15,7 @@ import numpy as np
 
 from maxtext_overrides.slots import MAX_STOP_IDS, Drawn, Prefill
 from rlax_plugin.config import Rollouts
+from rlax_plugin.defects import outside
 from rlax_plugin.types import FinishReason, GroupRequest, Rollout
 
 
@@ -30,8 +31,7 @@ class Job:
       report: takes the rollouts so far, some of them "cancelled"; called on the engine's thread.
       rollouts: one per sample, in index order.
       waiting: indices of the samples that wait for a slot, in order.
-      min_version: the oldest weights to draw with: what the request wants, and no older than those
-        of the tokens that unfinished samples have, whose versions never go backwards.
+      min_version: the oldest weights to draw with; see ``GroupRequest.needs_version``.
     """
 
     request: GroupRequest
@@ -48,9 +48,7 @@ class Job:
         blank = (_blank(request, index) for index in range(len(request.seeds)))
         self.rollouts = list(request.resume or blank)
         self.waiting = [r.index for r in self.rollouts if r.finish_reason == "cancelled"]
-        unfinished = (self.rollouts[index].versions for index in self.waiting)
-        newest = (int(versions[-1]) for versions in unfinished if len(versions))
-        self.min_version = max([request.min_version, *newest])
+        self.min_version = request.needs_version
 
     @property
     def complete(self) -> bool:
@@ -110,8 +108,14 @@ class Job:
         self.waiting = sorted([*self.waiting, index])
 
 
-def refusal(request: GroupRequest, limits: Rollouts, deterministic: bool) -> str | None:
-    """Why the slots cannot hold a request, with the config key that limits it; None if they can."""
+def refusal(
+    request: GroupRequest, limits: Rollouts, deterministic: bool, vocabulary: int = 0
+) -> str | None:
+    """Why the slots cannot hold a request, with the config key that limits it; None if they can.
+
+    Args:
+      vocabulary: token ids are below it; 0: it is not known yet.
+    """
     sampling, length, samples = request.sampling, len(request.prompt_tokens), len(request.seeds)
     resume = request.resume
     problems = {
@@ -135,7 +139,10 @@ def refusal(request: GroupRequest, limits: Rollouts, deterministic: bool) -> str
         f"{limits.on_new_weights}": limits.on_new_weights != "continue"
         and any(r.finish_reason == "cancelled" and len(r.tokens) for r in resume),
     }
-    return next((problem for problem, found in problems.items() if found), None)
+    if problem := next((problem for problem, found in problems.items() if found), None):
+        return problem
+    why = outside(request.prompt_tokens, vocabulary)
+    return f"the prompt has {why}" if why else None
 
 
 def _blank(request: GroupRequest, index: int) -> Rollout:

@@ -17,6 +17,7 @@ class _Running:
     job: Job
     index: int
     version: int
+    began: int  # decode steps of the engine when it was admitted
 
     def so_far(self, drawn: Drawn) -> Rollout:
         return self.job.extended(self.index, drawn, self.version, "cancelled")
@@ -66,6 +67,17 @@ class Scheduler:
         """Groups with at least one sample in a slot, in the order of admission."""
         return list(dict.fromkeys(running.job for running in self._running.values()))
 
+    def figures(self) -> dict[Job, int]:
+        """Tokens so far of each group with samples in slots, as the steps tell it. Any thread."""
+        steps = self._slots.steps_total
+        found: dict[Job, int] = {}
+        for running in list(self._running.values()):  # copied at once: others may change it
+            known = found.get(running.job)
+            if known is None:
+                known = sum(len(r.tokens) for r in running.job.rollouts)
+            found[running.job] = known + steps - running.began
+        return found
+
     def plan(self, waiting: Iterable[Job], version: int) -> list[Prefill]:
         """Assigns free slots to waiting samples that may be drawn with ``version``.
 
@@ -77,7 +89,7 @@ class Scheduler:
             taken, free = free[:count], free[count:]
             indices, more = job.admit(taken)
             for slot, index in zip(taken, indices, strict=True):
-                self._running[slot] = _Running(job, index, version)
+                self._running[slot] = _Running(job, index, version, self._slots.steps_total)
             prefills += more
         return prefills
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import sys
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
@@ -150,4 +151,4 @@ def client_example(address: str, source: PromptSource, max_tokens: int) -> str:
         f"request = pb.DecodeRequest({content}, max_tokens={max_tokens}); "
         "print(*stub.Decode(request, timeout=60))"
     )
-    return f"python -c {shlex.quote(code)}"
+    return shlex.join((sys.executable, "-c", code))

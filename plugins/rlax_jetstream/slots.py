@@ -9,6 +9,7 @@ import jax
 from maxtext_overrides.config import load, load_to_check, passed_on
 from maxtext_overrides.lean_imports import unavailable
 from maxtext_overrides.slots import Slots
+from rlax_jetstream.engine import longest_call
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.protocols import BuildContext, Facts
@@ -34,7 +35,11 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> Slots:
             "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
         )
     overrides = FASTEST_LAYOUT | _sizes(rollouts, devices) | config.maxtext
-    return DecodeEngine(load(context.maxtext_argv, **overrides))
+    return DecodeEngine(
+        load(context.maxtext_argv, **overrides),
+        group_size=rollouts.group_size,
+        prompt_tokens=rollouts.max_prompt_tokens,
+    )
 
 
 def check(config: JetstreamConfig, context: BuildContext) -> Facts:
@@ -55,7 +60,9 @@ def check(config: JetstreamConfig, context: BuildContext) -> Facts:
             "weights": weights,
             "new weights, while they are loaded": weights,
             f"key-value caches of {slots} slots": caches,
-        }
+        },
+        weights_bytes=weights,
+        silent_tokens=longest_call(context.section.rollouts, config),
     )
 
 

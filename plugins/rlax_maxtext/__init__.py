@@ -15,4 +15,5 @@ def _build(config: NoOptions, context: BuildContext) -> MaxTextTrainer:
 
 @hookimpl
 def rlax_register_trainer() -> dict[str, Extension]:
-    return {"maxtext": Extension(NoOptions, _build, check, needs_model=True)}
+    trainer = Extension(NoOptions, _build, check, needs_model=True, warm_starts=True)
+    return {"maxtext": trainer}

@@ -65,21 +65,11 @@ def check_shapes(config: Any, section: RlaxSection) -> None:
     Raises:
       ConfigError: one does not suit the section.
     """
-    rollouts, updates = section.rollouts, section.objective.updates_per_step
     if config.max_target_length != section.row_tokens:
         raise ConfigError(
             "max_target_length",
             config.max_target_length,
             f"must be rlax.rollouts.max_prompt_tokens + max_new_tokens = {section.row_tokens}",
-        )
-    if rollouts.temperature == 0:
-        raise ConfigError("rlax.rollouts.temperature", 0.0, "must be above 0 to train")
-    if config.steps % updates:
-        raise ConfigError(
-            "steps",
-            config.steps,
-            f"counts updates, and must be a multiple of the {updates} of a batch "
-            "(rlax.objective.epochs * mini_batches)",
         )
     if section.batches.sequences_per_row == 1:
         return

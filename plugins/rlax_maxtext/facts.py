@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlax_maxtext.agreement import answered_prompts, check_shapes
+from rlax_plugin.amounts import in_bytes
 from rlax_plugin.config import NoOptions, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import resolve
@@ -41,6 +42,7 @@ def check(options: NoOptions, context: BuildContext) -> Facts:
             *_doubts(config, section, without_effect(config, argv)),
             *_doubts_of_memory(config, needed),
         ],
+        weights_bytes=needed.weights,
     )
 
 
@@ -142,6 +144,6 @@ def _doubts_of_memory(config: Config, needed: TrainingMemory) -> Iterator[tuple[
     if config.num_vocab_tiling == 1 and needed.logits > _MANY_LOGITS:
         yield (
             "num_vocab_tiling",
-            f"is 1, and a micro-batch's logits take {needed.logits / 2**30:.3g} GiB of a device, "
+            f"is 1, and a micro-batch's logits take {in_bytes(needed.logits)} of a device, "
             "their gradient as much: set it to 8, or raise gradient_accumulation_steps",
         )

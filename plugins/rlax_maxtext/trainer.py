@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes
 from rlax_plugin.batches import ARRAYS
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import make_loss, resolve
 from rlax_plugin.protocols import BuildContext, Trainer, TrainerLink
+from rlax_plugin.types import Descent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +28,7 @@ class MaxTextTrainer(Trainer):
     def __init__(self, context: BuildContext):
         self._context = context
         self._section: RlaxSection = context.section
+        self._descent: Descent | None = None
 
     def _reporter(self, link: TrainerLink) -> Callable[[int, float], None]:
         most = self._section.warm_start.steps
@@ -59,16 +62,17 @@ class MaxTextTrainer(Trainer):
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         from maxtext_overrides import supervised
+        from maxtext_overrides.checkpoints import mismatch
         from maxtext_overrides.config import initialize
         from maxtext_overrides.policies import Policies
         from maxtext_overrides.train_loop import Events, run_train_loop
 
         argv = self._context.maxtext_argv
-        config = initialize(argv)
+        config = initialize(argv, **self._first_weights())
         check_rows(config, self._section)
         check_shapes(config, self._section)
         slots = resolve(self._section, self._context.part)
-        if self._section.warm_start.enabled:
+        if self._section.warm_start.enabled and self._descent is None:
             source = answered_prompts(self._context)
             path = supervised.warm_start(argv, config, source, self._reporter(link))
             config = initialize(argv, load_parameters_path=path)
@@ -108,7 +112,35 @@ class MaxTextTrainer(Trainer):
             before_checkpoint=link.before_checkpoint,
         )
         arrays = ARRAYS | (policies.arrays if policies else {})
-        run_train_loop(config, events, arrays=arrays, objective=make_loss(slots))
+        try:
+            run_train_loop(config, events, arrays=arrays, objective=make_loss(slots))
+        except ValueError as error:
+            if self._descent is None or running is not None or not (weight := mismatch(error)):
+                raise
+            reason = f"holds the weights of another model: {weight}"
+            raise ConfigError("--from", str(self._descent), reason) from error
+
+    def start_from(self, descent: Descent) -> None:
+        """See ``CheckpointStarter``.
+
+        Raises:
+          ConfigError: there is no own checkpoint, and the other one is gone.
+        """
+        from maxtext_overrides.checkpoints import holds
+
+        if not self.checkpoints() and not holds(descent.run, descent.checkpoint):
+            reason = "that checkpoint is gone, and this run has none of its own yet"
+            raise ConfigError("--from", str(descent), reason)
+        self._descent = descent
+
+    def _first_weights(self) -> dict[str, str]:
+        """MaxText's keys for the weights of another run. It prefers an own checkpoint to them."""
+        if self._descent is None:
+            return {}
+        from maxtext_overrides.checkpoints import items
+
+        path = items(self._descent.run, self._descent.checkpoint)
+        return {"load_parameters_path": path, "source_checkpoint_layout": "orbax"}
 
     def checkpoints(self) -> dict[int, str]:
         """See ``CheckpointReader``."""

@@ -9,6 +9,7 @@ Suffixes as there: ``_g`` samples of a group, ``_n`` of a batch, ``_nt`` [sample
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from rlax_plugin.advantages import Outcomes, per_group
 from rlax_plugin.errors import ConfigError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0)]
 
 
 class GroupNormalised(Section):
@@ -85,14 +86,6 @@ class Whitening(Section):
         return centred_nt / np.sqrt(max(variance, self.epsilon))
 
 
-def returns(rewards_n: np.ndarray, outcomes: Outcomes) -> np.ndarray:
-    """[n, t]: the sample's reward, and the token rewards from each token on (return-to-go)."""
-    to_go_nt = np.zeros(outcomes.mask_nt.shape)
-    if outcomes.token_rewards_nt is not None:
-        to_go_nt = np.cumsum(outcomes.token_rewards_nt[:, ::-1], axis=1)[:, ::-1]
-    return rewards_n[:, None] + to_go_nt
-
-
 class BatchNormalised(Whitening):
     """A = (x - mean) / std over the batch: REINFORCE++, https://arxiv.org/abs/2501.03262.
 
@@ -109,7 +102,7 @@ class BatchNormalised(Whitening):
         if self.baseline == "group_mean":
             alone = Outcomes(rewards_n, outcomes.lengths_n, outcomes.group_n)
             rewards_n = per_group(lambda rewards_g, lengths_g: rewards_g - rewards_g.mean())(alone)
-        return self.whitened(returns(rewards_n, outcomes), outcomes)
+        return self.whitened(replace(outcomes, rewards_n=rewards_n).returns_nt, outcomes)
 
 
 class Gae(Whitening):
@@ -130,7 +123,7 @@ class Gae(Whitening):
                 if value != 1:
                     key = f"rlax.objective.advantage.{name}"
                     raise ConfigError(key, value, "must be 1 without the values of a critic")
-            advantages_nt = returns(outcomes.rewards_n, outcomes)
+            advantages_nt = outcomes.returns_nt
         else:
             advantages_nt = self._estimated(outcomes, outcomes.values_nt)
         return self.whitened(advantages_nt, outcomes)

@@ -5,11 +5,12 @@ A sequence counts if a token of it trains, so errored samples and padding rows d
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Section
+from rlax_plugin.config import PositiveInt
 from rlax_plugin.objective import Aggregation, TokenInputs
 
 
@@ -44,7 +45,7 @@ class ConstantLength(Section):
     Dr. GRPO, https://arxiv.org/abs/2503.20783 (the reading of most implementations).
     """
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_tokens: PositiveInt | None = Field(
         None, description="L_max; null takes rlax.rollouts.max_new_tokens"
     )
 

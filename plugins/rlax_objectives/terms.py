@@ -9,17 +9,18 @@ from pydantic import Field
 from rlax_plugin import Section
 from rlax_plugin.objective import Ratio, TokenInputs, ratio_of
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0)]
 Low = Annotated[float, Field(gt=0, le=1)]
 
 
 class ClippedRatio(Section):
-    """M r, with M = 0 if (A > 0 and r > 1 + high) or (A < 0 and r < 1 - low), else 1.
+    """clip(r, 1 - low, 1 + high) where clipping takes the gradient away, else r.
 
-    The gradient of A M r is that of PPO's min(r A, clip(r, 1 - low, 1 + high) A)
-    (https://arxiv.org/abs/1707.06347); the value differs by a constant where M = 0. With
-    ``dual_clip`` = c, M is also 0 where A < 0 and r > c, so that a token that has become much more
-    probable cannot blow the step up (https://arxiv.org/abs/1912.09729).
+    It does where A > 0 and r > 1 + high, or A < 0 and r < 1 - low. Times A it is PPO's
+    min(r A, clip(r, 1 - low, 1 + high) A), value and gradient (https://arxiv.org/abs/1707.06347).
+    With ``dual_clip`` = c it is also c where A < 0 and r > c, which gives max(that minimum, c A):
+    a token that has become much more probable cannot blow the step up
+    (https://arxiv.org/abs/1912.09729).
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
@@ -32,19 +33,26 @@ class ClippedRatio(Section):
     def __call__(self, inputs: TokenInputs) -> Any:
         import jax.numpy as jnp
 
-        keep_bt = jnp.ones_like(inputs.mask_bt, bool)
-        for clipped_bt in self.metrics(inputs).values():
-            keep_bt &= ~clipped_bt
-        return jnp.where(keep_bt, inputs.ratio_bt, 0.0)
+        # Selected, as the gradient of a minimum is divided where both sides are equal.
+        term_bt = inputs.ratio_bt
+        for _, bound, beyond_bt in self._clipped(inputs):
+            term_bt = jnp.where(beyond_bt, bound, term_bt)
+        return term_bt
 
     def metrics(self, inputs: TokenInputs) -> dict[str, Any]:
+        return {name: beyond_bt for name, _, beyond_bt in self._clipped(inputs)}
+
+    def _clipped(self, inputs: TokenInputs) -> list[tuple[str, float, Any]]:
+        """Name of the metric, the bound, and which tokens are beyond it; no token is twice."""
         ratio_bt, negative_bt = inputs.ratio_bt, inputs.advantages_bt < 0
-        clipped = {
-            "clip_fraction_high": (inputs.advantages_bt > 0) & (ratio_bt > 1 + self.high),
-            "clip_fraction_low": negative_bt & (ratio_bt < 1 - self.low),
-        }
+        high, low = 1 + self.high, 1 - self.low
+        clipped = [
+            ("clip_fraction_high", high, (inputs.advantages_bt > 0) & (ratio_bt > high)),
+            ("clip_fraction_low", low, negative_bt & (ratio_bt < low)),
+        ]
         if self.dual_clip is not None:
-            clipped["dual_clip_fraction"] = negative_bt & (ratio_bt > self.dual_clip)
+            beyond_bt = negative_bt & (ratio_bt > self.dual_clip)
+            clipped.append(("dual_clip_fraction", self.dual_clip, beyond_bt))
         return clipped
 
 

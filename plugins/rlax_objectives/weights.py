@@ -16,7 +16,7 @@ from rlax_plugin import Section
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import Ratio, TokenInputs, ratio_of
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0)]
 Per = Literal["token", "sequence"]
 
 
@@ -82,7 +82,7 @@ class Decoupled(TruncatedImportanceSampling):
     """is = min(pi_prox/mu, C): decoupled PPO, AReaL (https://arxiv.org/abs/2505.24298).
 
     The formula of ``truncated_importance_sampling``, as importance weight and with AReaL's cap.
-    pi_prox is pi_old under ``old_policy: proximal``; the term is then M pi/pi_prox.
+    pi_prox is pi_old under ``old_policy: proximal``; the term is then pi/pi_prox, clipped.
     """
 
     prefix: ClassVar[str] = "decoupled"
@@ -181,15 +181,19 @@ class _Band(_Mask):
 
 
 class IcePop(_Band):
-    """1 iff low <= m <= high, else 0, per token: IcePop (Ring-1T, 2510.18855).
+    """1 iff low <= m <= high, else 0, per token: the mask of IcePop (Ring-1T, 2510.18855).
 
-    https://arxiv.org/abs/2510.18855. The paper also multiplies what it keeps by m: put
-    ``truncated_importance_sampling`` with ``cap: 5`` beside it.
+    https://arxiv.org/abs/2510.18855. Alone it is only a mask: the paper, and verl, also multiply
+    what they keep by m. Put ``truncated_importance_sampling`` with ``cap: 5`` beside it for that.
     """
 
     prefix: ClassVar[str] = "icepop"
     low: Annotated[float, Field(ge=0)] = Field(0.5, description="smallest m that trains")
-    high: Positive = Field(5.0, description="largest m that trains")
+    high: Positive = Field(
+        5.0,
+        description="tokens with a larger m are masked; kept ones are not multiplied by m, unlike "
+        "in verl",
+    )
 
     def keeps(self, inputs: TokenInputs) -> Any:
         return (inputs.mismatch_bt >= self.low) & (inputs.mismatch_bt <= self.high)

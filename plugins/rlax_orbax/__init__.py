@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, Section, hookimpl
+from rlax_plugin.config import PositiveInt
 from rlax_plugin.protocols import WeightStore
 
 
 class OrbaxConfig(Section):
     """Options of ``orbax``."""
 
-    chunk_mib: Annotated[int, Field(ge=1)] = Field(
+    chunk_mib: PositiveInt = Field(
         64, description="chunks (the unit of reading and of a checksum) are halved until below, MiB"
     )
-    in_flight_mib: Annotated[int, Field(ge=1)] = Field(
+    in_flight_mib: PositiveInt = Field(
         2048, description="host memory that arrays on their way to devices may take, MiB"
     )
 

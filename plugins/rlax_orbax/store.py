@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -26,7 +27,13 @@ from etils import epath
 from orbax import checkpoint as ocp
 
 from rlax_orbax.layout import METADATA_FILE, Layout, array_spec, chunk_shape, decode, encode
-from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError, alternatives
+from rlax_plugin.errors import (
+    DeadlineError,
+    WeightsError,
+    WeightsUnreadableError,
+    WeightsUnwritableError,
+    alternatives,
+)
 from rlax_plugin.protocols import Arrays, WeightStore
 
 T = TypeVar("T")
@@ -34,6 +41,13 @@ Index = tuple[slice, ...]
 
 # TensorStore and the file system report every kind of failure through these.
 _IO_ERRORS = (OSError, ValueError, LookupError, NotImplementedError, OverflowError)
+# TensorStore raises a ValueError for everything. Its message begins with absl's status code, unless
+# that is INVALID_ARGUMENT: then the call itself was wrong. These are all that it says of bytes that
+# it has read and that are not what was written; tests flip and cut every byte of a version.
+_STATUS = re.compile(r"[A-Z_]+: ")
+_WRONG_BYTES = re.compile(
+    r"DATA_LOSS: |FAILED_PRECONDITION: .*: (Not enough data|Invalid bool value): ", re.DOTALL
+)
 _DEADLINE_KEY = "rlax.deadlines.weights_s"
 _GRACE_S = 10.0  # for what cannot be stopped: writes under way when a save fails, and its commit
 _ALIGNMENT = 64  # bytes; XLA's CPU client takes over host buffers that are aligned so
@@ -74,12 +88,13 @@ class OrbaxStore(WeightStore):
         from devices and launches no computation.
 
         Raises:
-          WeightsError: ``path`` exists or cannot be written.
+          WeightsUnwritableError: the disk or the network failed.
+          WeightsError: ``path`` exists, or an array has a dtype that cannot be stored.
           DeadlineError: it took longer than ``deadline_s``, or its commit than 10 s more.
         """
-        clock = _Clock("writing a weight version", self._deadline_s)
+        clock = _Clock(f"writing the weight version {path}", self._deadline_s)
         final = epath.Path(path)
-        with clock.errors(f"cannot write {path}"):
+        with clock.errors(path, _write_error):
             if final.exists():
                 raise WeightsError(f"cannot write {path}: it exists")
             for array in arrays.values():
@@ -110,25 +125,27 @@ class OrbaxStore(WeightStore):
             process; a numpy array or a struct without sharding yields a numpy array.
 
         Raises:
-          WeightsError: missing, truncated or damaged data, or other names, shapes or dtypes.
+          WeightsUnreadableError: the bytes could not be had, for whatever reason.
+          WeightsError: truncated or damaged bytes, or other names, shapes or dtypes.
           DeadlineError: it took longer than ``deadline_s``.
         """
-        clock = _Clock("reading a weight version", self._deadline_s)
+        clock = _Clock(f"reading the weight version {path}", self._deadline_s)
         metadata = epath.Path(path) / METADATA_FILE
-        with clock.errors(f"cannot read {metadata}"):
+        with clock.errors(str(metadata), _read_error):
             layouts = decode(path, metadata.read_bytes())
         _check(path, layouts, like)
+        clock.nbytes = sum(_nbytes(array) for array in like.values())
 
         opened: dict[str, Any] = {}
         loaded: dict[str, Any] = {}
         reads: deque[tuple[str, _Pieces]] = deque()
         in_flight = 0
         for name in like:
-            with clock.errors(f"{path}: cannot open {name}"):
+            with clock.errors(f"{path}: {name}", _read_error):
                 spec = array_spec(path, name, layouts[name])
                 opened[name] = ts.open(spec, open=True, assume_metadata=True, context=self._context)
         for name, wanted in like.items():
-            with clock.errors(f"{path}: cannot read {name}"):
+            with clock.errors(f"{path}: {name}", _read_error):
                 pieces = _Pieces(opened.pop(name).result(clock.left_s()), wanted)
             reads.append((name, pieces))
             in_flight += pieces.nbytes
@@ -139,9 +156,12 @@ class OrbaxStore(WeightStore):
         return loaded
 
     def delete(self, path: str) -> None:
-        """Removes a version; silent if it is gone."""
+        """Removes a version and what a killed ``save`` of it has left; silent if it is gone."""
+        final = epath.Path(path)
         try:
-            epath.Path(path).rmtree(missing_ok=True)
+            kind = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)
+            for directory in {final, kind.from_final(final).get()}:  # the same on object stores
+                directory.rmtree(missing_ok=True)
         except _IO_ERRORS as error:
             raise WeightsError(f"cannot delete {path}: {error}") from error
 
@@ -155,7 +175,7 @@ class OrbaxStore(WeightStore):
         self, directory: str, arrays: Arrays, layouts: dict[str, Layout], clock: _Clock
     ) -> None:
         opened: list[Any] = []
-        writes: list[Any] = []
+        writes: list[tuple[int, Any]] = []
         try:
             for name, layout in layouts.items():
                 spec = array_spec(directory, name, layout)
@@ -165,13 +185,15 @@ class OrbaxStore(WeightStore):
                 for index, piece in _host_pieces(array):
                     # The buffers are fresh and nobody writes to them: no copy is needed.
                     write = store[index].write(piece, can_reference_source_data_indefinitely=True)
-                    writes.append(write)
-            for write in writes:
+                    writes.append((piece.nbytes, write))
+            clock.nbytes = sum(map(_nbytes, arrays.values()))
+            for nbytes, write in writes:
                 write.result(clock.left_s())
+                clock.moved += nbytes
         except BaseException:
             # What is under way would put files back into the directory that is now removed.
             grace = _Clock("", _GRACE_S)
-            for future in (*opened, *writes):
+            for future in (*opened, *(write for _, write in writes)):
                 with suppress(TimeoutError):
                     future.exception(max(clock.left_s(), grace.left_s()))
             raise
@@ -189,30 +211,55 @@ class OrbaxStore(WeightStore):
 
 
 class _Clock:
-    """Time left for one operation."""
+    """Time left for one operation.
+
+    Attributes:
+      nbytes: how much it has to move; 0: not known yet.
+      moved: how much of it is done.
+    """
 
     def __init__(self, what: str, deadline_s: float):
         self._what, self._deadline_s = what, deadline_s
         self._end = time.monotonic() + deadline_s
+        self.nbytes = self.moved = 0
 
     def left_s(self) -> float:
         """Seconds that a wait may still take; 0 makes it fail at once unless it is over."""
         return max(0.0, self._end - time.monotonic())
 
-    @contextmanager
-    def errors(self, what: str) -> Iterator[None]:
-        """Makes an overrun a ``DeadlineError`` and a failing file a ``WeightsError``.
+    def _late(self) -> DeadlineError:
+        what = self._what
+        if self.nbytes:
+            what += f", of which {self.moved / 1e6:.3g} of {self.nbytes / 1e6:.3g} MB were moved,"
+        needed_s = self._deadline_s * self.nbytes / self.moved if self.moved else None
+        return DeadlineError(what, self._deadline_s, _DEADLINE_KEY, needed_s)
 
-        What the operating system refuses is a ``WeightsUnreadableError``; TensorStore, which
-        verifies the checksums, reports through other errors.
-        """
+    @contextmanager
+    def errors(
+        self, what: str, translated: Callable[[str, Exception], WeightsError]
+    ) -> Iterator[None]:
+        """Makes an overrun a ``DeadlineError``, and a failing file what ``translated`` returns."""
         try:
             yield
-        except TimeoutError as error:
-            raise DeadlineError(self._what, self._deadline_s, _DEADLINE_KEY) from error
         except _IO_ERRORS as error:
-            kind = WeightsUnreadableError if isinstance(error, OSError) else WeightsError
-            raise kind(f"{what}: {error}") from error
+            # A time-out of the file system or the network has a number; one of ours has none.
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise self._late() from error
+            raise translated(what, error) from error
+
+
+def _read_error(what: str, error: Exception) -> WeightsError:
+    """Wrong bytes are known as such. Everything else, also what is unknown, may pass."""
+    if _WRONG_BYTES.match(str(error)):
+        return WeightsError(f"{what} is damaged: {error}")
+    return WeightsUnreadableError(f"{what} cannot be read: {error}")
+
+
+def _write_error(what: str, error: Exception) -> WeightsError:
+    """What TensorStore refuses to begin with would be refused again."""
+    passing = isinstance(error, OSError) or _STATUS.match(str(error))
+    kind = WeightsUnwritableError if passing else WeightsError
+    return kind(f"cannot write {what}: {error}")
 
 
 class _Pieces:
@@ -265,9 +312,10 @@ class _Pieces:
 
 def _finish(path: str, name: str, pieces: _Pieces, clock: _Clock, loaded: dict[str, Any]) -> int:
     """Moves one array from ``pieces`` to ``loaded``; returns the host bytes that this freed."""
-    with clock.errors(f"{path}: {name} is missing or damaged"):
+    with clock.errors(f"{path}: {name}", _read_error):
         pieces.wait(clock)
     loaded[name] = pieces.array()
+    clock.moved += pieces.nbytes
     return pieces.nbytes
 
 
@@ -295,6 +343,10 @@ def _host_pieces(array: Any) -> Iterator[tuple[Index, np.ndarray]]:
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
             yield shard.index, np.asarray(shard.data)
+
+
+def _nbytes(array: Any) -> int:
+    return math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 
 def _bounds(index: Index, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rlax_plugin.cli.common import AUTHORS, command, exit_status
+from rlax_plugin.command_lines import pasteable
 
 
 @command(AUTHORS, "rlax new-plugin length_reward --kind reward")
@@ -38,9 +40,12 @@ def new_plugin(
     typer.echo(f"wrote {package.folder}")
     for file in package.files:
         typer.echo(f"  {file}")
-    typer.echo(f"\nNext:\n  cd {package.folder}\n  python -m pytest")
-    typer.echo(f"  edit {package.module}: it works as it is\n  pip install -e .")
-    typer.echo(f"  rlax check-plugin {name}\n  {package.usage}")
+    commands = (("python", "-m", "pytest"), ("pip", "install", "-e", "."))
+    test, install = (pasteable(*words, directory=package.folder) for words in commands)
+    check = pasteable("rlax", "check-plugin", name, directory=package.folder)
+    typer.echo(f"\nNext:\n  {shlex.join(('cd', str(package.folder)))}\n  {test}")
+    typer.echo(f"  edit {package.module}: it works as it is\n  {install}")
+    typer.echo(f"  {check}\n  {package.usage}")
 
 
 @command(AUTHORS, "rlax check-plugin rlax_curation")

@@ -91,8 +91,9 @@ def exit_status() -> Iterator[None]:
 
 
 def _print_error(error: RlaxError) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from rlax_plugin.terminal import HarmlessConsole
+
     message = Text.assemble(("error: ", "bold red"), str(error))
-    Console(stderr=True).print(message, soft_wrap=True)
+    HarmlessConsole(stderr=True).print(message, soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rlax_plugin.cli.common import CONFIGURE, Config, Overrides, command, exit_status
+from rlax_plugin.command_lines import pasteable
 
 
 @command(CONFIGURE, "rlax init run.yml --preset dapo --steps 100 --yes")
@@ -73,7 +74,8 @@ def init(
                     question.text, default=question.default, type=type(question.default)
                 )
         starter.write(path, answers)
-        typer.echo(f"wrote {path}\n\n  rlax check {path}\n  rlax train {path}")
+        commands = (pasteable("rlax", what, str(path)) for what in ("check", "train"))
+        typer.echo("\n  ".join((f"wrote {path}\n", *commands)))
 
 
 @command(CONFIGURE, "rlax check configs/demo.yml rlax.staleness.max_staleness=2")

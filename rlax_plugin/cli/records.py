@@ -65,9 +65,9 @@ def audit(
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        from rich.console import Console
+        from rlax_plugin.terminal import HarmlessConsole
 
-        print_report(Console(), report)
+        print_report(HarmlessConsole(), report)
     raise typer.Exit(0 if report.clean else RUN_FAILED)
 
 

@@ -12,17 +12,34 @@ from rlax_plugin.errors import ConfigError
 
 
 @command(RUNNING, "rlax train configs/demo.yml run_name=mine rlax.seed=1")
-def train(config: Config, overrides: Overrides = None) -> None:
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    *,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN[@STEP]",
+            help="start from another run's weights: its directory and, optionally, the RL step of "
+            "a checkpoint (default: the newest)",
+        ),
+    ] = None,
+) -> None:
     """Trains, or continues a run that was interrupted.
 
     Runs MaxText's own training loop; the config's launcher starts the rollout workers. Everything
     is written below base_output_directory/run_name. The same command continues an interrupted run.
     Ctrl-C stops after the current step, with a checkpoint; a second one stops at once.
+
+    A run cannot change its config once it has begun. rlax train CONFIG run_name=NEW --from RUN
+    starts a new run from another run's weights instead, with any config of the same model: its
+    step count, optimizer state and prompts begin anew.
     """
     with exit_status():
         from rlax_plugin.controller.run import train as run
 
-        status = run(config, overrides or ())
+        status = run(config, overrides or (), start)
     raise typer.Exit(status)
 
 
@@ -130,10 +147,13 @@ def parameter_server(
         from rlax_plugin.config import Network
         from rlax_plugin.loading import load_section
         from rlax_plugin.parameter_server import serve_parameter_server
+        from rlax_plugin.places import check_file_writable
         from rlax_plugin.protocols import BuildContext
 
         section, _ = load_section(config, overrides or ())
         Network(host=host, port=port)  # refuses what the config would refuse
+        if index is not None:
+            check_file_writable("--index", str(index), section.deadlines.rpc_s)
         context = BuildContext.outside_run(section)
         asyncio.run(
             serve_parameter_server(
@@ -149,8 +169,9 @@ def parameter_server(
 
 
 def _check_address(key: str, address: str) -> None:
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+    from rlax_plugin.config import is_address
+
+    if not is_address(address):
         raise ConfigError(key, address, "must be host:port")
 
 

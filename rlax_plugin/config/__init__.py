@@ -4,16 +4,33 @@ Which *parts* are used is chosen by ``name``; the options beside a name are chec
 own config class (see ``build``). Importing this module imports neither JAX nor MaxText.
 """
 
-from rlax_plugin.config.base import Choice, NoOptions, PositiveInt, Seconds, Section
+from rlax_plugin.config.base import (
+    INT32_MAX,
+    YEAR_S,
+    Choice,
+    NonNegativeInt,
+    NoOptions,
+    PathText,
+    PositiveInt,
+    Processes,
+    Seconds,
+    Section,
+    default_parts,
+    is_address,
+)
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
 from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
 from rlax_plugin.config.section import Deadlines, Network, RlaxSection, WarmStart, Weights
+from rlax_plugin.config.speeds import Assume
 
 __all__ = [
+    "INT32_MAX",
     "KL",
     "SLOTS",
+    "YEAR_S",
     "Algorithm",
+    "Assume",
     "Batches",
     "Choice",
     "Curation",
@@ -22,9 +39,12 @@ __all__ = [
     "EvaluationSet",
     "Network",
     "NoOptions",
+    "NonNegativeInt",
     "Objective",
     "Overlong",
+    "PathText",
     "PositiveInt",
+    "Processes",
     "Reference",
     "RlaxSection",
     "Rollouts",
@@ -33,4 +53,6 @@ __all__ = [
     "Staleness",
     "WarmStart",
     "Weights",
+    "default_parts",
+    "is_address",
 ]

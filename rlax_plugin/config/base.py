@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
-PositiveInt = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+INT32_MAX = 2**31 - 1
+"""Of most whole numbers: the wire and the recorded samples have 32 bits for them."""
+
+YEAR_S = 31_536_000
+"""Of every deadline: a wait that is longer by far is more than the system can count."""
+
+PositiveInt = Annotated[int, Field(ge=1, le=INT32_MAX)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Seconds = Annotated[float, Field(gt=0, le=YEAR_S)]
+# Each is a process of its own on one machine.
+Processes = Annotated[int, Field(ge=1, le=1024)]
+
+
+def _printable(text: str) -> str:
+    """Refuses what no file system, terminal or log takes as it is."""
+    if not text.isprintable():
+        raise ValueError("must be a path without control characters")
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_printable)]
+"""A path or URL."""
+
+
+def is_address(text: str) -> bool:
+    """Whether it is host:port, of one process."""
+    host, colon, port = text.rpartition(":")
+    return bool(re.fullmatch(r"[^\s/]+", host) and colon and _is_port(port))
+
+
+def _is_port(text: str) -> bool:
+    return bool(re.fullmatch("[0-9]{1,5}", text)) and 0 < int(text) < 65536
 
 
 class Section(BaseModel):
-    """Base of every config class, also of a plug-in's: frozen, unknown keys refused."""
+    """Base of every config class, also of a plug-in's.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Frozen; unknown keys are refused, and so are NaN and infinity, unless a field is declared with
+    ``Field(allow_inf_nan=True)``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class NoOptions(Section):
@@ -32,10 +69,31 @@ class Choice(BaseModel):
         return dict(self.model_extra or {})
 
 
-def default_part(name: str) -> BeforeValidator:
-    """Lets options that are given without a name be those of the part called ``name``."""
+@dataclass(frozen=True, slots=True)
+class DefaultPart:
+    """Annotates a choice: options that are given without a name are those of this part.
 
-    def named(value: Any) -> Any:
-        return {"name": name, **value} if isinstance(value, Mapping) else value
+    Attributes:
+      name: the part's; empty where it depends on something else, such as a preset.
+    """
 
-    return BeforeValidator(named)
+    name: str
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._named, handler(source))
+
+    def _named(self, value: Any) -> Any:
+        return {"name": self.name, **value} if isinstance(value, Mapping) else value
+
+
+def default_parts(model: type[BaseModel], key: str) -> Iterator[tuple[str, str]]:
+    """(dotted key, name) of every choice below ``key`` whose name may be left out."""
+    for name, field in model.model_fields.items():
+        place = f"{key}.{name}"
+        for item in field.metadata:
+            if isinstance(item, DefaultPart) and item.name:
+                yield place, item.name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from default_parts(field.annotation, place)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.config.base import Choice, PositiveInt, Section
+from rlax_plugin.config.base import Choice, NonNegativeInt, PositiveInt, Section
 from rlax_plugin.errors import ConfigError
 
 
@@ -29,7 +28,7 @@ class Evaluation(Section):
     """Held-out evaluation before, while and after training, through the workers."""
 
     split: str = Field(default="test", description="of the prompt source: validation or test")
-    problems: Annotated[int, Field(ge=0)] = Field(
+    problems: NonNegativeInt = Field(
         default=512, description="asked of the split; 0 turns evaluation off"
     )
     samples: PositiveInt = Field(default=16, description="completions per problem")
@@ -38,7 +37,7 @@ class Evaluation(Section):
         default=(), description="k of majority@k: the answer most of k samples give is right"
     )
     bootstrap: PositiveInt = Field(default=2000, description="resamples for the 95 % interval")
-    every: Annotated[int, Field(ge=0)] = Field(
+    every: NonNegativeInt = Field(
         default=0,
         description="RL steps between evaluations while training goes on: a worker is kept at one "
         "version for each and draws for training again afterwards; 0: none",

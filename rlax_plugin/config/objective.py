@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlax_plugin.config.base import Choice, PositiveInt, Section, default_part
+from rlax_plugin.config.base import Choice, DefaultPart, PathText, PositiveInt, Section
 
 # Options without a name are of the part that the preset has in this slot.
-Slot = Annotated[Choice, default_part("")]
+Slot = Annotated[Choice, DefaultPart("")]
 
 
 class KL(Section):
@@ -19,7 +19,7 @@ class KL(Section):
     (http://joschu.net/blog/kl-approx.html).
     """
 
-    coefficient: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+    coefficient: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="beta, per nat; 0: no KL, and no reference policy is kept"
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
@@ -27,8 +27,9 @@ class KL(Section):
     )
     placement: Literal["loss", "reward"] = Field(
         default="loss",
-        description="loss: -beta K joins grad_2. reward: each token is paid -beta K, measured "
-        "on the sampler's log-probs, before advantages are computed",
+        description="loss: -beta K joins grad_2, multiplied by is and corrections as the rest. "
+        "reward: each token is paid -beta K, measured on the sampler's log-probs, before "
+        "advantages are computed",
     )
 
 
@@ -38,7 +39,7 @@ class Overlong(Section):
     penalty * -1 * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
     """
 
-    penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+    penalty: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="taken from the reward at max_tokens, in reward units; 0: off"
     )
     buffer_tokens: PositiveInt | None = Field(
@@ -78,7 +79,7 @@ class Algorithm(Section):
         "again by the trainer; or those of the weights just before the batch's first update",
     )
     kl: KL = KL()
-    entropy_coefficient: Annotated[float, Field(allow_inf_nan=False)] = Field(
+    entropy_coefficient: float = Field(
         default=0.0, description="of the policy's entropy per token, per nat; 0: no bonus"
     )
     overlong: Overlong = Overlong()
@@ -91,7 +92,7 @@ class Algorithm(Section):
 class Reference(Section):
     """The frozen policy that KL is measured to; kept only where ``kl.coefficient`` is above 0."""
 
-    path: str = Field(
+    path: PathText = Field(
         default="",
         description="MaxText parameters; empty: what training started from, kept under "
         "<run_dir>/reference",

@@ -6,17 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.config.base import Choice, PositiveInt, Seconds, Section, default_part
+from rlax_plugin.config.base import (
+    Choice,
+    DefaultPart,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    Section,
+)
 from rlax_plugin.errors import ConfigError
 
 
 class Rollouts(Section):
     """How completions are drawn."""
 
-    engine: Annotated[Choice, default_part("jetstream")] = Field(
+    engine: Annotated[Choice, DefaultPart("jetstream")] = Field(
         default=Choice(name="jetstream"), description="rollout engine of the workers"
     )
-    group_size: Annotated[int, Field(ge=1)] = Field(default=8, description="samples per prompt")
+    group_size: PositiveInt = Field(default=8, description="samples per prompt")
     groups_per_step: PositiveInt = Field(
         default=8,
         description="groups in one training batch; with rlax.batches.tokens, how many are expected "
@@ -26,13 +33,18 @@ class Rollouts(Section):
     max_new_tokens: PositiveInt = Field(
         default=16, description="longest completion, tokens, stop included"
     )
-    temperature: Annotated[float, Field(ge=0)] = Field(
-        default=1.0, description="sampling temperature"
+    temperature: Annotated[float, Field(ge=0, le=1000)] = Field(
+        default=1.0,
+        description="sampling temperature, 0 (greedy) or at least 0.001; above 0 to train",
     )
-    top_k: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="0 keeps the whole vocabulary"
+    top_k: NonNegativeInt = Field(
+        default=0,
+        description="0 keeps the whole vocabulary, as training needs; rlax eval and rlax serve RUN "
+        "may cut it",
     )
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="1.0 keeps all")
+    top_p: Annotated[float, Field(ge=1e-6, le=1)] = Field(
+        default=1.0, description="1.0 keeps all, as training needs; see top_k"
+    )
     ignore_stop: bool = Field(default=False, description="always draw max_new_tokens (benchmarks)")
     slots: PositiveInt = Field(default=64, description="sequences a worker decodes at once")
     on_new_weights: Literal["finish", "continue", "discard"] = Field(
@@ -45,6 +57,13 @@ class Rollouts(Section):
         description="between reports of unfinished samples, which another worker can resume; "
         "only with on_new_weights: continue",
     )
+
+    @model_validator(mode="after")
+    def _divides(self) -> Rollouts:
+        if 0 < self.temperature < 1e-3:  # logits divided by it would not be finite
+            reason = "must be 0, which is greedy, or at least 0.001"
+            raise ConfigError("rlax.rollouts.temperature", self.temperature, reason)
+        return self
 
 
 class Staleness(Section):
@@ -77,7 +96,7 @@ class Staleness(Section):
 class Curation(Section):
     """Which prompts are asked and which groups train."""
 
-    sampler: Annotated[Choice, default_part("shuffled")] = Field(
+    sampler: Annotated[Choice, DefaultPart("shuffled")] = Field(
         default=Choice(name="shuffled"), description="curation.sample"
     )
     gates: tuple[Choice, ...] = Field(
@@ -89,7 +108,7 @@ class Curation(Section):
     pass_threshold: float = Field(
         default=0.5, description="a reward at or above it counts as a pass"
     )
-    oversample: Annotated[float, Field(ge=1)] = Field(
+    oversample: Annotated[float, Field(ge=1, le=1000)] = Field(
         default=1.0, description="groups issued ahead per group needed; the surplus may go stale"
     )
     max_refill: PositiveInt = Field(
@@ -101,13 +120,13 @@ class Curation(Section):
 class Batches(Section):
     """How samples are laid out in a batch, and how many make one."""
 
-    rows: Annotated[int, Field(ge=0)] = Field(
+    rows: NonNegativeInt = Field(
         default=0, description="rows of a batch; 0: one for each of groups_per_step * group_size"
     )
     sequences_per_row: PositiveInt = Field(
         default=1, description="samples in one row at most; above 1 they are packed"
     )
-    tokens: Annotated[int, Field(ge=0)] = Field(
+    tokens: NonNegativeInt = Field(
         default=0,
         description="completion tokens that make a batch, reached by its last group (Ring-lite's "
         "C3PO, https://arxiv.org/abs/2506.14731), or fewer if its rows are full; 0: "

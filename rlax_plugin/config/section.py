@@ -6,20 +6,31 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.config.base import Choice, PositiveInt, Seconds, Section, default_part
+from rlax_plugin.config.base import (
+    Choice,
+    DefaultPart,
+    NonNegativeInt,
+    PathText,
+    PositiveInt,
+    Processes,
+    Seconds,
+    Section,
+    is_address,
+)
 from rlax_plugin.config.evaluation import Evaluation
 from rlax_plugin.config.objective import Objective
 from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
+from rlax_plugin.config.speeds import Assume
 from rlax_plugin.errors import ConfigError
 
 
 class Weights(Section):
     """The path of weights from the trainer to the workers."""
 
-    store: Annotated[Choice, default_part("orbax")] = Field(
+    store: Annotated[Choice, DefaultPart("orbax")] = Field(
         default=Choice(name="orbax"), description="how the bytes are kept"
     )
-    path: str = Field(
+    path: PathText = Field(
         default="", description="where; empty: <run_dir>/weights. Workers must reach it"
     )
     keep: PositiveInt = Field(
@@ -29,6 +40,14 @@ class Weights(Section):
         default="embedded",
         description='"embedded", or host:port of a running rlax parameter-server',
     )
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Weights:
+        server = self.parameter_server
+        if server != "embedded" and not is_address(server):
+            reason = "must be embedded, or host:port of a running rlax parameter-server"
+            raise ConfigError("rlax.weights.parameter_server", server, reason)
+        return self
 
 
 class WarmStart(Section):
@@ -40,40 +59,72 @@ class WarmStart(Section):
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=2e-3, description="of the supervised steps, constant"
     )
-    pass_at_1_from: float = Field(
+    pass_at_1_from: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.28, description="stop once validation pass@1 reaches this"
     )
-    pass_at_1_to: float = Field(default=0.35, description="an error if it overshoots this")
+    pass_at_1_to: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.35, description="an error if it overshoots this"
+    )
     check_every: PositiveInt = Field(
         default=5, description="steps between looks at validation pass@1"
     )
-    train_problems: Annotated[int, Field(ge=0)] = Field(
+    train_problems: NonNegativeInt = Field(
         default=0, description="learn from the first so many training problems; 0: from all"
     )
     problems: PositiveInt = Field(default=512, description="validation problems looked at")
-    directory: str = Field(
+    directory: PathText = Field(
         default="",
         description="of a finished warm start, which is used instead; empty: <run_dir>/warm_start",
     )
+
+    @model_validator(mode="after")
+    def _a_window(self) -> WarmStart:
+        if self.enabled and self.pass_at_1_from > self.pass_at_1_to:
+            raise ConfigError(
+                "rlax.warm_start.pass_at_1_from",
+                self.pass_at_1_from,
+                f"must not exceed pass_at_1_to = {self.pass_at_1_to:g}",
+            )
+        return self
 
 
 class Deadlines(Section):
     """Seconds. Nothing in a run waits without one of these."""
 
-    startup_s: Seconds = Field(default=180.0, description="until the first worker is ready")
+    startup_s: Seconds = Field(
+        default=180.0,
+        description="until an engine is built and compiled, and again until the first worker holds "
+        "weights",
+    )
     heartbeat_s: Seconds = Field(default=2.0, description="between a worker's heartbeats")
     heartbeats_lost: PositiveInt = Field(
         default=3, description="missed heartbeats that make it lost"
     )
     rpc_s: Seconds = Field(default=10.0, description="any single control RPC")
-    group_s: Seconds = Field(default=60.0, description="one group's generation")
+    group_s: Seconds = Field(
+        default=60.0,
+        description="a group without progress for this long is sent to another worker; progress is "
+        "a new token or, while the group waits, any token of its engine",
+    )
     reward_s: Seconds = Field(default=10.0, description="one reward call")
     batch_s: Seconds = Field(default=300.0, description="the trainer's wait for a batch")
-    weights_s: Seconds = Field(default=120.0, description="writing or pulling one weight version")
+    weights_s: Seconds = Field(
+        default=120.0,
+        description="writing or pulling one weight version; also how long a store that "
+        "fails is tried again",
+    )
     lease_s: Seconds = Field(
-        default=60.0, description="a reader's hold on a version before renewal"
+        default=60.0,
+        description="a reader's hold on a version before renewal; after a restart, old versions "
+        "are kept this long for running readers",
     )
     drain_s: Seconds = Field(default=20.0, description="a worker's time to finish after SIGTERM")
+    assume: Assume = Assume()
+
+    @property
+    def lost_s(self) -> float:
+        """Silence after which a worker counts as lost."""
+        return self.heartbeat_s * self.heartbeats_lost
 
 
 class Network(Section):
@@ -107,14 +158,14 @@ class RlaxSection(Section):
         default=(),
         description="entry-point or module names of the plug-ins to load; nothing else is",
     )
-    seed: Annotated[int, Field(ge=0)] = Field(
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         default=0, description="of prompts, samples and evaluation"
     )
     deterministic: bool = Field(
         default=False,
         description="bit-identical runs, killed or not: lockstep, and each group decoded alone",
     )
-    state_dir: str = Field(
+    state_dir: PathText = Field(
         default="",
         description="local directory of the ledger, logs and lock; empty: the run's own, or one "
         "under XDG_STATE_HOME if the run is on an object store. Never on NFS",
@@ -123,7 +174,7 @@ class RlaxSection(Section):
     rewards: tuple[Choice, ...] = Field(
         default=..., min_length=1, description="score every completion; summed"
     )
-    reward_processes: PositiveInt = Field(default=1, description="processes of the reward pool")
+    reward_processes: Processes = Field(default=1, description="processes of the reward pool")
     rollouts: Rollouts = Rollouts()
     staleness: Staleness = Staleness()
     curation: Curation = Curation()
@@ -132,11 +183,11 @@ class RlaxSection(Section):
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     warm_start: WarmStart = WarmStart()
-    launcher: Annotated[Choice, default_part("local")] = Field(
+    launcher: Annotated[Choice, DefaultPart("local")] = Field(
         default=Choice(name="local"), description="brings the workers up"
     )
     trackers: tuple[Choice, ...] = Field(default=(), description="get the metrics of every step")
-    trainer: Annotated[Choice, default_part("maxtext")] = Field(
+    trainer: Annotated[Choice, DefaultPart("maxtext")] = Field(
         default=Choice(name="maxtext"), description="runs the training loop"
     )
     deadlines: Deadlines = Deadlines()

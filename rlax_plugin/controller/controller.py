@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller import directory
 from rlax_plugin.controller.book import Book
+from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.dashboard import Dashboard
 from rlax_plugin.controller.evaluated import Evaluated, record, recorded
 from rlax_plugin.controller.exporter import PrometheusTracker
@@ -32,17 +32,19 @@ from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
 from rlax_plugin.controller.requests import training_prompts
 from rlax_plugin.controller.supervision import Supervision
 from rlax_plugin.errors import DeadlineError, PluginError, TrainingError
+from rlax_plugin.harmless_text import harmless
 from rlax_plugin.host_fingerprint import digest
 from rlax_plugin.parameter_server import (
     ParameterServer,
     ParameterServerClient,
+    listed_versions,
     record_versions,
 )
 from rlax_plugin.protocols import BuildContext, Tracker, WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.types import Group, WeightVersion
+from rlax_plugin.types import Descent, Group, WeightVersion
 
 
 class Controller:
@@ -50,6 +52,7 @@ class Controller:
 
     Args:
       argv: config path and overrides, as workers are to be started with.
+      origin: whose weights the run starts from; None: its own.
       last_step: the run's last training step.
       advantage_slot: makes the objective's; called once, after the reward pool is there.
     """
@@ -62,6 +65,7 @@ class Controller:
         registry: Registry,
         argv: tuple[str, ...],
         config_hash: str,
+        origin: Descent | None,
         last_step: int,
         dashboard: Dashboard,
         advantage_slot: Callable[[], AdvantageSlot],
@@ -70,6 +74,8 @@ class Controller:
         self.section: RlaxSection = context.section
         self._context, self._registry, self._argv = context, registry, argv
         self._config_hash, self._last_step = config_hash, last_step
+        # A ledger that tells of other first weights is another run's.
+        self._computes = config_hash if origin is None else f"{config_hash} from {origin}"
         self.dashboard = dashboard
         self._advantage_slot, self._summarise = advantage_slot, summarise
         self.files = files
@@ -81,9 +87,11 @@ class Controller:
         self._supervision = Supervision(self._on_failure)
         self.fail = self._supervision.fail
         self.unless_failed = self._supervision.unless_failed
-        self._started = AsyncExitStack()  # undoes what was started, last things first
+        self._started = Closing(dashboard.message)
         self._closing = False
         self._begun: asyncio.Task[None] | None = None
+        self._writing: Callable[[str], Coroutine[Any, Any, None]] | None = None
+        self._replaced_before = 0  # reward processes, at the last step's end
 
     # --- start ---------------------------------------------------------------------------------
 
@@ -110,10 +118,10 @@ class Controller:
             for i, choice in enumerate(s.curation.gates)
         ]
         self.trackers: list[Tracker] = []
-        undo.push_async_callback(self._close_trackers)
+        undo.ends_trackers(self.trackers, s.trackers)
         for i, choice in enumerate(s.trackers):
             self.trackers.append(self._part("tracker", choice, f"rlax.trackers.{i}"))
-        self._ledger = Ledger(self._state_dir / "ledger.sqlite", run=self._config_hash)
+        self._ledger = Ledger(self._state_dir / "ledger.sqlite", run=self._computes)
         self._recorder = Recorder(
             self.files, self._ledger, lambda e: self._loop.call_soon_threadsafe(self.fail, e)
         )
@@ -128,7 +136,11 @@ class Controller:
                 keep=s.weights.keep,
                 lease_s=s.deadlines.lease_s,
                 record=functools.partial(record_versions, self.files),
+                listed=await asyncio.to_thread(
+                    listed_versions, self.files, self._weights_directory
+                ),
             )
+            self._writing = parameters.writing
         else:
             parameters = ParameterServerClient(address, rpc_s=s.deadlines.rpc_s)
         undo.push_async_callback(parameters.close)
@@ -140,11 +152,14 @@ class Controller:
             parameters=parameters if isinstance(parameters, ParameterServer) else address,
             latest_version=lambda: self.latest_version,
             undo=undo,
+            note=self.dashboard.message,
             refresh=lambda request: self.flow.refresh(request),
             on_reissued=lambda request, reason: self.flow.reissued(request, reason),
             on_lost=self._on_lost,
             on_quarantined=self._on_quarantined,
+            warn=self.dashboard.message,
         )
+        self.pace = generation.pace
         self.source, self.fleet = generation.source, generation.fleet
         self.launcher = generation.launcher
         rates = PassRateTable(s.curation.pass_rate_half_life)
@@ -188,21 +203,24 @@ class Controller:
         if hasattr(self, "flow"):
             self.flow.fail(error)
 
+    @property
+    def _weights_directory(self) -> str:
+        """Where the run's versions are written."""
+        path = self.section.weights.path
+        return RunFiles(path).location() if path else self.files.location("weights")
+
     def make_publisher(self) -> Publisher:
         """The way from the trainer's thread to the weight store. Any thread."""
-        weights = RunFiles(self.section.weights.path or self.files.location("weights"))
-        if not self.section.weights.path and self.section.weights.parameter_server == "embedded":
-            for name in weights.names(""):  # of an earlier process: nobody knows them
-                self.store.delete(weights.location(name))
-        reached(FaultPoint.WEIGHTS_CLEARED)
         return Publisher(
             loop=self._loop,
             store=self.store,
-            directory=weights.location(),
+            directory=self._weights_directory,
+            writing=self._writing,
             announce=self._announce,
             on_published=self._on_published,
             on_error=self.fail,
             deadline_s=self.section.deadlines.weights_s,
+            pace=self.pace,
         )
 
     # --- events --------------------------------------------------------------------------------
@@ -237,7 +255,7 @@ class Controller:
 
     async def run_failed(self, error: Exception) -> None:
         """Tells the plug-ins, before everything is shut down."""
-        self._hook("rlax_on_run_error", error=str(error))
+        self._hook("rlax_on_run_error", error=harmless(str(error)))
 
     def weights_exist(self, step: int) -> None:
         """The trainer has handed over its first weights, of ``step``: begin."""
@@ -274,6 +292,7 @@ class Controller:
     def step_finished(self, done: FinishedStep, publish_s: float) -> None:
         """Takes a finished step: metrics, records, display."""
         metrics = self._step_metrics(done, publish_s) | self.periodic.take_metrics()
+        self._replaced_before = self._generation.rewards.replaced
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)
         for tracker in self.trackers:
@@ -282,9 +301,13 @@ class Controller:
         self.dashboard.step(done.step, metrics, self.latest_version, self.book.rates.histogram())
 
     def _step_metrics(self, done: FinishedStep, publish_s: float) -> dict[str, float]:
-        workers = len(self.fleet.workers)
         return step_metrics(
-            done, self.section, self._summarise, workers=workers, publish_s=publish_s
+            done,
+            self.section,
+            self._summarise,
+            workers=len(self.fleet.workers),
+            publish_s=publish_s,
+            replaced=self._generation.rewards.replaced - self._replaced_before,
         )
 
     # --- evaluation ----------------------------------------------------------------------------
@@ -369,16 +392,10 @@ class Controller:
 
     # --- end -----------------------------------------------------------------------------------
 
-    async def _close_trackers(self) -> None:
-        """All at once: each may take as long as its ``flush_s``."""
-        closing = [asyncio.to_thread(tracker.close) for tracker in self.trackers]
-        ended = await asyncio.gather(*closing, return_exceptions=True)
-        for lost in ended:
-            if isinstance(lost, str):
-                self.dashboard.message(lost)
-        for error in ended:
-            if isinstance(error, BaseException):
-                raise error
+    @property
+    def close_s(self) -> float:
+        """The most that ``close`` may take."""
+        return self._started.deadline_s
 
     async def close(self) -> None:
         """Ends everything that was started, whatever state it is in."""

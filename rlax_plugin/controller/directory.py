@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,16 +17,19 @@ from typing import IO, Any
 import yaml
 from rich.console import Console
 
+from rlax_plugin.command_lines import pasteable
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.dashboard import before_after_table
 from rlax_plugin.controller.evaluated import recorded
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.loading import differences
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.terminal import HarmlessConsole
 from rlax_plugin.validation import yaml_text
 
 _ENDPOINTS = "endpoints.json"
 _SHOWN_DIFFERENCES = 4
+WEIGHT_KEYS = ("load_parameters_path", "load_full_state_path")  # MaxText's, for first weights
 
 
 def run_directory(maxtext: dict[str, Any]) -> str:
@@ -50,6 +53,24 @@ def state_directory(section: RlaxSection, files: RunFiles) -> Path:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     digest = hashlib.sha256(files.location().encode()).hexdigest()[:12]
     return Path(home) / "rlax" / f"{Path(files.url).name}-{digest}"
+
+
+def make_state_directory(directory: Path, section: RlaxSection, maxtext: Mapping[str, Any]) -> None:
+    """Makes the local directory of a run, and sees that files can be written there.
+
+    Raises:
+      ConfigError: they cannot.
+    """
+    key, value = "rlax.state_dir", section.state_dir
+    if not value and "://" not in maxtext["base_output_directory"]:
+        key, value = "base_output_directory", maxtext["base_output_directory"]
+    try:
+        (directory / "logs").mkdir(parents=True, exist_ok=True)
+        (directory / ".lock").touch()
+        (directory / "logs" / "trainer.log").touch()
+    except OSError as error:
+        reason = f"cannot be written: {error.filename or directory}: {error.strerror}"
+        raise ConfigError(key, value or str(directory), reason) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +99,7 @@ def endpoints(state_dir: Path) -> Endpoints | None:
 
 def console(out: IO[str]) -> Console:
     """Paths and messages are printed as they are, in one line each where nobody watches."""
-    return Console(file=out, markup=False, highlight=False, soft_wrap=not out.isatty())
+    return HarmlessConsole(file=out, highlight=False, soft_wrap=not out.isatty())
 
 
 @contextmanager
@@ -120,29 +141,47 @@ def locked(state_dir: Path) -> Iterator[None]:
         lock.close()
 
 
-def _holds_results(files: RunFiles) -> bool:
+def holds_results(files: RunFiles) -> bool:
+    """Whether a run has computed something that another config would contradict."""
     return any(files.names(name) for name in ("checkpoints", "evaluation", "journal", "warm_start"))
 
 
-def check_same_run(files: RunFiles, digest: str, config: Mapping[str, Any]) -> None:
-    """Refuses to continue another run.
+def check_same_run(
+    files: RunFiles, digest: str, config: Mapping[str, Any], argv: Sequence[str]
+) -> None:
+    """Refuses to continue another run, and says how to go on from its weights.
 
     Args:
       config: the merged one, whose hash ``digest`` is.
+      argv: what the command was given.
 
     Raises:
       ConfigError: the directory holds results of another config.
     """
     record = files.get_json("config.json")
-    if record is None or not _holds_results(files):
+    if record is None or not holds_results(files):
         return  # a run that failed at once may be started again with its config put right
     if record["config_hash"] != digest:
         raise ConfigError(
             "run_name",
             Path(files.url).name,
             f"{files.url} holds a run of another config{_difference(files, config)}; choose "
-            "another run_name or remove that directory",
+            f"another run_name or remove that directory{_from_its_weights(files, config, argv)}",
         )
+
+
+def _from_its_weights(files: RunFiles, config: Mapping[str, Any], argv: Sequence[str]) -> str:
+    """How to start a new run from the weights of this one, if it has some."""
+    if not files.names("checkpoints"):
+        return ""
+    parent, _, name = files.url.rstrip("/").rpartition("/")
+    taken = RunFiles(parent or ".").names("")
+    new = next(new for n in itertools.count(2) if (new := f"{name}-{n}") not in taken)
+    words = [word for word in argv if not word.startswith("run_name=")] + [f"run_name={new}"]
+    # Weights come from one place only.
+    words += [f"{key}=" for key in WEIGHT_KEYS if config.get(key)]
+    command = train_command([*words, "--from", files.url])
+    return f". To train on from its weights under another name:\n  {command}"
 
 
 def _difference(files: RunFiles, config: Mapping[str, Any]) -> str:
@@ -179,7 +218,7 @@ def finished(files: RunFiles, last_step: int, evaluates: bool) -> dict[str, Any]
 
 def train_command(argv: Sequence[str]) -> str:
     """What to type to continue."""
-    return shlex.join(("rlax", "train", *argv))
+    return pasteable("rlax", "train", *argv)
 
 
 def print_results(
@@ -210,10 +249,10 @@ def print_results(
         f"steps={2 * steps * updates}"
     ]
     out.print(f"go on training:      {train_command(longer)}")
-    out.print(f"one page of it all:  {shlex.join(('rlax', 'report', files.url))}")
-    out.print(f"check the records:   {shlex.join(('rlax', 'audit', files.url))}")
+    out.print(f"one page of it all:  {pasteable('rlax', 'report', files.url)}")
+    out.print(f"check the records:   {pasteable('rlax', 'audit', files.url)}")
     if files.exists("tensorboard"):
-        out.print(f"look at the curves:  tensorboard --logdir {_shown(files)}")
+        out.print(f"look at the curves:  {pasteable('tensorboard', '--logdir', _shown(files))}")
 
 
 def _shown(files: RunFiles) -> str:

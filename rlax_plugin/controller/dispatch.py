@@ -1,4 +1,4 @@
-"""Sends groups to workers and issues them again when a worker fails: the only retry there is."""
+"""Sends groups to workers, and sends them again when a worker fails: nobody else does."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import asyncio
 import dataclasses
 import functools
 import itertools
+import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable
 
 import grpc
-import numpy as np
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.controller.fleet import Fleet, Worker
+from rlax_plugin.controller.replies import check_reply, contributors
+from rlax_plugin.controller.tickets import Answer, Call, Ticket, fail, tokens, trusted
 from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import GroupRequest, Rollout
-from rlax_plugin.wire import describe, reply_from_proto, request_to_proto
+from rlax_plugin.types import GroupRequest
+from rlax_plugin.wire import describe, in_messages, reply_from_proto, request_to_proto
+
+log = logging.getLogger("rlax.controller")
 
 MAX_ATTEMPTS = 20
 """Workers that come and go are ordinary; a group that loses this many of them is not."""
@@ -28,54 +30,6 @@ MAX_FAILURES = 3
 """Times a worker that is alive may fail at one group, or not finish it in time; also workers that
 may be lost before they hold the one version that a group needs."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-_ALIVE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INVALID_ARGUMENT)
-
-
-class Answer(NamedTuple):
-    """A group that is drawn.
-
-    Attributes:
-      request: as it was answered; its attempt counts.
-      rollouts: in sample order; one that several workers have drawn names them all, ``a+b``.
-      workers: all that have drawn a part of it, lost ones too. What one has drawn is void once it
-        is not trusted any more.
-    """
-
-    request: GroupRequest
-    rollouts: list[Rollout]
-    workers: tuple[Worker, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """A group on its way.
-
-    Attributes:
-      drew_resume: the workers that have drawn ``request.resume``.
-      partials: what is drawn of it so far, as far as it is known.
-      drew_partials: the workers that have drawn them.
-      failed_on: identities of the workers that failed at it.
-      failures: how often a worker failed at it, or was lost before it held the version it needs.
-      losses: how often it was issued again, for whatever reason, by this process.
-      exactly: the only version that it may be drawn with; None: any that is new enough.
-    """
-
-    request: GroupRequest
-    done: asyncio.Future[Answer]
-    exactly: int | None = None
-    drew_resume: tuple[Worker, ...] = ()
-    partials: tuple[Rollout, ...] = ()
-    drew_partials: tuple[Worker, ...] = ()
-    failed_on: set[tuple[str, str]] = field(default_factory=set)
-    failures: int = 0
-    losses: int = 0
-
-    def forget_distrusted(self) -> None:
-        """Starts afresh if a worker that is not trusted has drawn a part of what is resumed."""
-        if not _trusted(self.drew_resume):
-            self.request, self.drew_resume = dataclasses.replace(self.request, resume=()), ()
-        if not _trusted(self.drew_partials):
-            self.partials, self.drew_partials = self.request.resume, self.drew_resume
 
 
 class Dispatcher:
@@ -88,14 +42,15 @@ class Dispatcher:
     for the worker that keeps it, see ``Fleet.pin``.
 
     Args:
-      deterministic: workers draw one group at a time, so that a call takes as long as all of them.
       refresh: given a request as it would be issued again (the next attempt, ``resume`` the newest
         partial rollouts known, if any), returns the one to send.
       on_reissued: called with each request that is issued again, as it will be sent, and why.
+      startup_needs_s: says what a worker needs to start, for messages; None: unknown.
 
     Attributes:
       reissued: how often a group was issued again.
       tokens_resumed: tokens that were kept in doing so.
+      late: answers to groups that had expired, which are ignored.
     """
 
     def __init__(
@@ -104,20 +59,21 @@ class Dispatcher:
         deadlines: Deadlines,
         refresh: Callable[[GroupRequest], GroupRequest],
         on_reissued: Callable[[GroupRequest, str], None] = lambda request, reason: None,
-        *,
-        deterministic: bool = False,
+        startup_needs_s: Callable[[], float | None] = lambda: None,
     ):
         self._fleet = fleet
+        self._startup_needs_s = startup_needs_s
         self._deadlines = deadlines
         self._refresh = refresh
         self._on_reissued = on_reissued
-        self._deterministic = deterministic
-        self._waiting: defaultdict[int | None, deque[_Ticket]] = defaultdict(deque)  # by exactly
+        self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
         self.reissued = 0
         self.tokens_resumed = 0
+        self.late = 0
+        self._seen_late = ""
 
     def submit(
         self, request: GroupRequest, *, exactly: int | None = None
@@ -127,7 +83,7 @@ class Dispatcher:
         Args:
           exactly: the version that all of it must be drawn with, by a worker that keeps it.
         """
-        ticket = _Ticket(request, asyncio.get_running_loop().create_future(), exactly)
+        ticket = Ticket(request, asyncio.get_running_loop().create_future(), exactly)
         self._waiting[exactly].append(ticket)
         self.wake()
         return ticket.done
@@ -146,7 +102,7 @@ class Dispatcher:
                 f"version {worker.keep} cannot be kept: {MAX_FAILURES} workers were lost before "
                 f"they held it, the last one {worker.name}: {reason}"
             )
-            _fail((t for t in waiting if t.failures >= MAX_FAILURES), failure)
+            fail((t for t in waiting if t.failures >= MAX_FAILURES), failure)
         self.wake()
 
     def wake(self) -> None:
@@ -164,9 +120,9 @@ class Dispatcher:
                 del self._waiting[exactly]
         self._watch_for_nobody(bool(self._waiting) and not any(w.ready for w in workers))
 
-    def _assign_from(self, queue: deque[_Ticket], ready: list[Worker]) -> None:
-        batches: dict[str, list[_Ticket]] = {}
-        held_back: list[_Ticket] = []  # they wait for a worker that has not failed at them
+    def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
+        batches: dict[str, list[Ticket]] = {}
+        held_back: list[Ticket] = []  # they wait for a worker that has not failed at them
         while queue and ready:
             ticket = queue.popleft()
             if ticket.done.done():  # cancelled meanwhile
@@ -179,18 +135,25 @@ class Dispatcher:
                 break
             worker.assign(len(ticket.request.seeds))
             ticket.forget_distrusted()
-            self.tokens_resumed += _tokens(ticket.request.resume)
+            self.tokens_resumed += tokens(ticket.request.resume)
             batches.setdefault(worker.name, []).append(ticket)
         queue.extendleft(reversed(held_back))
         for name, tickets in batches.items():
-            call = asyncio.ensure_future(self._call(self._fleet.workers[name], tickets))
-            self._calls.add(call)
-            call.add_done_callback(functools.partial(self._ended, tickets))
+            ticket_of = {t.request.group_id: t for t in tickets}
+            for requests in in_messages(t.request for t in tickets):
+                together = {r.group_id: ticket_of[r.group_id] for r in requests}
+                self._begin(Call(self._fleet.workers[name], together))
 
-    def _ended(self, tickets: list[_Ticket], call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
-        if not call.cancelled() and (error := call.exception()) is not None:
-            _fail(tickets, error)  # nothing that was foreseen, and so nothing to try again
+    def _begin(self, call: Call) -> None:
+        tickets = list(call.open.values())
+        call.task = asyncio.ensure_future(self._run(call))
+        self._calls.add(call.task)
+        call.task.add_done_callback(functools.partial(self._ended, tickets))
+
+    def _ended(self, tickets: list[Ticket], task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            fail(tickets, error)  # nothing that was foreseen, and so nothing to try again
 
     def _watch_for_nobody(self, nobody: bool) -> None:
         if not nobody and self._nobody is not None:
@@ -205,81 +168,134 @@ class Dispatcher:
         waiting = [ticket for queue in self._waiting.values() for ticket in queue]
         self._waiting.clear()
         what = f"the return of a rollout worker, for which {len(waiting)} groups wait,"
-        _fail(waiting, DeadlineError(what, self._deadlines.startup_s, "rlax.deadlines.startup_s"))
+        deadline_s, needed_s = self._deadlines.startup_s, self._startup_needs_s()
+        fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
 
-    async def _call(self, worker: Worker, tickets: list[_Ticket]) -> None:
-        open_tickets = {t.request.group_id: t for t in tickets}
+    async def _run(self, call: Call) -> None:
+        worker = call.worker
         error = "the worker closed the call before it had answered"
         its_fault = True
-        # The deadline grows with the backlog that this very call creates.
-        waves = worker.groups if self._deterministic else 1 + worker.assigned // worker.slots
+        for ticket in call.open.values():
+            worker.progress.watch(ticket.key, functools.partial(self._stands_still, call, ticket))
+        # Without a timeout: each group has its own, and a worker that is silent is lost.
         stream = worker.stub.Generate(
-            pb.GenerateRequest(groups=[request_to_proto(t.request) for t in tickets]),
-            timeout=self._deadlines.group_s * waves,
+            pb.GenerateRequest(groups=[request_to_proto(t.request) for t in call.open.values()])
         )
         try:
             async for reply in stream:
                 if not worker.trusted:  # its channel is being closed: what is still read is void
                     error, its_fault = worker.lost, False
                     break
-                self._take(reply, worker, open_tickets)
+                self._take(reply, call)
         except grpc.aio.AioRpcError as failure:
             error = worker.lost or describe(failure)
-            if failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            if refused := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 # No other worker would take it either.
-                _fail(open_tickets.values(), WorkerError(f"{worker.name} refused: {error}"))
+                fail(call.open.values(), WorkerError(f"{worker.name} refused: {error}"))
             its_fault = failure.code() not in _GONE
             # One that drains ends its calls and then leaves; others of its calls are still read.
-            if failure.code() not in _ALIVE and not worker.draining:
+            if not refused and not worker.draining:
                 self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew
         except asyncio.CancelledError:
-            # Closing a lost worker's channel cancels its calls; only our own end is passed on.
-            if (task := asyncio.current_task()) is not None and task.cancelling():
+            # Closing a lost worker's channel cancels its calls, and so does the last group that
+            # has expired; only our own end is passed on.
+            if call.open and (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             error, its_fault = worker.lost or "the call was cancelled", False
         except WorkerError as failure:
             error = str(failure)
             self._fleet.distrust(worker, error)
         finally:
-            for ticket in open_tickets.values():
-                worker.unassign(len(ticket.request.seeds))
-        if open_tickets:
-            self._issue_again(worker, list(open_tickets.values()), error, its_fault)
+            for request in [*(t.request for t in call.open.values()), *call.expired.values()]:
+                self._release(worker, request)
+        unanswered = list(call.open.values())
+        call.open.clear()  # none of them can expire any more
+        if unanswered:
+            self._issue_again(worker, unanswered, error, its_fault)
 
-    def _take(self, reply: pb.GroupReply, worker: Worker, open_tickets: dict[int, _Ticket]) -> None:
+    @staticmethod
+    def _release(worker: Worker, request: GroupRequest) -> float:
+        """A worker holds a group no more; returns the longest that it has stood still there."""
+        worker.unassign(len(request.seeds))
+        return worker.progress.forget((request.group_id, request.attempt))
+
+    def _stands_still(self, call: Call, ticket: Ticket, still_s: float) -> None:
+        # Not in the midst of a heartbeat: what fails here must end the run, not the heartbeat.
+        asyncio.get_running_loop().call_soon(self._expire, call, ticket, still_s)
+
+    def _expire(self, call: Call, ticket: Ticket, still_s: float) -> None:
+        """Issues a group again that has stood still; the others of its call go on."""
+        if call.open.pop(ticket.request.group_id, None) is None:
+            return  # answered just now
+        call.expired[ticket.request.group_id] = ticket.request
+        error = (
+            f"no progress for {still_s:.3g} s, rlax.deadlines.group_s is "
+            f"{self._deadlines.group_s:g}: if its engine is healthy, raise it{self._seen_late}"
+        )
+        self._issue_again(call.worker, [ticket], error, True)
+        self._give_up(call)
+
+    @staticmethod
+    def _give_up(call: Call) -> None:
+        """Ends a call whose other groups have all expired: the worker is to give up, too."""
+        if call.expired and not call.open and call.task is not None:
+            call.task.cancel()
+
+    def _late(self, call: Call, reply: pb.GroupReply) -> None:
+        """Counts an answer to a group that has expired, which another attempt answers."""
+        if any(sample.finish_reason == "cancelled" for sample in reply.samples):
+            return  # it is yet to be answered
+        needed_s = self._release(call.worker, call.expired.pop(reply.group_id))
+        self.late += 1
+        self._seen_late = f"; one late answer came after {needed_s:.3g} s without progress"
+        log.warning(
+            "%s answered group %d after all, %.3g s without progress: too late for "
+            "rlax.deadlines.group_s = %g",
+            call.worker.name,
+            reply.group_id,
+            needed_s,
+            self._deadlines.group_s,
+        )
+
+    def _take(self, reply: pb.GroupReply, call: Call) -> None:
         """Ends the group's ticket, or notes how far the group has come.
 
         Raises:
           WorkerError: the reply is nonsense.
         """
-        ticket = open_tickets.get(reply.group_id)
+        worker, ticket = call.worker, call.open.get(reply.group_id)
         if ticket is None:
+            if reply.group_id in call.expired:
+                self._late(call, reply)
+                return
             raise WorkerError(f"{worker.name} answered group {reply.group_id} unasked")
         request = ticket.request
         rollouts = reply_from_proto(reply, worker.name, request.seeds)
         # A parameter server of its own may tell a worker of a version a moment before it tells us.
         newest = self._fleet.latest_version() + 1
         # What nobody waits for any more may well be drawn with other weights by now.
-        check_reply(rollouts, request, newest, None if ticket.done.done() else ticket.exactly)
+        exactly = None if ticket.done.done() else ticket.exactly
+        check_reply(rollouts, request, newest, exactly=exactly, vocabulary=worker.vocabulary)
         rollouts = [
-            dataclasses.replace(r, worker=_contributors(before, worker.name))
+            dataclasses.replace(r, worker=contributors(before, worker.name))
             for r, before in itertools.zip_longest(rollouts, request.resume)
         ]
         workers = tuple(dict.fromkeys((*ticket.drew_resume, worker)))
         if any(r.finish_reason == "cancelled" for r in rollouts):
-            if _tokens(rollouts) > _tokens(ticket.partials):
+            if tokens(rollouts) > tokens(ticket.partials):
                 ticket.partials, ticket.drew_partials = tuple(rollouts), workers
             return
-        del open_tickets[reply.group_id]
-        worker.unassign(len(request.seeds))
-        if not _trusted(workers):
+        del call.open[reply.group_id]
+        self._release(worker, request)
+        if not trusted(workers):
             self._issue_again(worker, [ticket], "a worker that drew a part is not trusted", False)
         elif not ticket.done.done():
             ticket.done.set_result(Answer(request, rollouts, workers))
+        self._give_up(call)
         self.wake()
 
     def _issue_again(
-        self, worker: Worker, tickets: list[_Ticket], error: str, its_fault: bool
+        self, worker: Worker, tickets: list[Ticket], error: str, its_fault: bool
     ) -> None:
         for ticket in reversed(tickets):
             if ticket.done.done():
@@ -293,7 +309,7 @@ class Dispatcher:
                     f"group {ticket.request.group_id} failed {ticket.losses} times, "
                     f"the last time on {worker.name}: {error}"
                 )
-                _fail([ticket], failure)
+                fail([ticket], failure)
                 continue
             ticket.forget_distrusted()
             again = dataclasses.replace(
@@ -324,7 +340,7 @@ class Dispatcher:
         self._waiting.clear()
 
 
-def _choose(ticket: _Ticket, ready: list[Worker]) -> Worker | None:
+def _choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     """The worker to ask; None if those that should be have no room."""
     size = len(ticket.request.seeds)
     may = [w for w in ready if w.identity not in ticket.failed_on] or ready
@@ -332,76 +348,3 @@ def _choose(ticket: _Ticket, ready: list[Worker]) -> Worker | None:
     able = [w for w in free if w.version >= ticket.request.min_version] or free
     # The least loaded one, by share of its slots: equal work for unequal machines.
     return min(able, key=lambda w: w.assigned / w.slots, default=None)
-
-
-def check_reply(
-    rollouts: Iterable[Rollout],
-    request: GroupRequest,
-    newest_version: int,
-    exactly: int | None = None,
-) -> None:
-    """Holds an answer, or a report on the way, against what was asked.
-
-    Args:
-      newest_version: that the trainer has published.
-      exactly: the only version that it may be drawn with; None: any between those two.
-
-    Raises:
-      WorkerError: names the sample and what it contradicts.
-    """
-    most = request.sampling.max_new_tokens
-    for r, before in itertools.zip_longest(rollouts, request.resume):
-        begun = 0 if before is None else len(before.tokens)
-        drawn_now = r.versions[begun:]
-        problems = {
-            f"has {len(r.tokens)} tokens, {most} were asked for": len(r.tokens) > most,
-            f"is drawn with versions above {newest_version}, the newest": (
-                r.versions > newest_version
-            ).any(),
-            f"is drawn with versions below {request.min_version}, the oldest that was asked for": (
-                drawn_now < request.min_version
-            ).any(),
-            f"is drawn with other versions than {exactly}, which it was to be": exactly is not None
-            and (r.versions != exactly).any(),
-            "does not go on from what was to be resumed": before is not None
-            and not _goes_on(r, before),
-        }
-        for problem, found in problems.items():
-            if found:
-                raise WorkerError(f"{r.worker}: group {r.group_id} sample {r.index} {problem}")
-
-
-def _goes_on(rollout: Rollout, before: Rollout) -> bool:
-    """Whether a sample is what was resumed, continued unless that was complete."""
-    begun = len(before.tokens)
-    if before.finish_reason != "cancelled" and (
-        len(rollout.tokens) != begun or rollout.finish_reason != before.finish_reason
-    ):
-        return False
-    return all(
-        np.array_equal(getattr(rollout, name)[:begun], getattr(before, name))
-        for name in ("tokens", "logprob_full", "logprob_sampled", "versions")
-    )
-
-
-def _contributors(before: Rollout | None, worker: str) -> str:
-    """Names of the workers that have drawn a sample, in order."""
-    if before is None or not len(before.tokens):
-        return worker
-    if before.finish_reason != "cancelled" or worker in before.workers:
-        return before.worker
-    return f"{before.worker}+{worker}"
-
-
-def _trusted(workers: Iterable[Worker]) -> bool:
-    return all(worker.trusted for worker in workers)
-
-
-def _tokens(rollouts: Iterable[Rollout]) -> int:
-    return sum(len(r.tokens) for r in rollouts)
-
-
-def _fail(tickets: Iterable[_Ticket], error: BaseException) -> None:
-    for ticket in tickets:
-        if not ticket.done.done():
-            ticket.done.set_exception(error)

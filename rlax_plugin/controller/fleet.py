@@ -11,9 +11,16 @@ from dataclasses import dataclass, field
 import grpc
 
 from rlax_plugin.config import Deadlines
+from rlax_plugin.controller.progress import Progress
+from rlax_plugin.harmless_text import one_line
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.wire import CHANNEL_OPTIONS
+
+MAX_NONSENSE = 3
+"""Replies of one process that contradict what was asked: one or two may be a fault that passes,
+such as a flipped bit; then it is the process, and what it gave before is no better."""
+_LONGEST_NAME = 128  # of a worker
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +34,8 @@ class Worker:
       groups: the groups that they belong to.
       keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
       kept: the version that it says it keeps; -1: none.
+      progress: of the groups that it was sent.
+      vocabulary: token ids are below it; 0: it has not said.
       lost: why it is gone; empty while it is a member.
       trusted: False once its weights were wrong, or it has answered nonsense.
     """
@@ -39,6 +48,8 @@ class Worker:
     channel: grpc.aio.Channel
     stub: rpc.RolloutStub
     last_seen: float
+    progress: Progress
+    vocabulary: int = 0
     draining: bool = False
     assigned: int = 0
     groups: int = 0
@@ -87,6 +98,7 @@ class Fleet(rpc.FleetServicer):
       on_lost: a worker is gone; its groups must be issued again.
       on_quarantined: called with name and reason when a worker must not be trusted, before it is
         lost.
+      on_heartbeat: called with each worker whose figures are new.
 
     Attributes:
       workers: name -> live worker.
@@ -106,6 +118,7 @@ class Fleet(rpc.FleetServicer):
         on_ready: Callable[[Worker], None],
         on_lost: Callable[[Worker, str], None],
         on_quarantined: Callable[[str, str], None] = lambda name, reason: None,
+        on_heartbeat: Callable[[Worker], None] = lambda worker: None,
     ):
         self.workers: dict[str, Worker] = {}
         self.seen: set[str] = set()
@@ -113,6 +126,7 @@ class Fleet(rpc.FleetServicer):
         self.incarnation = uuid.uuid4().hex
         self._registered: dict[tuple[str, str], list[Worker]] = {}  # by identity; also lost ones
         self._refused: dict[tuple[str, str], str] = {}  # identity -> why
+        self._nonsense: dict[tuple[str, str], int] = {}  # identity -> how often it answered any
         self.stopping = False
         self.training = True
         self._pin = -1
@@ -124,8 +138,11 @@ class Fleet(rpc.FleetServicer):
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_quarantined = on_quarantined
+        self._on_heartbeat = on_heartbeat
 
     def _refusal(self, request: pb.RegisterRequest) -> str | None:
+        if not request.worker or one_line(request.worker, _LONGEST_NAME) != request.worker:
+            return f"its name must be one line of 1 to {_LONGEST_NAME} printable characters"
         if request.config_hash != self._config_hash:
             return (
                 f"worker {request.worker} was started from another config "
@@ -135,13 +152,28 @@ class Fleet(rpc.FleetServicer):
             return f"it offers {request.slots} slots"
         return self._refused.get((request.worker, request.process))
 
+    def _name_taken(self, request: pb.RegisterRequest) -> str | None:
+        """Why a name is not free: another process has it, and was heard not long ago."""
+        holder = self.workers.get(request.worker)
+        if holder is None or holder.process == request.process:
+            return None
+        heard_s = time.monotonic() - holder.last_seen
+        if heard_s > self._deadlines.lost_s:
+            return None  # it was killed, as far as anybody knows
+        return (
+            f"is already used by a worker at {holder.address} (last heartbeat {heard_s:.1f} s "
+            "ago): choose another --name, or stop that worker"
+        )
+
     async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
         if why := self._refusal(request):
             return pb.RegisterReply(accepted=False, reason=why)
+        if why := self._name_taken(request):
+            return pb.RegisterReply(accepted=False, reason=why, name_taken=True)
         # A process that this one does not know may hold weights of an earlier trainer process: the
         # same number means others now, or some that are yet to be computed.
         known = (request.worker, request.process) in self._registered
-        if request.worker in self.workers:  # the same name again: it was restarted
+        if request.worker in self.workers:
             self.lose(self.workers[request.worker], "registered again")
         channel = grpc.aio.insecure_channel(request.address, options=CHANNEL_OPTIONS)
         worker = Worker(
@@ -153,6 +185,8 @@ class Fleet(rpc.FleetServicer):
             channel=channel,
             stub=rpc.RolloutStub(channel),
             last_seen=time.monotonic(),
+            progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
+            vocabulary=request.vocabulary,
         )
         self.workers[worker.name] = worker
         self.seen.add(worker.name)
@@ -173,14 +207,19 @@ class Fleet(rpc.FleetServicer):
                 self.lose(worker, "the run is over")
             return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
         before = worker.ready, worker.kept
-        worker.last_seen = time.monotonic()
+        now = time.monotonic()
+        elapsed_s, worker.last_seen = now - worker.last_seen, now
         worker.version = request.version
+        worker.vocabulary = request.vocabulary
         worker.draining = request.draining
         worker.kept = request.pin if request.HasField("pin") else -1
         worker.figures = dict(request.figures)
+        moves = {(one.group_id, one.attempt): one.moves for one in request.progress}
+        worker.progress.heard(moves, elapsed_s)
         self._appoint()
         if worker.ready and (worker.ready, worker.kept) != before:
             self._on_ready(worker)
+        self._on_heartbeat(worker)
         reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.latest_version())
         # What it has been sent for training may need newer weights: that ends first.
         if worker.keep >= 0 and (worker.kept == worker.keep or not worker.assigned):
@@ -191,7 +230,8 @@ class Fleet(rpc.FleetServicer):
         self, request: pb.DeregisterRequest, context: object
     ) -> pb.DeregisterReply:
         if request.quarantine:
-            self._quarantine((request.worker, request.process), request.quarantine)
+            reason = one_line(request.quarantine)
+            self._quarantine((request.worker, request.process), reason)
         elif worker := self._member(request):
             # It has ended its calls, which may not all be read yet.
             self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
@@ -250,10 +290,19 @@ class Fleet(rpc.FleetServicer):
             self.lose(worker, why)
 
     def distrust(self, worker: Worker, reason: str) -> None:
-        """Loses a worker that has answered nonsense; what its process has drawn is void."""
-        for one in self._registered[worker.identity]:
+        """Loses a worker that has answered nonsense; what its process has drawn is void.
+
+        Its process may register again, until it has done so ``MAX_NONSENSE`` times.
+        """
+        registered = self._registered[worker.identity]
+        for one in registered:
             one.trusted = False
-        self.lose(worker, reason)
+        times = self._nonsense[worker.identity] = self._nonsense.get(worker.identity, 0) + 1
+        if times >= MAX_NONSENSE:
+            what = f"{times} of its replies were invalid, the last one: {reason}"
+            self._quarantine(worker.identity, what)
+        for one in registered:
+            self.lose(one, reason)
 
     def lose(self, worker: Worker, reason: str, grace_s: float | None = None) -> None:
         """Forgets a worker; after ``grace_s`` its open calls end, and are issued again."""
@@ -268,7 +317,7 @@ class Fleet(rpc.FleetServicer):
 
     async def watch(self) -> None:
         """Loses workers whose heartbeats stay away; runs until cancelled."""
-        limit_s = self._deadlines.heartbeat_s * self._deadlines.heartbeats_lost
+        limit_s = self._deadlines.lost_s
         while True:
             now = time.monotonic()
             for worker in list(self.workers.values()):

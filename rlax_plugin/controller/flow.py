@@ -34,6 +34,7 @@ from rlax_plugin.controller.recovery import Recovery, Stretch
 from rlax_plugin.controller.requests import decoded, sample_seed, sampling_params
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.errors import RlaxError, TrainingError
+from rlax_plugin.harmless_text import one_line
 from rlax_plugin.protocols import Gate, PromptSource
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
@@ -276,7 +277,8 @@ class Flow:
                 await self._my_turn(request.group_id)
             if all(worker.trusted for worker in workers):
                 break
-            request = self.refresh(dataclasses.replace(request, attempt=request.attempt + 1))
+            again = dataclasses.replace(request, attempt=request.attempt + 1, resume=())
+            request = self.refresh(again)  # nothing of what it had is kept: a part of it is void
             self.reissued(request, "its worker was quarantined")
         known = self.book.rates.get(one.prompt.id)
         return Group(
@@ -301,9 +303,8 @@ class Flow:
     def _judge(self, group: Group) -> None:
         rollouts, rewards = group.rollouts, group.rewards
         valid = ~np.isnan(rewards)
-        refused = None if valid.any() else _ALL_FAILED
-        for gate in self._gates:
-            refused = refused or gate.refuse(group)
+        refusals = (one_line(why, 200) for gate in self._gates if (why := gate.refuse(group)))
+        refused = next(refusals, None) if valid.any() else _ALL_FAILED
         self._note(
             ev.Generated(
                 group=group.id,

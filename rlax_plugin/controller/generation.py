@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.controller.dispatch import Dispatcher
 from rlax_plugin.controller.evaluation import Evaluator, problem_sets
 from rlax_plugin.controller.fleet import Fleet, Worker
+from rlax_plugin.controller.pace import Pace
 from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.parameter_server import ParameterServer
@@ -34,11 +35,14 @@ class Generation:
       latest_version: the newest published version.
       refresh, on_reissued: see ``Dispatcher``.
       on_lost, on_quarantined: see ``Fleet``.
+      warn: see ``Pace``.
       undo: gets what ends all that is started.
+      note: told in one line what went wrong with rewards, and goes on.
 
     Attributes:
       address: host:port of the controller's endpoint.
       parameter_server: host:port.
+      pace: what the deadlines must at least be.
 
     Raises:
       ConfigError: a part of the config cannot be built, or the port is taken.
@@ -52,13 +56,15 @@ class Generation:
         config_hash: str,
         parameters: ParameterServer | str,
         latest_version: Callable[[], int],
-        undo: AsyncExitStack,
+        undo: Closing,
+        note: Callable[[str], None],
         refresh: Callable[[GroupRequest], GroupRequest] = lambda request: request,
         on_reissued: Callable[[GroupRequest, str], None] = lambda request, reason: None,
         on_lost: Callable[[Worker, str], None] = lambda worker, reason: None,
         on_quarantined: Callable[[str, str], None] = lambda name, reason: None,
+        warn: Callable[[str], None] | None = None,
     ):
-        self._context, self._undo, self._on_lost = context, undo, on_lost
+        self._context, self._undo, self._on_lost, self._note = context, undo, on_lost, note
         section: RlaxSection = context.section
         self._deadlines = section.deadlines
         self._worker_ready = asyncio.Event()
@@ -70,9 +76,12 @@ class Generation:
             "prompt_source", section.prompt_source, "rlax.prompt_source"
         )
         self.launcher: Launcher = part("launcher", section.launcher, "rlax.launcher")
-        self.rewards = self._reward_pool(section)
+        self.rewards = self._reward_pool(section, "rlax.rewards")
         own_rewards = {
-            name: self._reward_pool(section.model_copy(update={"rewards": chosen.rewards}))
+            name: self._reward_pool(
+                section.model_copy(update={"rewards": chosen.rewards}),
+                f"rlax.evaluation.sets.{name}.rewards",
+            )
             for name, chosen in section.evaluation.sets.items()
             if chosen.rewards and section.evaluation.problems
         }
@@ -96,21 +105,23 @@ class Generation:
             on_ready=self._ready,
             on_lost=self._lost,
             on_quarantined=on_quarantined,
+            on_heartbeat=lambda worker: self.pace.heard(worker),
         )
+        self.pace = Pace(section, self.fleet.workers, registry.workers(section), warn)
         rpc.add_FleetServicer_to_server(self.fleet, self._server)
         self.dispatcher = Dispatcher(
             self.fleet,
             self._deadlines,
-            deterministic=section.deterministic,
             refresh=refresh,
             on_reissued=on_reissued,
+            startup_needs_s=lambda: self.pace.needed_s("startup_s"),
         )
         sets = problem_sets(section, self.source, part, self.rewards, own_rewards)
         self.evaluator = Evaluator(section, self.dispatcher, sets)
 
-    def _reward_pool(self, section: RlaxSection) -> RewardPool:
-        pool = RewardPool(section, self._context.run_dir)
-        self._undo.push_async_callback(pool.close)
+    def _reward_pool(self, section: RlaxSection, key: str) -> RewardPool:
+        pool = RewardPool(section, self._context.run_dir, key=key, note=self._note)
+        self._undo.ends("the reward processes", "rlax.rewards", pool.close)
         return pool
 
     def _ready(self, worker: Worker) -> None:
@@ -130,15 +141,17 @@ class Generation:
         Raises:
           RlaxError: something did not start.
         """
+        self.pace.look()
         await self._server.start()
-        for end in (
-            lambda: self._server.stop(None),
-            self.fleet.close,
-            self.fleet.dismiss,
-            self.launcher.stop,
-            self.dispatcher.close,
-        ):
-            self._undo.push_async_callback(end)
+        undo, heartbeat_s = self._undo, self._deadlines.heartbeat_s
+        undo.push_async_callback(self._server.stop, None)
+        undo.push_async_callback(self.fleet.close)
+        told_s = (self._deadlines.heartbeats_lost + 2) * heartbeat_s
+        key = "rlax.deadlines.heartbeat_s"
+        undo.ends("telling the workers", key, self.fleet.dismiss, told_s)
+        stop_s = getattr(self.launcher, "stop_s", PART_S)
+        undo.ends("the launcher", "rlax.launcher", self.launcher.stop, stop_s)
+        undo.push_async_callback(self.dispatcher.close)
         run_dir = self._context.run_dir
         await asyncio.gather(
             *(pool.start() for pool in self._pools),
@@ -158,4 +171,5 @@ class Generation:
         except TimeoutError:
             names = ", ".join(sorted(self.fleet.workers)) or "none"
             what = f"the first rollout worker to become ready (registered: {names})"
-            raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
+            needed_s = self.pace.needed_s("startup_s")
+            raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s) from None

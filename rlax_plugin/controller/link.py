@@ -12,7 +12,9 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.flow import StepStats
+from rlax_plugin.controller.pace import Pace
 from rlax_plugin.controller.publisher import Publisher
+from rlax_plugin.controller.supervision import result_within
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.protocols import Arrays, TrainerLink
 from rlax_plugin.types import Canary, Group, Prompt, TrainBatch
@@ -69,6 +71,7 @@ class Link(TrainerLink):
       progress: called on the event loop with (phase, done, of, note).
       snapshot: run on the event loop before each checkpoint, with what is known of its step before
         the trainer has reported it; on disk when it returns.
+      pace: knows what a batch needs; None: nobody does.
     """
 
     def __init__(
@@ -85,12 +88,14 @@ class Link(TrainerLink):
         finished: Callable[[FinishedStep], None],
         snapshot: Callable[[FinishedStep], Coroutine[Any, Any, None]],
         progress: Callable[[str, int, int, str], None],
+        pace: Pace | None = None,
     ):
         self._loop, self._section = loop, section
         self._begun, self._next_groups = begun, next_groups
         self._publisher, self._build_batch = publisher, build_batch
         self._started, self._finished, self._snapshot = started, finished, snapshot
         self._progress, self._canary_tokens = progress, canary_tokens
+        self._pace = pace
         self._first_publish = True
         self._stop = False
         self._current: Drawn | None = None
@@ -99,17 +104,17 @@ class Link(TrainerLink):
         self._last_done_s = time.perf_counter()
 
     def _on_loop(
-        self, work: Coroutine[Any, Any, T], what: str, deadline_s: float | None, key: str
+        self,
+        work: Coroutine[Any, Any, T],
+        what: str,
+        deadline_s: float | None,
+        key: str,
+        needed_s: Callable[[], float | None] = lambda: None,
     ) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(deadline_s)
-        except TimeoutError:
-            if future.done() or deadline_s is None:
-                raise  # the call itself raised it
-            raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
-        finally:
-            future.cancel()  # no-op unless nobody waits for it any more
+        def late(given_s: float) -> DeadlineError:
+            return DeadlineError(what, given_s, f"rlax.deadlines.{key}", needed_s())
+
+        return result_within(work, self._loop, deadline_s, late)
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         started = time.perf_counter()
@@ -120,7 +125,11 @@ class Link(TrainerLink):
             self._on_loop(self._begun(), "what precedes training", None, "")
             deadline_s += self._section.deadlines.startup_s  # engines may compile for it
         self._current = self._on_loop(
-            self._next_groups(step), f"the batch of step {step}", deadline_s, "batch_s"
+            self._next_groups(step),
+            f"the batch of step {step}",
+            deadline_s,
+            "batch_s",
+            lambda: self._pace and self._pace.needed_s("batch_s"),
         )
         batch = self._build_batch(step, self._current[0])
         self._batch_at_s = time.perf_counter()

@@ -24,8 +24,13 @@ def step_metrics(
     *,
     workers: int,
     publish_s: float,
+    replaced: int,
 ) -> dict[str, float]:
-    """Metrics of one step, named ``stage/name``. Waits for the device's figures."""
+    """Metrics of one step, named ``stage/name``. Waits for the device's figures.
+
+    Args:
+      replaced: reward processes, since the last step.
+    """
     scored = [g for g, _ in done.stats.scored]
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
     lengths = [len(r.tokens) for g in scored for r in g.rollouts]
@@ -35,6 +40,7 @@ def step_metrics(
     positions = sum(sizes(done.groups))
     metrics = {
         "reward/errors": float(np.isnan(rewards).sum()),
+        "reward/processes_replaced": float(replaced),
         "curation/groups_issued": float(done.stats.issued),
         "curation/groups_scored": float(len(scored)),
         "curation/groups_filtered": float(refused.total()),

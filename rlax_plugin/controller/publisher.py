@@ -6,20 +6,26 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.errors import DeadlineError, WeightsError
+from rlax_plugin.controller.pace import Pace
+from rlax_plugin.controller.supervision import result_within
+from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.host_fingerprint import fingerprint_numpy
 from rlax_plugin.protocols import Arrays, WeightStore
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.retrying import Pauses
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
+
+log = logging.getLogger("rlax.controller")
 
 
 def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
@@ -34,15 +40,20 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
 class Publisher:
     """Writes versions, one after the other, beside the training thread.
 
+    A save that fails because of the disk or the network is repeated, at another path: the first one
+    may have left something behind.
+
     Args:
       loop: the controller's event loop.
       store: where the bytes go.
       directory: parent of the versions' paths.
+      writing: told each path before anything is written there (on the event loop).
       announce: makes a written version visible to workers (on the event loop); its second
         argument, ``restart``, is True for the first version of this process.
       on_published: called on the event loop once a version is visible.
       on_error: called on the event loop with what went wrong.
       deadline_s: for one version.
+      pace: is told how large versions are and how long they take, and knows what they need.
     """
 
     def __init__(
@@ -55,10 +66,14 @@ class Publisher:
         on_published: Callable[[WeightVersion], None],
         on_error: Callable[[BaseException], None],
         deadline_s: float,
+        writing: Callable[[str], Coroutine[Any, Any, None]] | None = None,
+        pace: Pace | None = None,
     ):
         self._loop, self._store, self._directory = loop, store, directory.rstrip("/")
         self._announce, self._on_published, self._on_error = announce, on_published, on_error
-        self._deadline_s = deadline_s
+        self._deadline_s, self._writing, self._pace = deadline_s, writing, pace
+        self._doing = ""  # what takes its time, for a message
+        self._closed = threading.Event()
         self._pending: Future[None] | None = None
         self._restart = True  # what the parameter server knows so far is another process's
         self.last_s = 0.0
@@ -106,22 +121,58 @@ class Publisher:
     ) -> None:
         if canary is not None:
             canary = _on_host(step, canary)
-        # A run that is continued writes the version it starts from once more.
-        path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
-        self._store.save(path, arrays)
+        path = self._save(step, arrays)
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         tensors = {
             name: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[name]))
             for name, a in arrays.items()
         }
-        version = WeightVersion(step, step, path, tensors, canary)
-        done = asyncio.run_coroutine_threadsafe(self._make_visible(version), self._loop)
-        try:
-            done.result(self._deadline_s)
-        except TimeoutError:
-            done.cancel()
-            raise self._late() from None
+        self._doing = f"telling the parameter server of version {step}"
+        self._on_loop(self._make_visible(WeightVersion(step, step, path, tensors, canary)))
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
+
+    def _save(self, step: int, arrays: Arrays) -> str:
+        """Returns the path at which they are."""
+        pauses, tries = Pauses(self._deadline_s), 0
+        while True:
+            # A run that is continued writes the version it starts from once more.
+            path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
+            self._doing = f"listing the path of version {step}"
+            if self._writing is not None:
+                self._on_loop(self._writing(path))
+            faults.reached(FaultPoint.WEIGHTS_LISTED)
+            self._doing = f"writing version {step} to {path}"
+            tries += 1
+            try:
+                self._save_once(path, arrays)
+                return path
+            except (WeightsUnwritableError, OSError) as error:
+                self._doing = f"writing version {step} ({tries} times in vain, the last: {error})"
+                if pauses.over:
+                    raise self._late() from error
+                pause_s = pauses.next_s()
+                log.error("weights were not written, trying again in %g s: %s", pause_s, error)
+            if self._closed.wait(pause_s):
+                raise self._late()
+
+    def _save_once(self, path: str, arrays: Arrays) -> None:
+        size = sum(int(array.nbytes) for array in arrays.values())
+        if self._pace is not None:
+            self._pace.weighs(size)
+        began_s = time.perf_counter()
+        try:
+            self._store.save(path, arrays)
+        except DeadlineError as error:
+            if error.needed_s is not None:  # the store could tell
+                raise
+            self._doing = error.what
+            raise self._late() from error
+        if self._pace is not None:
+            took_s = time.perf_counter() - began_s
+            self._loop.call_soon_threadsafe(self._pace.wrote, size, took_s)
+
+    def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        result_within(work, self._loop, self._deadline_s, lambda _: self._late())
 
     async def _make_visible(self, version: WeightVersion) -> None:
         await self._announce(version, self._restart)
@@ -129,8 +180,8 @@ class Publisher:
         self._on_published(version)
 
     def _late(self) -> DeadlineError:
-        what = "publishing a weight version"
-        return DeadlineError(what, self._deadline_s, "rlax.deadlines.weights_s")
+        needed_s = self._pace and self._pace.needed_s("weights_s")
+        return DeadlineError(self._doing, self._deadline_s, "rlax.deadlines.weights_s", needed_s)
 
     def wait(self) -> None:
         """Returns once what was handed over is visible; raises what went wrong."""
@@ -138,11 +189,17 @@ class Publisher:
             try:
                 self._pending.result(self._deadline_s)
             except TimeoutError:
+                if self._pending.done():
+                    raise
                 raise self._late() from None
             self._pending = None
 
     def close(self) -> None:
-        """Waits for the version that is being written, if any, but not for ever."""
+        """Waits for the version that is being written, if any, but not for ever.
+
+        A save that fails is not repeated any more.
+        """
+        self._closed.set()
         if self._pending is not None:
             concurrent.futures.wait([self._pending], self._deadline_s)
 

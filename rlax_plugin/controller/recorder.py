@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.samples import Judged
+from rlax_plugin.records.thread import DaemonThread
 from rlax_plugin.types import Group
 
 
@@ -39,40 +37,6 @@ class Commit:
 _CLOSE_S = 20.0  # for what is still to be written when the run ends
 
 
-class _Thread:
-    """Runs one thing after the other. A daemon, unlike an executor's threads: a disk or a bucket
-    that hangs cannot keep the process alive."""
-
-    def __init__(self, name: str):
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._last: Future[Any] | None = None
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def submit[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result = work(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001  raised by whoever waits
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._last = future
-        self._work.put(run)
-        return future
-
-    def wait(self, deadline_s: float) -> None:
-        """Returns once everything submitted so far is done, or it takes too long."""
-        if self._last is not None:
-            concurrent.futures.wait([self._last], deadline_s)
-
-    def _run(self) -> None:
-        while True:
-            self._work.get()()
-
-
 class Recorder:
     """Takes events on the event loop; everything that blocks happens on one thread of its own.
 
@@ -90,7 +54,7 @@ class Recorder:
     ):
         self._files, self._ledger, self._on_error = files, ledger, on_error
         self._flush_s = flush_s
-        self._thread = _Thread("records")
+        self._thread = DaemonThread("records")
         self._news: list[ev.Event] = []
         self._judged: list[Judged] = []
         self._flush: asyncio.TimerHandle | None = None
@@ -149,6 +113,7 @@ class Recorder:
         self._flush_now()
         self._thread.submit(self._ledger.close)
         self._thread.wait(_CLOSE_S)
+        self._thread.shutdown()
 
     def _taken(self) -> tuple[list[ev.Event], list[Judged]]:
         if self._flush is not None:

@@ -17,9 +17,10 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from rlax_plugin import advantages, batches, diagnostics, objective
+from rlax_plugin import batches, diagnostics, objective
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller import descent
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.controller.dashboard import Dashboard
 from rlax_plugin.controller.directory import (
@@ -27,6 +28,7 @@ from rlax_plugin.controller.directory import (
     console,
     finished,
     locked,
+    make_state_directory,
     print_results,
     quiet,
     run_directory,
@@ -35,20 +37,26 @@ from rlax_plugin.controller.directory import (
 )
 from rlax_plugin.controller.evaluated import Evaluated
 from rlax_plugin.controller.link import FinishedStep, Link, canary_tokens
+from rlax_plugin.controller.preflight import check_start
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.summary import summary
 from rlax_plugin.controller.supervision import LoopThread
+from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.loading import config_hash, load_section, merged
 from rlax_plugin.protocols import BuildContext, Trainer
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.types import Group, TrainBatch
+from rlax_plugin.types import Descent, Group, TrainBatch
 
 INTERRUPTED = 130
 
 
-def train(config_path: str, overrides: Sequence[str] = ()) -> int:
+def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = None) -> int:
     """Runs, or continues, the run that the config describes.
+
+    Args:
+      wanted: ``RUN`` or ``RUN@STEP``, another run whose weights it starts from; None: none, or the
+        one that was given when it began.
 
     Returns:
       0 when the run is complete, 130 when it was interrupted and can be continued.
@@ -59,13 +67,15 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
     began_s = time.perf_counter()
     section, maxtext = load_section(config_path, overrides)
     registry = registry_for(section)
-    registry.validate(section)
-    files = RunFiles(run_directory(maxtext))
+    directory, argv = run_directory(maxtext), (config_path, *overrides)
+    check_start(section, maxtext, registry, argv, remote=True)
+    files = RunFiles(directory)
     state_dir = state_directory(section, files)
     digest, config = config_hash(config_path, overrides), merged(config_path, overrides)
-    (state_dir / "logs").mkdir(parents=True, exist_ok=True)
-    check_same_run(files, digest, config)
-    argv, updates = (config_path, *overrides), section.objective.updates_per_step
+    check_same_run(files, digest, config, argv)
+    origin = descent.decide(files, wanted, registry, section, maxtext)
+    make_state_directory(state_dir, section, maxtext)
+    updates = section.objective.updates_per_step
     last_step = int(maxtext["steps"]) // updates
     if (document := finished(files, last_step, section.evaluation.problems > 0)) is not None:
         out = console(sys.stdout)
@@ -73,11 +83,14 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
         print_results(out, files, argv, document["steps"], updates)
         return 0
     with locked(state_dir), quiet(state_dir / "logs" / "trainer.log") as out:
-        files.put_json(
-            "config.json",
-            {"config": config_path, "overrides": list(overrides), "config_hash": digest},
-        )
-        files.put(CONFIG, yaml.safe_dump(config).encode())
+        written = {"config": config_path, "overrides": list(overrides), "config_hash": digest}
+        try:
+            descent.record(files, origin)
+            files.put_json("config.json", written)
+            files.put(CONFIG, yaml.safe_dump(config).encode())
+        except RlaxError as error:
+            base = maxtext["base_output_directory"]
+            raise ConfigError("base_output_directory", base, str(error)) from error
         reached(FaultPoint.CONFIG_WRITTEN)
         context = BuildContext(
             run_dir=state_dir,
@@ -86,7 +99,7 @@ def train(config_path: str, overrides: Sequence[str] = ()) -> int:
             maxtext_argv=argv,
             run_url=files.url,
         )
-        run = _Run(context, files, registry, digest, last_step, out, began_s)
+        run = _Run(context, files, registry, digest, origin, last_step, out, began_s)
         with run.signals():
             try:
                 return run.execute()
@@ -105,12 +118,13 @@ class _Run:
         files: RunFiles,
         registry: Any,
         digest: str,
+        origin: Descent | None,
         last_step: int,
         console: Console,
         began_s: float,
     ):
         self._context, self._files = context, files
-        self._registry, self._digest = registry, digest
+        self._registry, self._digest, self._origin = registry, digest, origin
         self._section: RlaxSection = context.section
         self._last_step, self._console, self._began_s = last_step, console, began_s
         self._dashboard = Dashboard(console, last_step)
@@ -119,14 +133,20 @@ class _Run:
 
     @functools.cached_property
     def _objective(self) -> objective.Slots:
-        slots = self._registry.slots(self._context)
-        advantages.probe(slots.advantages, self._section.rollouts.group_size)
-        return slots
+        return self._registry.slots(self._context)
 
     def _build_batch(self, step: int, groups: tuple[Group, ...]) -> TrainBatch:
         return batches.batch_of(self._section, self._objective.algorithm, step, groups)
 
     def execute(self) -> int:
+        # What it refuses, it refuses before a worker is started.
+        trainer: Trainer = self._registry.part(
+            "trainer", self._section.trainer, "rlax.trainer", self._context
+        )
+        if self._origin is not None:
+            descent.start(trainer, self._section.trainer.name, self._origin)
+            instead = ", in place of the warm start" if self._section.warm_start.enabled else ""
+            self._console.print(f"the first weights are those of {self._origin}{instead}")
         thread = LoopThread()
         controller = Controller(
             context=self._context,
@@ -134,6 +154,7 @@ class _Run:
             registry=self._registry,
             argv=self._context.maxtext_argv,
             config_hash=self._digest,
+            origin=self._origin,
             last_step=self._last_step,
             dashboard=self._dashboard,
             advantage_slot=lambda: self._objective.advantages,
@@ -148,7 +169,7 @@ class _Run:
                 thread.run(controller.start(), deadline_s, "starting the controller", key)
                 self._dashboard.workers = controller.fleet.workers
                 publisher = controller.make_publisher()
-                stopped = self._train(thread, controller, publisher)
+                stopped = self._train(thread, controller, publisher, trainer)
                 publisher.wait()
                 # No deadline of its own: each of its groups has one.
                 thread.run(controller.unless_failed(controller.end_periodic(stopped=stopped)))
@@ -171,14 +192,18 @@ class _Run:
         finally:
             self._closing = True
             try:
-                thread.run_last(controller.close())
+                # It changes nothing about what the run has done, and so not how it ends.
+                if not thread.run_last(controller.close(), controller.close_s):
+                    self._dashboard.message("some parts have not ended: logs/trainer.log says more")
                 if publisher is not None:
                     publisher.close()
             finally:
                 thread.close()
         return INTERRUPTED if stopped else 0
 
-    def _train(self, thread: LoopThread, controller: Controller, publisher: Publisher) -> bool:
+    def _train(
+        self, thread: LoopThread, controller: Controller, publisher: Publisher, trainer: Trainer
+    ) -> bool:
         """Returns whether training was stopped before its end."""
 
         def step_finished(done: FinishedStep) -> None:
@@ -198,9 +223,7 @@ class _Run:
             finished=step_finished,
             snapshot=controller.snapshot,
             progress=self._dashboard.progress,
-        )
-        trainer: Trainer = self._registry.part(
-            "trainer", self._section.trainer, "rlax.trainer", self._context
+            pace=controller.pace,
         )
         self._link = link
         try:

@@ -17,6 +17,31 @@ T = TypeVar("T")
 _CLOSE_S = 60.0  # for ending what was started
 
 
+def result_within[T](
+    work: Coroutine[Any, Any, T],
+    loop: asyncio.AbstractEventLoop,
+    deadline_s: float | None,
+    late: Callable[[float], DeadlineError],
+) -> T:
+    """The result of ``work`` on a loop of another thread; cancels it if the wait ends earlier.
+
+    Args:
+      late: given the deadline, makes the error for work that was not done by then.
+
+    Raises:
+      DeadlineError: that of ``late``; a ``TimeoutError`` is the work's own.
+    """
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result(deadline_s)
+    except TimeoutError:
+        if future.done() or deadline_s is None:
+            return future.result()  # it has ended just now, or raised the error itself
+        raise late(deadline_s) from None
+    finally:
+        future.cancel()  # no-op unless nobody waits for it any more
+
+
 class LoopThread:
     """An event loop on a thread of its own, so that the main thread is the trainer's."""
 
@@ -39,19 +64,21 @@ class LoopThread:
         Raises:
           DeadlineError: it took too long.
         """
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(deadline_s)
-        except TimeoutError:
-            if future.done() or deadline_s is None:
-                raise
-            raise DeadlineError(what, deadline_s, key) from None
-        finally:
-            future.cancel()
+        return result_within(
+            work, self.loop, deadline_s, lambda given_s: DeadlineError(what, given_s, key)
+        )
 
-    def run_last(self, work: Coroutine[Any, Any, T]) -> T:
-        """``run`` for what ends the processes that were started; 60 s at most."""
-        return self.run(work, _CLOSE_S, "ending the run's processes", "rlax.launcher.stop_s")
+    def run_last(self, work: Coroutine[Any, Any, object], deadline_s: float = _CLOSE_S) -> bool:
+        """``run`` for what comes after the result; returns whether it ended in time.
+
+        What the result is does not depend on it, so that being late is no error.
+        """
+        try:
+            self.run(work, deadline_s, "the end of the run")
+        except DeadlineError:
+            log.exception("what was started has not ended after %g s", deadline_s)
+            return False
+        return True
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlax_plugin.amounts import in_bytes
+from rlax_plugin.describe.deadlines import deadlines, in_words
 from rlax_plugin.describe.doubts import doubts
 from rlax_plugin.describe.examined import Examined, examine, examine_parts
 from rlax_plugin.describe.words import numbers, words
@@ -21,14 +23,25 @@ def explanation(config: Examined) -> dict[str, Any]:
 
     Returns:
       ``words``: heading -> title -> text; ``numbers``: name -> number; ``memory_bytes``: key of a
-      part -> what for -> bytes; ``warnings``: of ``key`` and ``text``.
+      part -> what for -> bytes; ``deadlines``: key -> what is given, needed and suggested, in
+      seconds; ``warnings``: of ``key`` and ``text``.
     """
     checked = config.checked or {}
+    needed = deadlines(config).values()
     found = [*doubts(config), *(doubt for facts in checked.values() for doubt in facts.warnings)]
+    found += [(need.key, need.text) for need in needed if not need.holds]
     return {
-        "words": words(config),
+        "words": words(config) | {"Deadlines": in_words(config)},
         "numbers": numbers(config),
         "memory_bytes": {key: dict(facts.memory) for key, facts in checked.items() if facts.memory},
+        "deadlines": {
+            need.key: {
+                "given_s": need.given_s,
+                "needed_s": need.needed_s,
+                "suggested_s": need.suggested_s,
+            }
+            for need in needed
+        },
         "warnings": [{"key": key, "text": text} for key, text in found],
     }
 
@@ -38,8 +51,8 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
     for heading, texts in document["words"].items():
         _print_section(console, heading, texts)
     for key, memory in document["memory_bytes"].items():
-        sizes = {what: _size(size) for what, size in memory.items()}
-        total = {"together": f"{_size(sum(memory.values()))}, activations not counted"}
+        sizes = {what: in_bytes(size) for what, size in memory.items()}
+        total = {"together": f"{in_bytes(sum(memory.values()))}, activations not counted"}
         _print_section(console, f"Memory of {key}, each process, all its devices", sizes | total)
     for warning in document["warnings"]:
         console.print()
@@ -58,12 +71,3 @@ def _print_section(console: Console, heading: str, texts: Mapping[str, str]) -> 
     console.print()
     console.print(Text(heading, "bold"))
     console.print(table)
-
-
-def _size(count: float) -> str:
-    """Bytes with a unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"

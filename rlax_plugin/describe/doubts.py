@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 
 from rlax_plugin.advantages import Outcomes
+from rlax_plugin.amounts import in_bytes
 from rlax_plugin.describe.examined import Examined
 from rlax_plugin.describe.words import plural
 
@@ -22,6 +24,7 @@ def doubts(config: Examined) -> Iterator[Doubt]:
     yield from _doubts_of_groups(config)
     yield from _doubts_of_length(config)
     yield from _doubts_of_rewards(config)
+    yield from _doubts_of_memory(config)
     section, evaluation = config.section, config.section.evaluation
     for key in ("run_name", "base_output_directory", "steps"):
         if not config.maxtext.get(key):
@@ -32,6 +35,11 @@ def doubts(config: Examined) -> Iterator[Doubt]:
         yield (
             "rlax.evaluation.problems",
             f"{evaluation.problems}: the split {evaluation.split!r} has {config.prompts.held_out}",
+        )
+    if section.warm_start.enabled and not config.warm_starts:
+        yield (
+            "rlax.warm_start.enabled",
+            f"is true, and trainer {section.trainer.name} has no warm start: it is ignored",
         )
     if section.objective.allow_uncorrected:
         yield "rlax.objective.allow_uncorrected", "is true: old samples may train uncorrected"
@@ -64,6 +72,25 @@ def _doubts_of_groups(config: Examined) -> Iterator[Doubt]:
         yield (
             "rlax.rollouts.temperature",
             f"{rollouts.temperature:g} makes the samples of a group alike",
+        )
+
+
+def _doubts_of_memory(config: Examined) -> Iterator[Doubt]:
+    """What trainer and workers take, if their devices are this machine's processor."""
+    checked = config.checked or {}
+    if config.maxtext.get("hardware") != "cpu" or not checked:
+        return
+    engine = "rlax.rollouts.engine"
+    needed = {
+        key: sum(facts.memory.values()) * ((config.workers or 1) if key == engine else 1)
+        for key, facts in checked.items()
+    }
+    total, there = sum(needed.values()), psutil.virtual_memory().total
+    if total > there:
+        yield (
+            max(needed, key=needed.__getitem__),
+            f"takes most of {in_bytes(total)} that trainer and workers need together, "
+            f"activations not counted, and this machine has {in_bytes(there)}",
         )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlax_plugin import advantages
 from rlax_plugin.build import Registry
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.controller.evaluation import Part, asked_sets
+from rlax_plugin.controller.preflight import check_places, check_start
 from rlax_plugin.controller.requests import training_prompts
 from rlax_plugin.objective import Slots
 from rlax_plugin.protocols import BuildContext, Facts, PromptSource
@@ -21,7 +22,7 @@ class Prompts:
     Attributes:
       train: training prompts.
       longest: tokens of the longest of them.
-      held_out: prompts of ``rlax.evaluation``'s split; 0 without evaluation.
+      held_out: prompts of ``rlax.evaluation``'s split that are asked; 0 without evaluation.
     """
 
     train: int
@@ -29,16 +30,19 @@ class Prompts:
     held_out: int
 
     @classmethod
-    def of(cls, source: PromptSource, section: RlaxSection) -> Prompts:
-        """Reads the prompts.
+    def of(cls, source: PromptSource, section: RlaxSection, part: Part) -> Prompts:
+        """Reads the prompts, also those of every evaluation set.
+
+        Args:
+          source: of training.
+          part: builds those of other sets.
 
         Raises:
           ConfigError: there are none, or one is longer than the config allows.
         """
-        train, evaluation = training_prompts(section, source), section.evaluation
+        train, asked = training_prompts(section, source), asked_sets(section, source, part)
         longest = max(len(prompt.tokens) for prompt in train)
-        held_out = len(source.prompts(evaluation.split)) if evaluation.problems else 0
-        return cls(len(train), longest, held_out)
+        return cls(len(train), longest, len(asked[0].prompts) if asked else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +74,14 @@ class Examined:
     @property
     def workers(self) -> int | None:
         """Worker processes that the launcher starts; None where it does not say."""
-        launcher = self.section.launcher
-        options = self.registry.options("launcher", launcher, "rlax.launcher")
-        return getattr(options, "workers", None)
+        return self.registry.workers(self.section)
+
+    @property
+    def warm_starts(self) -> bool:
+        """Whether the run begins with a warm start: it is asked for, and the trainer has one."""
+        choice = self.section.trainer
+        offer = self.registry.offer("trainer", choice.name, "rlax.trainer")
+        return self.section.warm_start.enabled and offer.extension.warm_starts
 
     @property
     def samples(self) -> int:
@@ -89,7 +98,7 @@ class Examined:
 def examine(
     section: RlaxSection, maxtext: Mapping[str, Any], registry: Registry, argv: tuple[str, ...]
 ) -> Examined:
-    """Checks the section and its plug-ins; builds nothing but the objective.
+    """Checks the section, its plug-ins and local places; builds nothing but the objective.
 
     Args:
       argv: MaxText's own command line.
@@ -97,9 +106,7 @@ def examine(
     Raises:
       ConfigError, PluginError, TrainingError: what is wrong with it.
     """
-    registry.validate(section)
-    slots = registry.slots(BuildContext.outside_run(section, argv))
-    advantages.probe(slots.advantages, section.rollouts.group_size)
+    slots = check_start(section, maxtext, registry, argv, remote=False)
     return Examined(section, maxtext, registry, slots)
 
 
@@ -110,7 +117,12 @@ def examine_parts(config: Examined, argv: tuple[str, ...]) -> Examined:
       RlaxError: what one of them found.
     """
     section, registry = config.section, config.registry
+    check_places(section, config.maxtext)
     context = BuildContext.outside_run(section, argv)
     checked = registry.check(section, context)
-    source = registry.part("prompt_source", section.prompt_source, "rlax.prompt_source", context)
-    return replace(config, checked=checked, prompts=Prompts.of(source, section))
+
+    def part(kind: str, choice: Choice, key: str) -> Any:
+        return registry.part(kind, choice, key, context)
+
+    source = part("prompt_source", section.prompt_source, "rlax.prompt_source")
+    return replace(config, checked=checked, prompts=Prompts.of(source, section, part))

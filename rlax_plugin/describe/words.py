@@ -112,7 +112,7 @@ def _run(config: Examined) -> Words:
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
     gates = ", ".join(choice.name for choice in section.curation.gates)
     words["prompts"] += f"; groups must pass {gates}" if gates else "; every group trains"
-    if section.warm_start.enabled:
+    if config.warm_starts:
         words["warm start"] = (
             f"supervised, at most {section.warm_start.steps:,} steps, until pass@1 on held-out "
             f"problems is {section.warm_start.pass_at_1_from:g}"
@@ -140,7 +140,7 @@ def _staleness(config: Examined) -> str:
     section = config.section
     j, k = section.staleness.reload_every, section.staleness.max_staleness
     if (j, k) == (1, 1):
-        return "lockstep, on-policy: each batch is drawn with the weights that it updates"
+        return "lockstep, on-policy: each batch is generated with the weights that it updates"
     name = "one step off-policy" if (j, k) == (1, 2) else "off-policy"
     reload = "every version" if j == 1 else f"one of {j} versions"
     arriving = {

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rlax_plugin.build import Registry, registry_for
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.controller.dashboard import reward_errors
 from rlax_plugin.controller.directory import quiet
 from rlax_plugin.controller.evaluated import Evaluated
@@ -34,8 +35,12 @@ from rlax_plugin.evaluate.session import Session
 from rlax_plugin.evaluate.show import measures_table
 from rlax_plugin.evaluate.target import Target, find_version
 from rlax_plugin.loading import config_hash, decides, load_section
+from rlax_plugin.places import check_file_writable
 from rlax_plugin.protocols import BuildContext, WeightStore
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.wire import check_messages
+
+log = logging.getLogger("rlax.evaluate")
 
 # A run that is going on has its own.
 _OWN_PORTS = ("rlax.network.port=0", "rlax.network.prometheus_port=null")
@@ -63,13 +68,14 @@ def evaluate(
       RlaxError: whatever made it fail; the message says where the logs are, and the result, if it
         could only not be written.
     """
-    if out is not None and (out.endswith("/") or Path(out).is_dir()):
-        raise ConfigError("--out", out, "must name a file, not a directory")
+    if out is not None:
+        check_file_writable("--out", out, Deadlines().rpc_s)
     directory = Path(tempfile.mkdtemp(prefix="rlax-eval-"))
     (directory / "logs").mkdir()
     try:
         with quiet(directory / "logs" / "eval.log") as console, _interruptible() as signals:
-            job = _Job(target, directory, overrides, sets)
+            note = log.warning if as_json else console.print
+            job = _Job(target, directory, overrides, sets, note)
             found = job.run(console, signals, show=not as_json)
             document = found.to_json() | {"measured": job.what, "overrides": list(overrides)}
             if as_json:
@@ -153,7 +159,12 @@ class _Job:
     """
 
     def __init__(
-        self, target: Target, directory: Path, overrides: Sequence[str], sets: Sequence[str]
+        self,
+        target: Target,
+        directory: Path,
+        overrides: Sequence[str],
+        sets: Sequence[str],
+        note: Callable[[str], None],
     ):
         self._target, self._directory, self._names = target, directory, sets
         self.what = target.run.url
@@ -168,6 +179,7 @@ class _Job:
         self._check_names()
         self._registry: Registry = registry_for(self._section)
         self._registry.validate(self._section)
+        check_messages(self._section)
         self._context = BuildContext(
             run_dir=directory,
             seed=self._section.seed,
@@ -180,7 +192,7 @@ class _Job:
             "weight_store", store, "rlax.weights.store", self._context
         )
         digest = config_hash(config, self._argv[1:])
-        self._session = Session(self._context, self._registry, digest, self._store)
+        self._session = Session(self._context, self._registry, digest, self._store, note)
 
     def _check_names(self) -> None:
         known = self._section.evaluation.all_sets()
@@ -213,7 +225,7 @@ class _Job:
         finally:
             signals.closing = True
             try:
-                thread.run_last(self._session.close())
+                thread.run_last(self._session.close(), self._session.undo.deadline_s)
             finally:
                 thread.close()
 
@@ -245,6 +257,7 @@ class _Job:
             on_published=lambda version: None,
             on_error=self._session.fail,
             deadline_s=self._section.deadlines.weights_s,
+            pace=self._session.pace,
         )
         source = self._session.source
         tokens = canary_tokens(source.prompts("train"), self._section.rollouts.max_prompt_tokens)
@@ -267,7 +280,7 @@ class _Job:
         sizes = ", ".join(f"{s.name}: {len(s.prompts)} problems x {s.samples}" for s in sets)
         if show:
             console.print(f"evaluating {self.what} ({sizes})")
-        columns = (TextColumn("drawn and scored"), BarColumn(), MofNCompleteColumn())
+        columns = (TextColumn("generated and scored"), BarColumn(), MofNCompleteColumn())
         hidden = not (show and console.is_terminal)
         with Progress(*columns, TimeElapsedColumn(), console=console, disable=hidden) as progress:
             bar = progress.add_task("", total=sum(len(one.prompts) for one in sets))

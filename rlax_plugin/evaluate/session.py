@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 
 from rlax_plugin.build import Registry
+from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.evaluated import Evaluated
 from rlax_plugin.controller.evaluation import ProblemSet
 from rlax_plugin.controller.generation import Generation
+from rlax_plugin.controller.pace import Pace
 from rlax_plugin.controller.supervision import Supervision
 from rlax_plugin.parameter_server import ParameterServer
 from rlax_plugin.protocols import BuildContext, PromptSource, WeightStore
 from rlax_plugin.types import WeightVersion
+
+log = logging.getLogger("rlax.evaluate")
 
 
 class Session:
@@ -23,20 +27,26 @@ class Session:
     Args:
       config_hash: of the workers' config.
       store: where the version's bytes are; nothing is ever deleted from it here.
+      note: told in one line what went wrong with rewards, and goes on.
 
     Attributes:
       undo: ends what was started, last things first; takes what else is to end with it.
     """
 
     def __init__(
-        self, context: BuildContext, registry: Registry, config_hash: str, store: WeightStore
+        self,
+        context: BuildContext,
+        registry: Registry,
+        config_hash: str,
+        store: WeightStore,
+        note: Callable[[str], None],
     ):
         self._context, self._registry, self._config_hash = context, registry, config_hash
-        self._store = store
+        self._store, self._note = store, note
         self._version = -1
         self._supervision = Supervision()
         self.fail = self._supervision.fail
-        self.undo = AsyncExitStack()
+        self.undo = Closing(log.warning)
 
     async def start(self) -> None:
         """Brings everything up; workers wait for the version.
@@ -58,8 +68,14 @@ class Session:
             parameters=self._parameters,
             latest_version=lambda: self._version,
             undo=self.undo,
+            note=self._note,
         )
         await self._generation.start(self._supervision.spawn)
+
+    @property
+    def pace(self) -> Pace:
+        """What deadlines must at least be, once it is started."""
+        return self._generation.pace
 
     @property
     def source(self) -> PromptSource:

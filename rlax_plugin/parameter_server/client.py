@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar
 
@@ -82,7 +83,8 @@ class ParameterServerClient:
             try:
                 await self._stub.Release(pb.ReleaseRequest(lease=reply.lease), timeout=self._rpc_s)
             except grpc.aio.AioRpcError as error:
-                log.info("a lease was left to expire: %s", describe(error))
+                why = describe(error, (self._rpc_s, "rlax.deadlines.rpc_s"))
+                log.info("a lease was left to expire: %s", why)
 
     async def watch(self, after: int = -1) -> AsyncIterator[WeightVersion]:
         """Versions newer than ``after``, in order, until ``close``.
@@ -142,6 +144,7 @@ class ParameterServerClient:
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
     async def _renew(self, lease: str, lease_s: float) -> None:
+        renewed_s = time.monotonic()
         while True:
             await asyncio.sleep(lease_s / 3)
             try:
@@ -149,11 +152,16 @@ class ParameterServerClient:
                     pb.RenewRequest(lease=lease), timeout=min(self._rpc_s, lease_s / 3)
                 )
             except grpc.aio.AioRpcError as error:
-                log.warning("a lease could not be renewed: %s", describe(error))
+                log.warning(
+                    "a lease of %g s (rlax.deadlines.lease_s) could not be renewed for %.1f s: %s",
+                    lease_s,
+                    time.monotonic() - renewed_s,
+                    describe(error),
+                )
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     return  # lost: checksums and fingerprints tell whether the bytes are too
             else:
-                lease_s = reply.lease_s
+                renewed_s, lease_s = time.monotonic(), reply.lease_s
 
     async def _call(self, call: Awaitable[T]) -> T:
         try:

@@ -70,15 +70,22 @@ def _canary_from_proto(message: pb.Version) -> Canary:
     return Canary(tokens, logprobs, sent.tolerance)
 
 
-def versions_to_json(versions: Iterable[WeightVersion]) -> str:
+def versions_to_json(versions: Iterable[WeightVersion], retired: Iterable[str] = ()) -> str:
+    """An index of versions.
+
+    Args:
+      retired: paths of others, which nobody is to read any more and which are to be deleted.
+    """
+
     def plain(array: object) -> object:  # of a canary
         return np.asarray(array).tolist()
 
-    return json.dumps({"versions": [asdict(v) for v in versions]}, default=plain)
+    document = {"versions": [asdict(v) for v in versions], "retired": list(retired)}
+    return json.dumps(document, default=plain)
 
 
 def versions_from_json(text: str, source: str) -> list[WeightVersion]:
-    """What ``versions_to_json`` wrote.
+    """The versions of an index.
 
     Raises:
       WeightsError: the text is something else; names ``source``.
@@ -98,6 +105,18 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
             for entry in json.loads(text)["versions"]
         ]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{source} is no index of weight versions: {error!r}") from error
+
+
+def retired_from_json(text: str, source: str) -> list[str]:
+    """The paths of an index that are to be deleted.
+
+    Raises:
+      WeightsError: the text is something else; names ``source``.
+    """
+    try:
+        return [str(path) for path in json.loads(text).get("retired", ())]
+    except (ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{source} is no index of weight versions: {error!r}") from error
 
 

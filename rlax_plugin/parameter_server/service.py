@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from rlax_plugin.errors import RlaxError, WeightsError
+from rlax_plugin.parameter_server.kept import Listed
 from rlax_plugin.parameter_server.messages import (
+    retired_from_json,
     version_from_proto,
     version_to_proto,
     versions_from_json,
@@ -21,6 +24,8 @@ from rlax_plugin.parameter_server.messages import (
 )
 from rlax_plugin.parameter_server.versions import VersionTable
 from rlax_plugin.protocols import WeightStore
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.thread import DaemonThread
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.types import WeightVersion
@@ -42,6 +47,8 @@ class ParameterServer(rpc.ParameterServerServicer):
       lease_s: a reader's hold on a version before renewal.
       index: file that remembers the versions over a restart; None remembers nothing.
       record: called on a thread with the index's text whenever it changes; see ``kept_version``.
+      listed: what ``record`` was told by an earlier process of the same run. It can be acquired
+        until a trainer publishes again, and is deleted from then on, as newer versions come.
 
     Raises:
       WeightsError: ``index`` exists and cannot be read.
@@ -55,14 +62,23 @@ class ParameterServer(rpc.ParameterServerServicer):
         lease_s: float,
         index: Path | None = None,
         record: Callable[[str], None] | None = None,
+        listed: Listed | None = None,
     ):
         self._store, self._index, self._record = store, index, record
-        known: list[WeightVersion] = []
-        if index is not None and index.exists():
-            known = versions_from_json(index.read_text(), str(index))
-        self._table = VersionTable(keep=keep, lease_s=lease_s, versions=known)
-        self._files = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
-        self._pending: set[asyncio.Future[None]] = set()
+        listed = listed or Listed()
+        if index is not None:
+            self._record = functools.partial(_write_whole, index)
+            if index.exists():
+                text = index.read_text()
+                versions = versions_from_json(text, str(index))
+                listed = Listed(versions, retired_from_json(text, str(index)))
+        self._table = VersionTable(keep=keep, lease_s=lease_s, versions=listed.versions)
+        # Paths to delete, until they are: a deletion that failed is tried again with the next
+        # version, and by the next process.
+        self._doomed = dict.fromkeys(listed.retired)
+        self._deleting: set[str] = set()
+        self._files = DaemonThread("parameter server")
+        self._pending: set[asyncio.Future[Any]] = set()
         self._expiry: asyncio.TimerHandle | None = None
         self._restarts = 0  # of the trainer: versions begin anew, at whatever number
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
@@ -77,6 +93,15 @@ class ParameterServer(rpc.ParameterServerServicer):
         """The newest version; None before the first."""
         return self._table.latest
 
+    async def writing(self, path: str) -> None:
+        """Lists a path before a version is written there; returns once that is on record.
+
+        If the writer is killed, the next process knows of the bytes and deletes them.
+        """
+        self._doomed[path] = None
+        if (noting := self._note_versions()) is not None:
+            await noting
+
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Makes a version visible whose bytes are already in place.
 
@@ -90,16 +115,21 @@ class ParameterServer(rpc.ParameterServerServicer):
         """
         retired = self._table.publish(version, restart)
         self._restarts += restart
+        self._doomed.pop(version.path, None)
+        self._doomed |= dict.fromkeys(retired)
         if self._index is not None:
             loop = asyncio.get_running_loop()
-            text = versions_to_json(self._table.versions)
+            text = self._index_text()
             await loop.run_in_executor(self._files, _write_whole, self._index, text)
+        else:
+            self._note_versions()  # nobody waits for that: workers pull meanwhile
         self._wake()
-        self._note_versions()  # nobody waits for that: workers pull meanwhile
-        self._delete(retired)
+        self._delete(list(self._doomed))
+        self._arm()
 
     async def close(self) -> None:
         """Ends every watch and waits for deletions and records under way, 10 s at most."""
+        self._forget(self._table.forget_former_readers())
         self._closed = True
         self._wake()
         if self._expiry is not None:
@@ -167,20 +197,27 @@ class ParameterServer(rpc.ParameterServerServicer):
     def _forget(self, paths: Sequence[str]) -> None:
         """Deletes what no lease holds any more, and takes it off the record first."""
         if paths:
+            self._doomed |= dict.fromkeys(paths)
             self._note_versions()
         self._delete(paths)
 
-    def _note_versions(self) -> None:
-        if self._record is not None and not self._closed:
-            loop, versions = asyncio.get_running_loop(), self._table.versions
-            noting = loop.run_in_executor(self._files, self._note, self._record, versions)
-            self._pending.add(noting)
-            noting.add_done_callback(self._pending.discard)
+    def _index_text(self) -> str:
+        void = [version.path for version in self._table.void]
+        return versions_to_json(self._table.versions, [*void, *self._doomed])
+
+    def _note_versions(self) -> asyncio.Future[None] | None:
+        if self._record is None or self._closed:
+            return None
+        loop, text = asyncio.get_running_loop(), self._index_text()
+        noting = loop.run_in_executor(self._files, self._note, self._record, text)
+        self._pending.add(noting)
+        noting.add_done_callback(self._pending.discard)
+        return noting
 
     @staticmethod
-    def _note(record: Callable[[str], None], versions: Iterable[WeightVersion]) -> None:
+    def _note(record: Callable[[str], None], text: str) -> None:
         try:
-            record(versions_to_json(versions))
+            record(text)
         except RlaxError as error:
             log.error("the record of weight versions is out of date: %s", error)
 
@@ -188,17 +225,27 @@ class ParameterServer(rpc.ParameterServerServicer):
         if self._closed:
             return
         loop = asyncio.get_running_loop()
-        for path in paths:
+        for path in [p for p in paths if p not in self._deleting]:
+            self._deleting.add(path)
             deletion = loop.run_in_executor(self._files, self._delete_one, path)
             self._pending.add(deletion)
-            deletion.add_done_callback(self._pending.discard)
+            deletion.add_done_callback(functools.partial(self._deleted, path))
 
-    def _delete_one(self, path: str) -> None:
+    def _deleted(self, path: str, deletion: asyncio.Future[bool]) -> None:
+        self._pending.discard(deletion)
+        self._deleting.discard(path)
+        if not deletion.cancelled() and deletion.result():
+            self._doomed.pop(path, None)
+
+    def _delete_one(self, path: str) -> bool:
+        reached(FaultPoint.WEIGHTS_RETIRED)
         try:
             self._store.delete(path)
-        except WeightsError as error:
+        except (WeightsError, OSError) as error:
             # Costs space, no correctness: nobody can acquire the version any more.
-            log.error("a retired version stays on disk: %s", error)
+            log.error("a retired version stays on disk for now: %s", error)
+            return False
+        return True
 
     def _arm(self) -> None:
         """Wakes up when the first lease expires, so that a dead reader's version goes then."""

@@ -34,6 +34,9 @@ class VersionTable:
     A trainer that starts again may publish a lower number than before: then that version and all
     above it are void. They cannot be acquired any more and stay only for leases that exist.
 
+    Who reads what a former table held is not known: when a trainer starts again, those versions
+    stay for another ``lease_s``, as if each was leased once more.
+
     Methods that may end a version's life return the paths to delete, each exactly once.
 
     Args:
@@ -57,11 +60,18 @@ class VersionTable:
         self._versions = {v.version: v for v in sorted(versions, key=lambda v: v.version)}
         self._void: list[WeightVersion] = []
         self._leases: dict[str, Lease] = {}
+        self._former = self.versions
+        self._graces: list[str] = []  # leases of readers that may exist
 
     @property
     def versions(self) -> tuple[WeightVersion, ...]:
         """Every version that can be acquired, oldest first."""
         return tuple(self._versions.values())
+
+    @property
+    def void(self) -> tuple[WeightVersion, ...]:
+        """Versions that cannot be acquired any more and stay for their readers."""
+        return tuple(self._void)
 
     @property
     def latest(self) -> WeightVersion | None:
@@ -81,6 +91,8 @@ class VersionTable:
         if restart:
             void = [number for number in self._versions if number >= version.version]
             self._void += [self._versions.pop(number) for number in void]
+            former, self._former = self._former, ()
+            self._graces += [self._lease(v, "a reader of an earlier process").id for v in former]
         elif latest is not None and version.version <= latest.version:
             raise WeightsError(
                 f"version {version.version} cannot be published: "
@@ -100,7 +112,10 @@ class VersionTable:
             known = ", ".join(map(str, self._versions)) or "none"
             wanted = "a version" if version is None else f"version {version}"
             raise WeightsError(f"{holder} asked for {wanted}; there is: {known}")
-        lease = Lease(uuid.uuid4().hex, holder, found, self._clock() + self.lease_s)
+        return self._lease(found, holder)
+
+    def _lease(self, version: WeightVersion, holder: str) -> Lease:
+        lease = Lease(uuid.uuid4().hex, holder, version, self._clock() + self.lease_s)
         self._leases[lease.id] = lease
         return lease
 
@@ -112,7 +127,10 @@ class VersionTable:
         """
         lease = self._leases.get(lease_id)
         if lease is None or lease.expires_s <= self._clock():
-            raise WeightsError(f"lease {lease_id} has expired or was released")
+            raise WeightsError(
+                f"lease {lease_id} was released or has expired, {self.lease_s:g} s after it was "
+                "renewed (set rlax.deadlines.lease_s above the longest pause of a reader)"
+            )
         renewed = Lease(lease.id, lease.holder, lease.version, self._clock() + self.lease_s)
         self._leases[lease_id] = renewed
         return renewed
@@ -120,6 +138,12 @@ class VersionTable:
     def release(self, lease_id: str) -> list[str]:
         """Ends a lease, silently if it has ended; returns the paths to delete."""
         self._leases.pop(lease_id, None)
+        return self.expire()
+
+    def forget_former_readers(self) -> list[str]:
+        """Ends the leases of readers that may exist; returns the paths to delete."""
+        for lease_id in self._graces:
+            self._leases.pop(lease_id, None)
         return self.expire()
 
     def expire(self) -> list[str]:

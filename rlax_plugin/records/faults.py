@@ -18,7 +18,6 @@ class FaultPoint(enum.StrEnum):
     """In the order in which one step comes to them."""
 
     CONFIG_WRITTEN = "config-written"  # the run's directory exists, and no more
-    WEIGHTS_CLEARED = "weights-cleared"  # versions of an earlier process are removed
     METRICS_CUT = "metrics-cut"  # metrics.jsonl ends where the checkpoint does
     RECOVERED = "recovered"  # leftovers are removed, the ledger says what the journal says
     LEDGER_WRITTEN = "ledger-written"  # events are in the local ledger, not in the run directory
@@ -31,8 +30,10 @@ class FaultPoint(enum.StrEnum):
     SNAPSHOT_BEGUN = "snapshot-begun"  # the journal is complete, the snapshot not written
     SNAPSHOT_WRITTEN = "snapshot-written"  # the checkpoint it belongs to does not exist yet
     CHECKPOINT_WRITTEN = "checkpoint-written"  # the step is committed; rlax_plugin.testing only
+    WEIGHTS_LISTED = "weights-listed"  # the path of a version is, nothing is written there yet
     WEIGHTS_WRITTEN = "weights-written"  # a version's bytes are, nobody knows of them
     WEIGHTS_PUBLISHED = "weights-published"  # workers may pull it
+    WEIGHTS_RETIRED = "weights-retired"  # off the list of those to read, not yet deleted
     METRICS_WRITTEN = "metrics-written"  # the step's line is in metrics.jsonl
     EVALUATION_WRITTEN = "evaluation-written"
     METRICS_COPIED = "metrics-copied"  # to the run's directory, if that is elsewhere

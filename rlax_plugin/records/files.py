@@ -124,6 +124,19 @@ class RunFiles:
         with self._doing("looked for", name):
             return self._fs.exists(self._path(name))
 
+    def found(self, name: str = "") -> bool:
+        """Whether something is there; unlike ``exists`` it tells an outage from an absence.
+
+        Raises:
+          RlaxError: it cannot be said.
+        """
+        try:
+            with self._doing("looked for", name):
+                self._fs.info(self._path(name).rstrip("/") or "/")
+        except FileNotFoundError:
+            return False
+        return True
+
     def names(self, directory: str) -> list[str]:
         """Names, sorted, of what lies directly in a directory; temporary files are left out."""
         self._fs.invalidate_cache()  # another process may have written since

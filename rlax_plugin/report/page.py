@@ -14,6 +14,7 @@ import jinja2
 import plotly.offline
 from markupsafe import Markup
 
+from rlax_plugin.harmless_text import harmless
 from rlax_plugin.report import figures
 from rlax_plugin.report.charts import Section, sections
 from rlax_plugin.report.rollouts import Rollouts
@@ -33,6 +34,7 @@ def _environment() -> jinja2.Environment:
         loader=loader,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: harmless(value) if isinstance(value, str) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

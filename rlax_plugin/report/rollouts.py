@@ -14,6 +14,7 @@ import pyarrow as pa
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
+from rlax_plugin.harmless_text import harmless
 from rlax_plugin.protocols import BuildContext
 from rlax_plugin.records import samples
 from rlax_plugin.records.files import RunFiles
@@ -58,6 +59,8 @@ class _Index:
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, row: Mapping[str, Any], fate: str, arrays: Mapping[str, np.ndarray]) -> None:
+        # A reference may hold anything; the rest does only if an earlier version wrote it.
+        row = {name: harmless(v) if isinstance(v, str) else v for name, v in row.items()}
         prompt = self.prompts.setdefault(row["prompt_id"], len(self.prompts))
         if prompt == len(self.texts):
             text = {"id": row["prompt_id"], "text": row["prompt"], "reference": row["reference"]}
@@ -82,7 +85,7 @@ class _Index:
             "finish": row["finish_reason"],
             "worker": row["worker"],
             "seed": str(row["seed"]),  # 64 bits are more than a number in JavaScript holds
-            "fate": self.fates.setdefault(fate, len(self.fates)),
+            "fate": self.fates.setdefault(harmless(fate), len(self.fates)),
         }
         for name, value in values.items():
             self.columns.setdefault(name, []).append(value)
@@ -195,7 +198,8 @@ def _vocabulary(run: RunData, used: set[int]) -> tuple[dict[int, str], tuple[int
         context = BuildContext.outside_run(section)
         key = "prompt_source"
         source = build_part(key, section.prompt_source, f"rlax.{key}", context)
-        texts = {token: source.decode(np.array([token], np.int32)) for token in sorted(used)}
+        alone = ((token, source.decode(np.array([token], np.int32))) for token in sorted(used))
+        texts = {token: harmless(text) for token, text in alone}
         return texts, tuple(source.stop_ids)
     except (RlaxError, ImportError, OSError, ValueError) as error:
         run.missing.append(f"texts of tokens: the run's prompt source cannot be used here: {error}")

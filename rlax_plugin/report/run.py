@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rlax_plugin.controller import metrics_file
+from rlax_plugin.controller import descent, metrics_file
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.report.evaluations import Measured, read_evaluations, set_apart
@@ -37,6 +37,7 @@ class RunData:
       name: of the run; in a comparison unlike any other's.
       location: path or URL, as it was given.
       config: the run's merged config, MaxText's keys and ``rlax``.
+      started_from: ``RUN@STEP`` of another run, whose weights it started from; empty: none.
       summary: ``summary.json``.
       metrics: name -> a value per recorded step, NaN where a step has none; always has "step".
       measured: held-out evaluations with the run's settings, by set, measure and weight version.
@@ -47,6 +48,7 @@ class RunData:
     name: str
     location: str
     config: dict[str, Any] = field(default_factory=dict)
+    started_from: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, list[float]] = field(default_factory=lambda: {"step": []})
     measured: tuple[Measured, ...] = ()
@@ -106,6 +108,8 @@ def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
     run = RunData(run_name(files), files.url)
     with run.noting():
         run.config = _read_config(files)
+    with run.noting():
+        run.started_from = str(descent.recorded(files) or "")
     with run.noting():
         run.metrics = _read_metrics(files)
     with run.noting():

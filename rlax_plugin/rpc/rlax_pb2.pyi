@@ -90,37 +90,51 @@ class HealthReply(_message.Message):
     def __init__(self, version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("worker", "address", "slots", "config_hash", "version", "process")
+    __slots__ = ("worker", "address", "slots", "config_hash", "version", "process", "vocabulary")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
     slots: int
     config_hash: str
     version: int
     process: str
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ...) -> None: ...
+    vocabulary: int
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation")
+    __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation", "name_taken")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_SERVER_FIELD_NUMBER: _ClassVar[int]
     LATEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_TAKEN_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     parameter_server: str
     latest_version: int
     incarnation: str
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    name_taken: bool
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., name_taken: _Optional[bool] = ...) -> None: ...
+
+class GroupProgress(_message.Message):
+    __slots__ = ("group_id", "attempt", "moves")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    attempt: int
+    moves: int
+    def __init__(self, group_id: _Optional[int] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "version", "figures", "draining", "process", "pin")
+    __slots__ = ("worker", "version", "figures", "draining", "process", "pin", "progress", "vocabulary")
     class FiguresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -134,13 +148,17 @@ class HeartbeatRequest(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     worker: str
     version: int
     figures: _containers.ScalarMap[str, float]
     draining: bool
     process: str
     pin: int
-    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ..., pin: _Optional[int] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[GroupProgress]
+    vocabulary: int
+    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ..., pin: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[GroupProgress, _Mapping]]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("known", "latest_version", "stop", "pin")

@@ -37,7 +37,7 @@ from rlax_plugin.protocols import BuildContext, Extension
 from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
-from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig
+from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig, check_vocabulary
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 
 if TYPE_CHECKING:
@@ -127,7 +127,10 @@ def rlax_register_rollout_engine() -> dict[str, Extension]:
     def build(config: ScriptedConfig, context: BuildContext) -> ScriptedEngine:
         return ScriptedEngine(config, build_weight_store(context), context.section)
 
-    return {"scripted": Extension(ScriptedConfig, build)}
+    def check(config: ScriptedConfig, context: BuildContext) -> None:
+        check_vocabulary(context)
+
+    return {"scripted": Extension(ScriptedConfig, build, check)}
 
 
 @hookimpl

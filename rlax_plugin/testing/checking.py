@@ -336,7 +336,7 @@ class _Check:
         elif kind == "objective":
             preset.check_preset(built, name, self._section, part)
         elif kind == "tracker":
-            tracker.check_tracker(built, context.run_dir, part)
+            tracker.check_tracker(built, build, context.run_dir, part)
         elif kind == "weight_store":
             store.check_weight_store(built, self._folder / f"store-{name}", part)
         elif kind == "sampler":

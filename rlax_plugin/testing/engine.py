@@ -11,19 +11,20 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.config import RlaxSection, Section
+from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.host_fingerprint import fingerprint_numpy
-from rlax_plugin.proof import load_proved
+from rlax_plugin.proof import Reading, load_proved
 from rlax_plugin.protocols import RolloutEngine, WeightStore
 from rlax_plugin.testing import policy
+from rlax_plugin.testing.task import VOCABULARY
 from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
 from rlax_plugin.types import FinishReason, GroupRequest, Rollout, SamplingParams, WeightVersion
 
 WORKER = "RLAX_WORKER"
 """Environment variable in which a worker process says its name."""
 
-NonNegative = Annotated[float, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0, le=YEAR_S)]
 
 
 class ScriptedConfig(Section):
@@ -32,6 +33,11 @@ class ScriptedConfig(Section):
     latency_s: NonNegative = Field(default=0.0, description="seconds before a group's first token")
     token_s: NonNegative = Field(default=0.0, description="seconds per decode step of a group")
     load_s: NonNegative = Field(default=0.0, description="seconds before new weights are read")
+    swap_waits: bool = Field(
+        default=False,
+        description="whether it can hold one set of weights only: with on_new_weights: finish, no "
+        "group begins while new weights wait for the running ones to end",
+    )
     broken: bool = Field(default=False, description="cannot be built")
     weight_fault: WeightFault = Field(
         default="",
@@ -39,7 +45,7 @@ class ScriptedConfig(Section):
         "copy of the file), renamed_parameter, swapped_tensors or stale_version (in memory), or "
         "wrong_use (the weights are right, other ones are computed with); empty: nothing",
     )
-    fault_at_version: Annotated[int, Field(ge=0)] = Field(
+    fault_at_version: NonNegativeInt = Field(
         default=1, description="the version with which it goes wrong, at every attempt"
     )
     fault_worker: str = Field(default="", description="on this worker only; empty: on all")
@@ -125,7 +131,11 @@ class ScriptedEngine(RolloutEngine):
         self._rollouts = section.rollouts
         self._held = _Held(-1, {})
         self._changed = asyncio.Condition()
+        self._steps_total, self._decode_s, self._reading = 0, 0.0, Reading()
         self._active = self._waiting = self._tokens_total = 0
+        self._swaps = 0  # versions that wait for running groups to end
+        self._progress: dict[tuple[int, int], int] = {}  # of running groups: their tokens
+        self._queued: set[tuple[int, int]] = set()
 
     @property
     def version(self) -> int:
@@ -137,15 +147,34 @@ class ScriptedEngine(RolloutEngine):
             "active": float(self._active),
             "waiting": float(self._waiting),
             "tokens_total": float(self._tokens_total),
+            "steps_total": float(self._steps_total),
+            "decode_s_total": self._decode_s,
+            "silent_tokens": 1.0,
+            **self._reading.figures(),
         }
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+        return VOCABULARY
+
+    def progress(self) -> dict[tuple[int, int], int]:
+        """See ``RolloutEngine``: tokens of what runs; of what waits, all tokens so far."""
+        return dict.fromkeys(self._queued, self._tokens_total) | self._progress
 
     async def load_weights(self, version: WeightVersion) -> None:
         """Reads and proves a version on another thread; see ``RolloutEngine``."""
         await asyncio.sleep(self._config.load_s)
         held = await asyncio.to_thread(self._load, version)
+        waits = self._config.swap_waits and self._rollouts.on_new_weights == "finish"
         async with self._changed:
-            self._held = held
-            self._changed.notify_all()
+            self._swaps += waits
+            try:
+                await self._changed.wait_for(lambda: not (waits and self._active))
+                self._held = held
+            finally:
+                self._swaps -= waits
+                self._changed.notify_all()
 
     def _load(self, version: WeightVersion) -> _Held:
         fault = self._fault(version.version)
@@ -156,6 +185,7 @@ class ScriptedEngine(RolloutEngine):
             {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()},
             fingerprint=fingerprint_numpy,
             logprobs=lambda arrays, tokens: policy.sequence_log_probs(use(arrays), tokens),
+            reading=self._reading,
         )
         return _Held(version.version, use(arrays))
 
@@ -178,11 +208,17 @@ class ScriptedEngine(RolloutEngine):
     async def _group(
         self, request: GroupRequest, on_group: Callable[[int, list[Rollout]], None]
     ) -> None:
-        size = len(request.seeds)
-        await self._admit(size, request.min_version)
+        size, key = len(request.seeds), (request.group_id, request.attempt)
+        self._queued.add(key)
+        try:
+            await self._admit(size, request.min_version)
+        finally:
+            self._queued.discard(key)
+        self._progress[key] = 0
         try:
             await self._draw(request, on_group)
         finally:
+            del self._progress[key]
             self._active -= size
             async with self._changed:
                 self._changed.notify_all()
@@ -192,7 +228,7 @@ class ScriptedEngine(RolloutEngine):
 
         def ready() -> bool:
             fits = self._active == 0 or self._active + size <= self._rollouts.slots
-            return fits and self._held.version >= min_version
+            return fits and not self._swaps and self._held.version >= min_version
 
         self._waiting += size
         try:
@@ -224,8 +260,11 @@ class ScriptedEngine(RolloutEngine):
                 if mode == "discard":
                     samples = [_Sample(s.seed) if s.unfinished else s for s in samples]
                     continue
+            began_s = loop.time()
             self._decode(request, held, open_samples)
             await asyncio.sleep(self._config.token_s)
+            self._decode_s += loop.time() - began_s
+            self._steps_total += 1
         on_group(request.group_id, rollouts())
 
     def _decode(self, request: GroupRequest, held: _Held, samples: list[_Sample]) -> None:
@@ -237,3 +276,4 @@ class ScriptedEngine(RolloutEngine):
         for sample, logprobs_v in zip(samples, logprobs_nv, strict=True):
             sample.draw(logprobs_v, held.version, request.sampling)
         self._tokens_total += len(samples)
+        self._progress[request.group_id, request.attempt] += len(samples)

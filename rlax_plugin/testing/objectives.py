@@ -5,7 +5,7 @@ Suffixes name axes: ``_b`` is one per sample, ``_bt`` [samples, length].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from rlax_plugin.config import Choice, Objective, Overlong, RlaxSection, Rollout
 from rlax_plugin.objective import (
     Scores,
     Slots,
+    kl_estimate,
     kl_token_rewards,
     make_loss,
     term_weights,
@@ -43,7 +44,15 @@ class Evaluation:
       weights_bt: agg * is * corrections, divided by the total weight: what each token's term is
         multiplied by.
       ratio_bt: pi_theta / pi_old; 1 where the mask is 0.
+      returns_bt: float64, return-to-go: the sample's reward less its overlong punishment, and what
+        KL in the reward pays this token and those behind it, undiscounted; before any baseline, std
+        or whitening. 0 where the mask is 0.
+      kl_bt: float64, the config's estimator of the KL to the reference, nats, without its
+        coefficient: of pi_theta, or of mu with KL in the reward. 0 where the mask is 0; None
+        without KL.
       metrics: see ``rlax_plugin.diagnostics.summarise``.
+
+    All but ``loss`` and ``metrics`` are [samples, length].
     """
 
     loss: float
@@ -51,6 +60,8 @@ class Evaluation:
     grad_bt: np.ndarray
     weights_bt: np.ndarray
     ratio_bt: np.ndarray
+    returns_bt: np.ndarray
+    kl_bt: np.ndarray | None
     metrics: dict[str, float]
 
 
@@ -68,6 +79,7 @@ def evaluate_objective(
     entropy_bt: ArrayLike | None = None,
     plugins: tuple[str, ...] = BUILT_IN,
     max_new_tokens: int | None = None,
+    jit: bool = False,
 ) -> Evaluation:
     """Loss, advantages, gradient and metrics of one update with one batch.
 
@@ -84,7 +96,8 @@ def evaluate_objective(
       mask_bt: above 0 on the tokens of completions. A sample without any counts as one without a
         score. What the other arrays hold where it is 0 does not matter.
       group_size: consecutive rows that share a prompt.
-      reference_logprobs_bt: log pi_ref, for KL.
+      reference_logprobs_bt: log pi_ref, for KL. This array and the next three are refused where
+        the config does not use them: a comparison without them would look right by mistake.
       proximal_logprobs_bt: log pi_old where ``old_policy`` is proximal or reprefill. None: those of
         ``logprobs_bt``, as in a batch's first update.
       values_bt: a critic's, of the state before each token, for generalised advantages.
@@ -93,11 +106,14 @@ def evaluate_objective(
       max_new_tokens: the limit that overlong punishment and constant lengths refer to. None: the
         length of the rows, and no sample is punished as overlong, unless ``overlong.max_tokens`` is
         set.
+      jit: computes loss, gradient and weights under ``jax.jit``, as trainers do. It takes a second
+        to compile, and finds a slot that cannot be compiled. False runs operation by operation, so
+        that one can look inside a slot.
 
     Raises:
       ConfigError: the config is wrong; see ``objective.resolve``.
       ValueError: arrays of the wrong shape, rows that are not whole groups, rewards that are not
-        finite, or a missing array that the objective needs.
+        finite, a missing array that the objective needs, or one that it does not use.
       TrainingError: the advantage slot returned nonsense; see ``advantages.of_batch``.
     """
     given = {
@@ -112,24 +128,28 @@ def evaluate_objective(
     arrays = {k: np.asarray(v, np.float64) for k, v in given.items() if v is not None}
     rewards_b = np.asarray(rewards_b, np.float64)
     _check(arrays, rewards_b, group_size)
-    length = arrays["mask_bt"].shape[1]
+    shape = arrays["mask_bt"].shape
     section = section_of(
         name_or_config,
         plugins,
-        rollouts=Rollouts(group_size=group_size, max_new_tokens=max_new_tokens or length),
+        rollouts=Rollouts(group_size=group_size, max_new_tokens=max_new_tokens or shape[1]),
     )
     # Only after a batch's first update do pi_old and pi_theta differ.
     updates_per_step = 1 if proximal_logprobs_bt is None else 2
     slots = replace(slots_of(section), updates_per_step=updates_per_step)
     overlong = slots.algorithm.overlong
     if max_new_tokens is None and overlong.penalty and not overlong.max_tokens:
-        slots = replace(slots, advantages=slots_of(_without_limit(section)).advantages)
+        slots = replace(slots_of(_without_limit(section)), updates_per_step=updates_per_step)
+    if unused := unused_arrays(slots, arrays, shape, group_size):
+        raise ValueError("; ".join(unused.values()))
     if slots.needs_reference and reference_logprobs_bt is None:
         raise ValueError("the objective has KL to a reference policy: give reference_logprobs_bt")
     if slots.algorithm.entropy_coefficient and entropy_bt is None:
         raise ValueError("the objective has an entropy bonus: give entropy_bt")
-    advantages_bt = _advantages(slots, arrays, rewards_b, group_size)
-    return _evaluate(slots, arrays, advantages_bt)
+    advantages_bt, returns_bt = _advantages(
+        slots, arrays, rewards_b, group_size, section.rollouts.max_new_tokens
+    )
+    return _evaluate(slots, arrays, advantages_bt, returns_bt, jit)
 
 
 def _check(arrays: Mapping[str, np.ndarray], rewards_b: np.ndarray, group_size: int) -> None:
@@ -193,9 +213,84 @@ def slots_of(section: RlaxSection) -> Slots:
     return registry_for(section).slots(BuildContext.outside_run(section))
 
 
+def unused_arrays(
+    slots: Slots, names: Collection[str], shape: tuple[int, ...], group_size: int
+) -> dict[str, str]:
+    """Of optional arrays of ``evaluate_objective``, those that change nothing.
+
+    Args:
+      names: of the arrays.
+      shape: of each.
+
+    Returns:
+      Name -> sentence that says so, and what would use it.
+    """
+    algorithm = slots.algorithm
+    advantage = algorithm.advantage.name if algorithm.advantage else ""
+    checks: dict[str, tuple[Callable[[], bool], str]] = {
+        "reference_logprobs_bt": (
+            lambda: slots.needs_reference,
+            "there is no KL to a reference policy; kl: {coefficient: 0.04} would use it",
+        ),
+        "proximal_logprobs_bt": (
+            lambda: algorithm.old_policy != "sampler",
+            "pi_old is behaviour_logprobs_bt; old_policy: proximal would use it",
+        ),
+        "values_bt": (
+            lambda: _reads_values(slots.advantages, shape, group_size),
+            f"the advantage {advantage} reads no values; advantage: {{name: gae}} would use them",
+        ),
+        "entropy_bt": (
+            lambda: bool(algorithm.entropy_coefficient) or _reads_entropy(slots, shape),
+            "there is no entropy bonus; entropy_coefficient: 0.01 would use it",
+        ),
+    }
+    return {
+        name: f"{name} has no effect: {reason}"
+        for name, (used, reason) in checks.items()
+        if name in names and not used()
+    }
+
+
+def _reads_values(slot: advantages.AdvantageSlot, shape: tuple[int, ...], group_size: int) -> bool:
+    """Whether two critics lead to two advantages."""
+    rng = np.random.default_rng(0)
+    samples, length = shape[0], max(shape[1], 2)
+    outcomes = advantages.Outcomes(
+        rng.normal(size=samples), np.full(samples, length), np.arange(samples) // group_size
+    )
+    values = (rng.normal(size=(samples, length)) for _ in range(2))
+    first, second = (slot(replace(outcomes, values_nt=values_nt)) for values_nt in values)
+    return not np.array_equal(first, second)
+
+
+def _reads_entropy(slots: Slots, shape: tuple[int, ...]) -> bool:
+    """Whether entropies change the loss, although there is no bonus: a slot may read them."""
+    rng = np.random.default_rng(0)
+    ones_bt = np.ones(shape, np.int32)
+    data: dict[str, Any] = dict.fromkeys(
+        ("rl_mask", "rl_staleness", "rl_old_known", "targets_segmentation"), ones_bt
+    )
+    for name in ("advantages", "behaviour_logprobs", "old_logprobs", "reference_logprobs"):
+        data[f"rl_{name}"] = np.float32(rng.normal(size=shape))
+    logprobs_bt: Any = np.float32(rng.normal(size=shape))
+    loss = make_loss(slots)
+    entropies: tuple[Any, ...] = (np.zeros(shape), rng.uniform(0, 3, shape), np.full(shape, 1e3))
+    losses = [
+        loss(Scores(logprobs_bt, entropy_bt.astype(np.float32)), data)[0]
+        for entropy_bt in entropies
+    ]
+    return len(set(map(float, losses))) > 1
+
+
 def _advantages(
-    slots: Slots, arrays: Mapping[str, np.ndarray], rewards_b: np.ndarray, group_size: int
-) -> np.ndarray:
+    slots: Slots,
+    arrays: Mapping[str, np.ndarray],
+    rewards_b: np.ndarray,
+    group_size: int,
+    max_new_tokens: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and returns."""
     mask_bt = arrays["mask_bt"] > 0
     token_rewards_bt = None
     if slots.needs_reference and not slots.kl_in_loss:
@@ -211,13 +306,34 @@ def _advantages(
         "rl_group": np.where(mask_bt, group_b[:, None], 0),
         "targets_segmentation": np.ones(mask_bt.shape, np.int32),
     }
-    return advantages.of_batch(
-        slots.advantages, outcomes, token_rewards_bt, arrays.get("values_bt")
+
+    def returns(outcomes: advantages.Outcomes) -> np.ndarray:
+        rewards_n = advantages.shaped(
+            outcomes.rewards_n, outcomes.lengths_n, slots.algorithm.overlong, max_new_tokens
+        )
+        return replace(outcomes, rewards_n=rewards_n).returns_nt
+
+    values_bt = arrays.get("values_bt")
+    found_bt = advantages.of_batch(slots.advantages, outcomes, token_rewards_bt, values_bt)
+    return found_bt, advantages.of_batch(returns, outcomes, token_rewards_bt)
+
+
+def _kl(slots: Slots, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    if not slots.needs_reference:
+        return None
+    policy = "logprobs_bt" if slots.kl_in_loss else "behaviour_logprobs_bt"
+    log_ratio_bt = np.where(
+        arrays["mask_bt"] > 0, arrays[policy] - arrays["reference_logprobs_bt"], 0.0
     )
+    return kl_estimate(slots.algorithm.kl.estimator, log_ratio_bt, np)
 
 
 def _evaluate(
-    slots: Slots, arrays: Mapping[str, np.ndarray], advantages_bt: np.ndarray
+    slots: Slots,
+    arrays: Mapping[str, np.ndarray],
+    advantages_bt: np.ndarray,
+    returns_bt: np.ndarray,
+    jit: bool,
 ) -> Evaluation:
     import jax
     import jax.numpy as jnp
@@ -239,24 +355,32 @@ def _evaluate(
         "rl_old_known": ones_bt * ("proximal_logprobs_bt" in arrays),
         "rl_reference_logprobs": array("reference_logprobs_bt"),
     }
-    scores = Scores(array("logprobs_bt"), array("entropy_bt"))
     loss = make_loss(slots)
 
-    def mean(logprobs_bt: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
-        loss_sum, weight, sums = loss(scores._replace(logprobs_bt=logprobs_bt), data)
-        return loss_sum / jnp.maximum(weight, 1), sums  # nothing trains: 0
+    def update(scores: Scores, data: Mapping[str, Any]) -> tuple[Any, ...]:
+        def mean(logprobs_bt: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+            loss_sum, weight, sums = loss(scores._replace(logprobs_bt=logprobs_bt), data)
+            return loss_sum / jnp.maximum(weight, 1), sums  # nothing trains: 0
 
-    (value, sums), grad_bt = jax.value_and_grad(mean, has_aux=True)(scores.logprobs_bt)
-    inputs = token_inputs(slots, scores, data).frozen()
-    weights_bt, weight = term_weights(slots, inputs)
-    metrics = diagnostics.summarise(jax.device_get(sums))
+        (value, sums), grad_bt = jax.value_and_grad(mean, has_aux=True)(scores.logprobs_bt)
+        inputs = token_inputs(slots, scores, data).frozen()
+        weights_bt, weight = term_weights(slots, inputs)
+        weights_bt = weights_bt * inputs.mask_bt / jnp.maximum(weight, 1)
+        return value, grad_bt, weights_bt, inputs.ratio_bt, sums
+
+    scores = Scores(array("logprobs_bt"), array("entropy_bt"))
+    found = (jax.jit(update) if jit else update)(scores, data)
+    value, grad_bt, weights_bt, ratio_bt, sums = jax.device_get(found)
+    metrics = diagnostics.summarise(sums)
     if "entropy_bt" not in arrays:
         metrics.pop("objective/entropy", None)
     return Evaluation(
         loss=float(value),
         advantages_bt=advantages_bt,
         grad_bt=np.asarray(grad_bt),
-        weights_bt=np.asarray(weights_bt * inputs.mask_bt / jnp.maximum(weight, 1)),
-        ratio_bt=np.asarray(inputs.ratio_bt),
+        weights_bt=np.asarray(weights_bt),
+        ratio_bt=np.asarray(ratio_bt),
+        returns_bt=returns_bt,
+        kl_bt=_kl(slots, arrays),
         metrics=metrics,
     )

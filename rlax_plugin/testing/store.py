@@ -5,7 +5,12 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
-from rlax_plugin.errors import RlaxError, WeightsError, WeightsUnreadableError
+from rlax_plugin.errors import (
+    RlaxError,
+    WeightsError,
+    WeightsUnreadableError,
+    WeightsUnwritableError,
+)
 from rlax_plugin.protocols import Arrays, WeightStore
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.packing import pack, unpack
@@ -24,8 +29,10 @@ class NpzStore(WeightStore):
             files.put(FILE, pack(arrays))
         except WeightsError:
             raise
-        except (RlaxError, ValueError) as error:
+        except ValueError as error:
             raise WeightsError(f"cannot write {path}: {error}") from error
+        except RlaxError as error:
+            raise WeightsUnwritableError(f"cannot write {path}: {error}") from error
 
     def load(self, path: str, like: Arrays) -> dict[str, Any]:
         files = RunFiles(path)

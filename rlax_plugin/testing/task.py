@@ -11,9 +11,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.config import Section
+from rlax_plugin.config import YEAR_S, Section
 from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.protocols import PromptSource, Reward
+from rlax_plugin.protocols import BuildContext, PromptSource, Reward
 from rlax_plugin.types import Prompt
 
 PAD, STOP = 0, 1
@@ -36,6 +36,20 @@ def encode(text: str) -> np.ndarray:
 def decode(tokens: np.ndarray) -> str:
     """The characters of tokens; padding and stop tokens have none."""
     return "".join(CHARACTERS[t - 2] for t in tokens if t not in (PAD, STOP))
+
+
+def check_vocabulary(context: BuildContext) -> None:
+    """Refuses prompts that the toy policy has no weights for.
+
+    Raises:
+      ConfigError: a token of a training prompt, or a stop token, is not below ``VOCABULARY``.
+    """
+    choice, key = context.section.prompt_source, "rlax.prompt_source"
+    source: PromptSource = context.part("prompt_source", choice, key)
+    largest = [int(p.tokens.max()) for p in source.prompts("train") if len(p.tokens)]
+    if (token := max([*largest, *source.stop_ids], default=0)) >= VOCABULARY:
+        reason = f"has the token {token}; the toy policy knows those below {VOCABULARY} only"
+        raise ConfigError(f"{key}.name", choice.name, reason)
 
 
 class NumbersConfig(Section):
@@ -78,7 +92,7 @@ class EvenConfig(Section):
 
     hang_on: str = Field(default="", description="text of the prompt on which it hangs")
     raise_on: str = Field(default="", description="text of the prompt on which it raises")
-    slow_s: Annotated[float, Field(ge=0)] = Field(
+    slow_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
         default=0.0, description="seconds it takes for prompts that are divisible by 5"
     )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin.config import Section
+from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
 from rlax_plugin.diagnostics import GAP_BINS, GAP_EDGES
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.loading import load_section
@@ -19,7 +19,8 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.packing import pack, unpack
-from rlax_plugin.types import Canary
+from rlax_plugin.testing.task import check_vocabulary
+from rlax_plugin.types import Canary, Descent
 
 log = logging.getLogger("rlax.trainer")
 
@@ -35,13 +36,13 @@ class BigramConfig(Section):
         default=1.0,
         description="step size of plain gradient descent; 10 learns the task in ten steps",
     )
-    checkpoint_every: Annotated[int, Field(ge=1)] = Field(
+    checkpoint_every: PositiveInt = Field(
         default=5, description="steps between checkpoints; there is one at the end as well"
     )
-    train_s: Annotated[float, Field(ge=0)] = Field(
+    train_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
         default=0.0, description="seconds that a training step takes longer"
     )
-    fail_at: Annotated[int, Field(ge=0)] = Field(
+    fail_at: NonNegativeInt = Field(
         default=0, description="the step at which training fails; 0: none"
     )
 
@@ -85,16 +86,16 @@ class BigramTrainer(Trainer):
       files: the run's directory.
       steps: the last one to train.
       seed: of the initial weights.
-      temperature: of the samples, above 0.
+      temperature: of the samples; above 0 to train.
     """
 
     def __init__(
         self, config: BigramConfig, files: RunFiles, *, steps: int, seed: int, temperature: float
     ):
-        _refuse_temperature(temperature)
         self._config, self._steps = config, steps
         self._seed, self._temperature = seed, temperature
         self._checkpoints = Checkpoints(files)
+        self._descent: Descent | None = None
 
     @classmethod
     def build(cls, config: BigramConfig, context: BuildContext) -> BigramTrainer:
@@ -117,22 +118,22 @@ class BigramTrainer(Trainer):
         """See ``Extension``.
 
         Raises:
-          ConfigError: several updates per step, a temperature of 0, or a key outside ``rlax:`` that
-            nobody reads.
+          ConfigError: several updates per step, a key outside ``rlax:`` that nobody reads, or
+            prompts of another vocabulary.
         """
         section = context.section
         for key in ("epochs", "mini_batches"):
             if (given := getattr(section.objective, key)) != 1:
                 reason = "must be 1 with trainer bigram, which updates once per step"
                 raise ConfigError(f"rlax.objective.{key}", given, reason)
-        _refuse_temperature(section.rollouts.temperature)
         for key, value in _maxtext_keys(context).items():
             if key not in _KEYS:
                 reason = f"trainer bigram reads no such key; {alternatives(key, _KEYS)}"
                 raise ConfigError(key, value, reason)
+        check_vocabulary(context)
 
     def run(self, link: TrainerLink) -> None:
-        start, weights = self._checkpoints.newest() or (0, policy.initial_weights(self._seed))
+        start, weights = self._checkpoints.newest() or (0, self._first_weights())
         _publish(link, start, weights)
         for step in range(start + 1, self._steps + 1):
             batch = link.next_batch(step)
@@ -154,6 +155,32 @@ class BigramTrainer(Trainer):
         """See ``CheckpointReader``."""
         return self._checkpoints.names()
 
+    def start_from(self, descent: Descent) -> None:
+        """See ``CheckpointStarter``.
+
+        Raises:
+          ConfigError: there is no own checkpoint, and the other one is gone or damaged.
+        """
+        self._descent = descent
+        if not self._checkpoints.names():
+            self._first_weights()
+
+    def _first_weights(self) -> dict[str, np.ndarray]:
+        if (descent := self._descent) is None:
+            return policy.initial_weights(self._seed)
+        try:
+            _, weights = Checkpoints(RunFiles(descent.run)).read(descent.checkpoint)
+        except FileNotFoundError:
+            reason = "that checkpoint is gone, and this run has none of its own yet"
+            raise ConfigError("--from", str(descent), reason) from None
+        except (OSError, ValueError, RlaxError) as error:
+            raise ConfigError("--from", str(descent), f"cannot be read: {error}") from error
+        shapes = {name: array.shape for name, array in weights.items()}
+        if shapes != policy.SHAPES:
+            reason = f"holds another model's weights: {shapes}, expected {policy.SHAPES}"
+            raise ConfigError("--from", str(descent), reason)
+        return weights
+
     def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
         """See ``CheckpointReader``."""
         _publish(link, *self._checkpoints.read(name))
@@ -172,11 +199,6 @@ class BigramTrainer(Trainer):
         link.before_checkpoint(step)
         self._checkpoints.save(step, weights)
         reached(FaultPoint.CHECKPOINT_WRITTEN)
-
-
-def _refuse_temperature(temperature: float) -> None:
-    if temperature == 0:
-        raise ConfigError("rlax.rollouts.temperature", 0.0, "must be above 0 to train")
 
 
 def _maxtext_keys(context: BuildContext) -> dict[str, Any]:

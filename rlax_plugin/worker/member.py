@@ -7,29 +7,31 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import grpc
 
 from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.deadlines import while_loading
 from rlax_plugin.errors import (
     DeadlineError,
     WeightsError,
     WeightsMismatchError,
     WeightsUnreadableError,
-    WorkerError,
 )
 from rlax_plugin.parameter_server import ParameterServerClient
-from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.protocols import RolloutEngine, vocabulary_of
+from rlax_plugin.retrying import Pauses
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.wire import CHANNEL_OPTIONS, describe
+from rlax_plugin.worker.joining import join
+from rlax_plugin.worker.progress import load_within
 
 log = logging.getLogger("rlax.worker")
 
 _MAX_DAMAGED = 3  # times that weights may be found damaged, before the fault is this worker's
-_LOAD_PAUSE_S = 0.5  # before weights that could not be loaded are tried again; doubles each time
 _ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked again
 _LEAVE_PAUSE_S = 0.2  # before a controller that did not hear of a quarantine is told again
 
@@ -45,6 +47,8 @@ class Member:
 
     Args:
       on_quarantine: called as soon as ``quarantine`` is set, to draw nothing more.
+      progress: given the engine's figures and whether weights are being loaded, says how far the
+        open groups have come.
 
     Attributes:
       draining: told to the controller, which then sends nothing more.
@@ -61,11 +65,13 @@ class Member:
         section: RlaxSection,
         config_hash: str,
         on_quarantine: Callable[[], None] = lambda: None,
+        progress: Callable[[Mapping[str, float], bool], Iterable[pb.GroupProgress]] = lambda *_: (),
     ):
         self._name, self._address, self._engine = name, address, engine
         self._section, self._config_hash = section, config_hash
         self._deadlines: Deadlines = section.deadlines
-        self._on_quarantine = on_quarantine
+        self._on_quarantine, self._progress = on_quarantine, progress
+        self._process = PROCESS
         self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
         self._fleet = rpc.FleetStub(self._channel)
         self._beat = asyncio.Event()
@@ -91,33 +97,19 @@ class Member:
         return self._held >= 0
 
     async def register(self) -> None:
-        """Joins the run.
-
-        Raises:
-          DeadlineError: no controller answered within ``startup_s``.
-          WorkerError: the controller refused this worker.
-        """
+        """Joins the run; raises what ``join`` does."""
+        self._registered = False
         request = pb.RegisterRequest(
             worker=self._name,
             address=self._address,
             slots=self._section.rollouts.slots,
             config_hash=self._config_hash,
             version=self._held,
-            process=PROCESS,
+            process=self._process,
+            vocabulary=vocabulary_of(self._engine),
         )
-        try:
-            reply = await self._fleet.Register(
-                request, timeout=self._deadlines.startup_s, wait_for_ready=True
-            )
-        except grpc.aio.AioRpcError as error:
-            raise DeadlineError(
-                f"reaching the controller ({describe(error)})",
-                self._deadlines.startup_s,
-                "rlax.deadlines.startup_s",
-            ) from error
-        self._registered = reply.accepted
-        if not reply.accepted:
-            raise WorkerError(reply.reason)
+        reply = await join(self._fleet, request, self._deadlines)
+        self._registered = True
         self._told_to_keep(None)
         if reply.incarnation != self._incarnation:
             self._incarnation = reply.incarnation
@@ -147,13 +139,16 @@ class Member:
 
     async def report(self) -> pb.HeartbeatReply:
         """Sends one heartbeat."""
+        health = self._engine.health()
         request = pb.HeartbeatRequest(
             worker=self._name,
             version=self._held,
-            figures=self._engine.health(),
+            figures=health,
             draining=self.draining,
-            process=PROCESS,
+            process=self._process,
             pin=self._pin if self._keeps_pin else None,
+            progress=self._progress(health, self._loading),
+            vocabulary=vocabulary_of(self._engine),
         )
         return await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
 
@@ -169,7 +164,8 @@ class Member:
                 reply = await self.report()
             except grpc.aio.AioRpcError as error:
                 missed += 1
-                log.warning("heartbeat failed (%d in a row): %s", missed, describe(error))
+                why = describe(error, (self._deadlines.rpc_s, "rlax.deadlines.rpc_s"))
+                log.warning("heartbeat failed (%d in a row): %s", missed, why)
                 if missed >= 2 * self._deadlines.heartbeats_lost and not self.draining:
                     # The controller is gone or being restarted: wait for one, or give up.
                     await self.register()
@@ -199,6 +195,7 @@ class Member:
         Raises:
           RlaxError: this worker can be of no use any more.
         """
+        await self._prepare_engine()
         await self.register()
         log.info("worker %s serves on %s", self._name, self._address)
         heartbeat = asyncio.ensure_future(self.heartbeat())
@@ -211,6 +208,17 @@ class Member:
         finally:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
+
+    async def _prepare_engine(self) -> None:
+        prepare = getattr(self._engine, "prepare", None)
+        if prepare is None:
+            return
+        deadline_s = self._deadlines.startup_s
+        try:
+            await asyncio.wait_for(prepare(), deadline_s)
+        except TimeoutError:
+            what = "building the rollout engine and compiling its programs"
+            raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
 
     async def _follow_trainer(self, heartbeat: asyncio.Task[None]) -> None:
         """Follows the weights of one trainer process; returns when there is another, or none."""
@@ -263,6 +271,12 @@ class Member:
             self._loading = True
             try:
                 version = await self._load(client)
+            except DeadlineError as error:
+                if not self._can_go_on:
+                    raise
+                log.error("%s; version %d stays in use, and this is tried again", error, self._held)
+                self._newer.set()
+                continue
             finally:
                 self._loading = False
             if incarnation != self._incarnation:
@@ -271,6 +285,14 @@ class Member:
             log.info("serving version %d", self._held)
             self._beat.set()  # groups go to those that hold the version they need
 
+    @property
+    def _can_go_on(self) -> bool:
+        """Whether there is work for it with the version that it holds.
+
+        A worker that waits for a version in vain only keeps groups that need it from others.
+        """
+        return self._held >= 0 and self._pin is None and self._wanted <= self._held
+
     async def _load(self, client: ParameterServerClient) -> int:
         """Loads the newest version, or the one to be kept, under a lease.
 
@@ -278,19 +300,26 @@ class Member:
           Its number.
 
         Raises:
-          WeightsError: it is damaged or wrong, also at the last attempt, or it cannot be had. A
-            worker that stayed would only keep its groups waiting for a version that never comes.
+          WeightsError: it is damaged or wrong; then this worker is quarantined.
+          DeadlineError: it could not be read for ``weights_s``, whatever the reason. Nothing says
+            that this worker is at fault.
         """
-        end_s = time.monotonic() + self._deadlines.weights_s
-        pause_s, damaged = _LOAD_PAUSE_S, 0
+        pauses, tries, damaged = Pauses(self._deadlines.weights_s), 0, 0
         while True:
             async with self._acquire(client) as version:
+                tries += 1
                 try:
-                    await self._load_once(version)
+                    with while_loading(self._section, version, self._engine):
+                        await self._load_once(version)
                     return version.version
                 except WeightsUnreadableError as error:
-                    if time.monotonic() + pause_s > end_s:
-                        raise  # nothing says that this worker is at fault
+                    if pauses.over:
+                        raise DeadlineError(
+                            f"reading version {version.version} ({tries} times in vain, the last "
+                            f"time because {error})",
+                            self._deadlines.weights_s,
+                            "rlax.deadlines.weights_s",
+                        ) from error
                     problem = error
                 except WeightsError as error:
                     damaged += 1
@@ -299,26 +328,28 @@ class Member:
                         self._enter_quarantine(str(error))
                         raise
                     problem = error
+            pause_s = pauses.next_s()
             log.error("weights were not loaded, trying again in %g s: %s", pause_s, problem)
             await asyncio.sleep(pause_s)
-            pause_s *= 2
 
     def _enter_quarantine(self, reason: str) -> None:
         self.quarantine = reason
         self._on_quarantine()
 
     async def _load_once(self, version: WeightVersion) -> None:
-        # The first time the engine may still be building and compiling its model.
+        # The first time an engine without ``prepare`` may still be building its model.
         key = "startup_s" if self._engine.version < 0 else "weights_s"
         deadline_s: float = getattr(self._deadlines, key)
-        if self._section.rollouts.on_new_weights == "finish":
-            # The engine swaps once its running samples have ended; a call's deadline is up to
-            # three times that of a group, as a worker is given twice its slots.
-            deadline_s += 3 * self._deadlines.group_s
+        what = f"loading version {version.version} from {version.path}"
+        finishes = self._section.rollouts.on_new_weights == "finish"
+        if finishes:
+            # The engine swaps once its running samples have ended, however long that takes while
+            # they go on, which shows at least once in group_s.
+            what += f" (of these {self._deadlines.group_s:g} s for samples that end before)"
+            deadline_s += self._deadlines.group_s
         try:
-            await asyncio.wait_for(self._engine.load_weights(version), deadline_s)
+            await load_within(self._engine, version, deadline_s, while_generating=finishes)
         except TimeoutError:
-            what = "loading a weight version"
             raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
 
     @contextlib.asynccontextmanager
@@ -327,7 +358,8 @@ class Member:
 
         A server that is away may be back with its trainer.
         """
-        end_s = time.monotonic() + self._deadlines.startup_s
+        deadline_s = self._deadlines.startup_s
+        end_s = time.monotonic() + deadline_s
         async with contextlib.AsyncExitStack() as lease:
             while True:
                 try:
@@ -335,7 +367,9 @@ class Member:
                     break
                 except (WeightsError, DeadlineError) as error:
                     if time.monotonic() > end_s:
-                        raise
+                        what = f"being told by the parameter server what to load ({error})"
+                        key = "rlax.deadlines.startup_s"
+                        raise DeadlineError(what, deadline_s, key) from error
                     log.warning("no weights yet, asking again in %g s: %s", _ACQUIRE_PAUSE_S, error)
                 await asyncio.sleep(_ACQUIRE_PAUSE_S)
             yield version
@@ -343,7 +377,7 @@ class Member:
     async def leave(self) -> None:
         """Leaves the run if it is a member of it; a quarantine is told until it is heard."""
         request = pb.DeregisterRequest(
-            worker=self._name, quarantine=self.quarantine, process=PROCESS
+            worker=self._name, quarantine=self.quarantine, process=self._process
         )
         end_s = time.monotonic() + self._deadlines.rpc_s
         while self._registered or self.quarantine:
@@ -352,7 +386,8 @@ class Member:
                 await self._fleet.Deregister(request, timeout=left_s)
                 break
             except grpc.aio.AioRpcError as error:
-                log.info("the controller was not told: %s", describe(error))
+                why = describe(error, (left_s, "rlax.deadlines.rpc_s"))
+                log.info("the controller was not told: %s", why)
             if not self.quarantine or time.monotonic() + _LEAVE_PAUSE_S > end_s:
                 break
             await asyncio.sleep(_LEAVE_PAUSE_S)

@@ -69,6 +69,7 @@ async def work(
             section=section,
             config_hash=config_hash,
             on_quarantine=lambda: service.stop_drawing("this worker is quarantined"),
+            progress=lambda health, loading: service.progress(health, loading),
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights

@@ -6,24 +6,30 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 import grpc
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.defects import defect, outside
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.protocols import RolloutEngine, vocabulary_of
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.types import Rollout
-from rlax_plugin.wire import defect, reply_to_proto, request_from_proto
+from rlax_plugin.types import GroupRequest, Rollout
+from rlax_plugin.wire import reply_to_proto, request_from_proto
+from rlax_plugin.worker.progress import ProgressReport
 
 _TOKEN_BYTES = 4
 
 
-def refusal(spec: pb.GroupSpec, section: RlaxSection) -> str | None:
-    """Why a group must not reach the engine; None if it may."""
+def refusal(spec: pb.GroupSpec, section: RlaxSection, vocabulary: int = 0) -> str | None:
+    """Why a group must not reach the engine; None if it may.
+
+    Args:
+      vocabulary: token ids are below it; 0: the engine has not said.
+    """
     limits, sampling = section.rollouts, spec.sampling
     length, rest = divmod(len(spec.prompt_tokens), _TOKEN_BYTES)
     most = max(limits.slots, limits.group_size, section.evaluation.most_samples)
@@ -39,24 +45,22 @@ def refusal(spec: pb.GroupSpec, section: RlaxSection) -> str | None:
         f"top_p {sampling.top_p}": not 0 < sampling.top_p <= 1,
     }
     problems = [problem for problem, is_so in found.items() if is_so]
-    if not problems and (why := _resume_problem(spec)):
-        problems = [f"resume {why}"]
+    if not problems and (why := _tokens_problem(spec, vocabulary)):
+        problems = [why]
     return f"group {spec.group_id}: {'; '.join(problems)}" if problems else None
 
 
-def _resume_problem(spec: pb.GroupSpec) -> str | None:
+def _tokens_problem(spec: pb.GroupSpec, vocabulary: int) -> str | None:
     try:
-        resume = request_from_proto(spec).resume
+        request = request_from_proto(spec)
     except ValueError as error:  # bytes that are no whole number of elements
-        return f"is garbled: {error}"
-    if resume and [r.seed for r in resume] != list(spec.seeds):
-        return "has other samples than are asked for"
-    for r in resume:
-        if why := defect(r):
-            return f"sample {r.index} {why}"
-        if len(r.tokens) > spec.sampling.max_new_tokens:
-            return f"sample {r.index} has {len(r.tokens)} tokens, more than max_new_tokens"
-    return None
+        return f"resume is garbled: {error}"
+    if why := outside(request.prompt_tokens, vocabulary):
+        return f"the prompt has {why}"
+    if request.resume and [r.seed for r in request.resume] != list(request.seeds):
+        return "resume has other samples than are asked for"
+    why = defect(request.resume, request.sampling, vocabulary)
+    return f"resume {why}" if why else None
 
 
 @dataclass(eq=False, slots=True)
@@ -65,11 +69,11 @@ class _Call:
 
     Attributes:
       delivered: what is to be sent, in order; None: nothing more comes.
-      unanswered: ids of groups that are not finished.
+      unanswered: id -> request of the groups that are not finished.
       owed: ids of groups that are to report once more.
     """
 
-    unanswered: set[int]
+    unanswered: dict[int, GroupRequest]
     owed: set[int] = field(default_factory=set)
     delivered: asyncio.Queue[tuple[int, list[Rollout]] | None] = field(
         default_factory=asyncio.Queue
@@ -99,6 +103,7 @@ class RolloutService(rpc.RolloutServicer):
         self._has_weights = has_weights
         self.draining = False
         self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what draws it
+        self._progress, self._delivered = ProgressReport(engine), 0
         self._settled = asyncio.Event()  # no group owes a report
         self._leaving = ""  # why the calls end early
         self._end = asyncio.Event()
@@ -110,13 +115,14 @@ class RolloutService(rpc.RolloutServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
         if not self._has_weights():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
+        vocabulary = vocabulary_of(self._engine)
         for spec in request.groups:
-            if why := refusal(spec, self._section):
+            if why := refusal(spec, self._section, vocabulary):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         requests = [request_from_proto(spec) for spec in request.groups]
         self._on_wanted(max((r.min_version for r in requests), default=0))
-        call = _Call({r.group_id for r in requests})
-        # When the caller's deadline ends, gRPC cancels this coroutine, and with it the generation.
+        call = _Call({r.group_id: r for r in requests})
+        # When the caller gives up, gRPC cancels this coroutine, and with it the generation.
         generation = self._calls[call] = asyncio.ensure_future(
             self._engine.generate(requests, functools.partial(self._deliver, call))
         )
@@ -136,16 +142,22 @@ class RolloutService(rpc.RolloutServicer):
             self._settle()
 
     def _deliver(self, call: _Call, group_id: int, rollouts: list[Rollout]) -> None:
+        self._delivered += 1
         call.delivered.put_nowait((group_id, rollouts))
         call.owed.discard(group_id)
         if all(r.finish_reason != "cancelled" for r in rollouts):
-            call.unanswered.discard(group_id)
+            call.unanswered.pop(group_id, None)
         self._settle()
 
     @property
     def drawing(self) -> bool:
         """Whether calls are open."""
         return bool(self._calls)
+
+    def progress(self, health: Mapping[str, float], loading: bool) -> list[pb.GroupProgress]:
+        """How far the open groups have come, for the next heartbeat; see ``ProgressReport``."""
+        requests = (r for call in self._calls for r in call.unanswered.values())
+        return self._progress.take(requests, health, delivered=self._delivered, loading=loading)
 
     def _settle(self) -> None:
         if not any(call.owed for call in self._calls):

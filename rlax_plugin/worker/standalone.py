@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import DeadlineError
+from rlax_plugin.errors import DeadlineError, WeightsUnreadableError
 from rlax_plugin.parameter_server import kept_version
 from rlax_plugin.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.retrying import Pauses
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.process import run as run_engine
 from rlax_plugin.worker.service import RolloutService
+
+log = logging.getLogger("rlax.worker")
 
 NAME = "standalone"
 
@@ -59,10 +64,17 @@ def serve_run(
         ) as endpoint:
             service = RolloutService(engine, section, has_weights=lambda: engine.version >= 0)
             services = await endpoint.start(service)
+            served = chosen
+
+            async def start() -> None:
+                nonlocal served
+                find = functools.partial(kept_version, files, version)
+                served = await _load(engine, chosen, find, section.deadlines.weights_s)
+                await services
+
             try:
-                start = _load(engine, chosen, services)
-                if not await _told_first(terminated, start, section.deadlines.startup_s):
-                    ready(await _greeting(engine, chosen, files, endpoint.address))
+                if not await _told_first(terminated, start(), section.deadlines.startup_s):
+                    ready(await _greeting(engine, served, files, endpoint.address))
                     await _told(terminated, engine, section.deadlines.heartbeat_s)
             finally:
                 service.draining = True
@@ -85,9 +97,36 @@ def _local(files: RunFiles, config: bytes) -> Iterator[str]:
         yield str(path)
 
 
-async def _load(engine: RolloutEngine, version: WeightVersion, services: Awaitable[object]) -> None:
-    await engine.load_weights(version)
-    await services
+async def _load(
+    engine: RolloutEngine,
+    chosen: WeightVersion,
+    find: Callable[[], WeightVersion],
+    weights_s: float,
+) -> WeightVersion:
+    """Loads a version, or what ``find`` gives once that cannot be read: a run that goes on deletes.
+
+    Returns:
+      The one that was loaded.
+
+    Raises:
+      DeadlineError: none could be read within ``weights_s``.
+      WeightsError: it is not what was published.
+    """
+    pauses = Pauses(weights_s)
+    while True:
+        try:
+            await engine.load_weights(chosen)
+            return chosen
+        except WeightsUnreadableError as error:
+            if pauses.over:
+                what = f"reading version {chosen.version} ({error})"
+                raise DeadlineError(what, weights_s, "rlax.deadlines.weights_s") from error
+            pause_s = pauses.next_s()
+            log.warning("weights were not loaded, trying again in %g s: %s", pause_s, error)
+        await asyncio.sleep(pause_s)
+        # Not yet on the list: the next reading fails as well, and this is looked at again.
+        with contextlib.suppress(WeightsUnreadableError):
+            chosen = await asyncio.to_thread(find)
 
 
 async def _told_first(

@@ -65,10 +65,10 @@ def test_an_engine_that_draws_by_slot_is_found(scripted) -> None:
 
 def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
     store = FakeWeightStore()
-    assert len(check_store(store)) == 7
+    assert len(check_store(store)) == 8
     versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
     assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 6
 
 
 def test_the_orbax_store_keeps_the_contract() -> None:
-    assert len(check_store(OrbaxStore(deadline_s=60))) == 7
+    assert len(check_store(OrbaxStore(deadline_s=60))) == 8

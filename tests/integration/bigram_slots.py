@@ -20,7 +20,7 @@ from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import Section
 from rlax_plugin.host_fingerprint import fingerprint_numpy
 from rlax_plugin.testing import policy
-from rlax_plugin.testing.task import STOP
+from rlax_plugin.testing.task import STOP, VOCABULARY
 from rlax_plugin.types import SamplingParams
 
 
@@ -64,7 +64,9 @@ class BigramSlots:
     def __init__(self, rollouts, config):
         self.slots, self.max_prompt_tokens = rollouts.slots, rollouts.max_prompt_tokens
         self.max_new_tokens = rollouts.max_new_tokens
+        self.vocabulary = VOCABULARY
         self.steps_total = self.tokens_total = 0
+        self.prefill_tokens_total = self.prefill_computed_total = 0
         self._config, self._running = config, {}
 
     @property
@@ -118,7 +120,7 @@ class BigramSlots:
     def logprobs(self, weights, tokens):
         return policy.sequence_log_probs(weights, tokens)
 
-    def warm_up(self, samples_per_prompt=1, prompt_tokens=None):
+    def warm_up(self):
         pass
 
 

@@ -18,6 +18,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "tests/configs/testing.yml")
 DEADLINE_S = 90
@@ -81,6 +85,16 @@ def free_port() -> int:
         with socket.socket() as one, suppress(OSError):
             one.bind(("127.0.0.1", port := random.randrange(10_000, 32_000)))
             return port
+
+
+def digests(run: Path) -> dict[int, set[str]]:
+    """Version -> every digest it was ever published with."""
+    found: dict[int, set[str]] = {}
+    for segment, _ in journal.read(RunFiles(run)):
+        for event in segment.events:
+            if isinstance(event, ev.Published):
+                found.setdefault(event.version, set()).add(event.digest)
+    return found
 
 
 def lines(path: Path) -> list[dict]:

@@ -141,6 +141,7 @@ def test_a_version_with_other_settings_prints_a_table(disturbed):
     directory = disturbed.run.dir.parents[1]
     process = rlax_eval(
         *(directory, f"runs/testing@{STEPS - 1}", "rlax.rollouts.temperature=0.5"),
+        *("rlax.rollouts.top_k=20", "rlax.rollouts.top_p=0.9"),  # refused for training alone
         *("--set", "test", "--samples", "6", "--problems", "3", "--k", "6", "--out", "a/b.json"),
     )
     out, error = process.communicate(timeout=DEADLINE_S)
@@ -153,8 +154,8 @@ def test_a_version_with_other_settings_prints_a_table(disturbed):
 
 
 def test_a_result_that_cannot_be_written_is_kept(disturbed):
-    """Hours of drawing are not lost to a mistyped path."""
-    out = f"{disturbed.run.dir}/config.yml/below.json"
+    """Hours of generation are not lost to what only writing shows: a name that is too long."""
+    out = f"{disturbed.run.dir}/{'n' * 300}below.json"
     process = rlax_eval(disturbed.run.dir.parents[1], "runs/testing", "--json", "--out", out)
     shown, error = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1 and "below.json cannot be written" in error
@@ -195,6 +196,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
         (["runs/testing@40", "--step", "9"], "--version and --step are given: give one"),
         (["runs/testing", "--set", "tset"], "--set = 'tset': no such set; did you mean 'test'?"),
         (["runs/testing", "--out", "/"], "--out = '/': must name a file, not a directory"),
+        (["runs/testing", "--out", "/dev/null/x"], "--out = '/dev/null/x': cannot be a directory"),
         (["runs/testing", "--k", "9"], "rlax.evaluation.k = 9: must be at most"),
     ],
 )

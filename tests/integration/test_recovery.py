@@ -41,7 +41,6 @@ SETTINGS = (
 # Which time a point is reached is the one that kills. Those not named here: the fourth.
 OCCASION = {
     FaultPoint.CONFIG_WRITTEN: 1,
-    FaultPoint.WEIGHTS_CLEARED: 1,
     FaultPoint.METRICS_CUT: 1,
     FaultPoint.RECOVERED: 1,
     FaultPoint.LEDGER_WRITTEN: 9,
@@ -133,7 +132,7 @@ def test_a_trainer_killed_at_any_point_ends_as_if_it_had_not_been(point, tmp_pat
 def test_a_run_killed_while_it_recovers_ends_the_same(tmp_path, undisturbed):
     for point in (
         "commit-ended:5",
-        "weights-cleared:1",
+        "weights-listed:1",
         "metrics-cut:1",
         "recovered:1",
         "step-trained:1",

@@ -41,6 +41,7 @@ PLUGINS = (
 GREEDY = (
     "rlax.rollouts.engine={name: bigram_slots, at_least: 5}",
     "rlax.rollouts.temperature=0",
+    "rlax.rollouts.top_k=7",  # like a temperature of 0 refused for training alone
     "rlax.rollouts.max_new_tokens=40",
     "rlax.rollouts.slots=4",
 )
@@ -180,10 +181,9 @@ def generated(address: str, prompt: np.ndarray, new: int = 40) -> list[int]:
     sampling = SamplingParams(temperature=0, max_new_tokens=new, stop_ids=(STOP,))
     request = GroupRequest(0, 1, prompt, (7,), sampling)
     with grpc.insecure_channel(address) as channel:
-        call = rpc.RolloutStub(channel).Generate(
+        (reply,) = rpc.RolloutStub(channel).Generate(
             pb.GenerateRequest(groups=[request_to_proto(request)]), timeout=DEADLINE_S
         )
-        (reply,) = call
     return reply_from_proto(reply, "", (7,))[0].tokens.tolist()
 
 
@@ -220,6 +220,7 @@ def test_text_and_tokens_come_out_as_from_our_own_service(server: Server) -> Non
     ("request_", "said"),
     [
         (ids([2] * 5), "5 prompt tokens, rlax.rollouts.max_prompt_tokens is 4"),
+        (ids([2, 64]), "the prompt has token id 64, which must be from 0 to 63"),
         (text("12345"), "5 prompt tokens, rlax.rollouts.max_prompt_tokens is 4"),
         (text(""), "0 prompt tokens"),
         (text("1+1"), "text_content cannot be encoded"),
@@ -246,10 +247,9 @@ def test_more_clients_than_slots_are_all_answered(server: Server) -> None:
 
 
 def test_the_example_that_the_server_prints_runs(trained: Trained, server: Server) -> None:
-    # A shell would find the interpreter on the path.
-    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    bare = os.environ | {"PATH": "/usr/bin:/bin"}  # an environment that is not activated
     out = subprocess.check_output(
-        server.example, shell=True, text=True, env=os.environ | python, timeout=DEADLINE_S
+        server.example, shell=True, text=True, env=bare, timeout=DEADLINE_S
     )
     expected = decode(np.array(generated(server.address, encode("0"))))
     assert f"version {len(trained.steps)} of" in server.line and f'text: "{expected}"' in out

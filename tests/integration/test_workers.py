@@ -22,7 +22,6 @@ from rlax_plugin.errors import (
     DeadlineError,
     WeightsError,
     WeightsMismatchError,
-    WeightsUnreadableError,
     WorkerError,
 )
 from rlax_plugin.parameter_server import ParameterServer
@@ -35,6 +34,7 @@ from rlax_plugin.worker.serve import work
 
 LIMIT_S = 30.0
 TOKEN_S = 0.005
+STOP = 10**6
 
 
 def section(**rollouts: Any) -> RlaxSection:
@@ -49,7 +49,7 @@ def section(**rollouts: Any) -> RlaxSection:
 
 
 class Counting:
-    """Draws 0, 1, 2, ... for every sample, ``length`` tokens; reports every so many of them."""
+    """Draws 0, 1, 2, ..., STOP for every sample, ``length`` tokens; reports every so many."""
 
     def __init__(self, length: int, *, every: int = 1):
         self.length, self.every = length, every
@@ -93,17 +93,11 @@ class Counting:
                 on_group(request.group_id, rollouts)
 
     def _rollout(self, request: GroupRequest, index: int, drawn: list[int], done: bool) -> Rollout:
-        logprob = np.full(len(drawn), -1, np.float32)
-        return Rollout(
-            request.group_id,
-            index,
-            request.seeds[index],
-            np.arange(len(drawn), dtype=np.int32),
-            logprob,
-            logprob,
-            np.array(drawn, np.int32),
-            "length" if done else "cancelled",
-        )
+        tokens, logprob = np.arange(len(drawn), dtype=np.int32), np.full(len(drawn), -1, np.float32)
+        tokens[-1:] = STOP if done else tokens[-1:]
+        seed, versions = request.seeds[index], np.array(drawn, np.int32)
+        reason = "stop" if done else "cancelled"
+        return Rollout(request.group_id, index, seed, tokens, logprob, logprob, versions, reason)
 
 
 class NoBytes:
@@ -190,7 +184,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def group(number: int, samples: int = 2, min_version: int = 0) -> GroupRequest:
     seeds = tuple(range(10 * number, 10 * number + samples))
-    sampling = SamplingParams(max_new_tokens=100_000)
+    sampling = SamplingParams(max_new_tokens=100_000, stop_ids=(STOP,))
     return GroupRequest(number, 1, np.array([1], np.int32), seeds, sampling, min_version)
 
 
@@ -228,8 +222,8 @@ def test_a_draining_worker_hands_over_every_token_it_has_reported():
                 assert handed_over % 50 == 0 and handed_over > reported[number]
                 assert asked.attempt == 2
                 for r in rollouts:
-                    assert r.worker == "a+b" and r.finish_reason == "length"
-                    assert r.tokens.tolist() == list(range(len(r.tokens)))
+                    assert r.worker == "a+b" and r.finish_reason == "stop"
+                    assert r.tokens.tolist() == [*range(len(r.tokens) - 1), STOP]
                     assert set(r.versions.tolist()) == {3}
             assert one.dispatcher.tokens_resumed == kept and one.dispatcher.reissued == 3
             leaving = "UNAVAILABLE: this worker is leaving"
@@ -513,31 +507,6 @@ def test_a_load_that_a_new_trainer_overtakes_counts_for_nothing():
 
 
 # --- weights that cannot be loaded, and processes that do not belong here -------------------------
-
-
-def test_a_worker_that_cannot_read_weights_tries_again_and_ends_without_quarantine():
-    async def main():
-        settings = section()
-        settings = settings.model_copy(
-            update={"deadlines": settings.deadlines.model_copy(update={"weights_s": 3.0})}
-        )
-        async with trainer(settings) as one:
-            await one.publish(0)
-            worker = Worker("w", Counting(5), settings, one.address)
-            await until(lambda: one.held("w") == 0)
-            worker.engine.faults[1] = WeightsUnreadableError("the disk is away")
-            await one.publish(1)
-            await until(lambda: worker.engine.loads == [0, 1])
-            del worker.engine.faults[1]
-            await until(lambda: one.held("w") == 1)
-            worker.engine.faults[2] = WeightsUnreadableError("the disk is away")
-            await one.publish(2)
-            with pytest.raises(WeightsUnreadableError, match="the disk is away"):
-                await worker.life
-            assert worker.engine.loads == [0, 1, 1, 2, 2, 2]  # after 0.5 s, and 1 s more
-            assert one.quarantined == [] and one.lost == ["w: left"]
-
-    run(main)
 
 
 def test_nothing_is_drawn_between_a_mismatch_and_the_leases_release():

@@ -245,7 +245,7 @@ def test_what_does_not_fit_is_refused(dense):
 def test_the_loop_does_not_copy_the_caches(dense):
     engine = dense.engine
     compiled = engine._decode.lower(
-        engine._state, dense.weights, np.ones(SLOTS, bool), np.int32(3), np.bool_(0), truncate=False
+        engine._state, dense.weights, np.ones(SLOTS, bool), np.int32(3), np.bool_(0)
     ).compile()
     shapes = {
         ",".join(map(str, spec.shape))

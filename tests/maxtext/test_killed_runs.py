@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import digests
 
 from rlax_plugin.audit import audit
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
 from rlax_plugin.records.faults import VARIABLE
 from rlax_plugin.records.files import RunFiles
 
@@ -56,16 +55,6 @@ def final_weights(run: Path) -> dict[str, bytes]:
     (version,) = (run / "weights").glob(f"{STEPS:08d}-*")
     chunks = [path for path in version.rglob("*") if path.is_file() and "c" in path.parts]
     return {str(path.relative_to(version)): path.read_bytes() for path in chunks}
-
-
-def digests(run: Path) -> dict[int, set[str]]:
-    """Version -> every digest it was ever published with."""
-    found: dict[int, set[str]] = {}
-    for segment, _ in journal.read(RunFiles(run)):
-        for event in segment.events:
-            if isinstance(event, ev.Published):
-                found.setdefault(event.version, set()).add(event.digest)
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,9 @@ class ScriptedSlots:
     def __init__(self, slots=4, max_prompt_tokens=8, max_new_tokens=50):
         self.slots, self.max_prompt_tokens = slots, max_prompt_tokens
         self.max_new_tokens = max_new_tokens
+        self.vocabulary = 10**6 + 1000
         self.steps_total = self.tokens_total = 0
+        self.prefill_tokens_total = self.prefill_computed_total = 0
         self.log, self.running = [], {}
         self.gate, self.decoding = threading.Event(), threading.Event()
         self.gate.set()
@@ -106,8 +108,8 @@ class ScriptedSlots:
         for slot in slots:
             del self.running[slot]
 
-    def warm_up(self, samples_per_prompt=1, prompt_tokens=None):
-        self.log.append(("warm_up", samples_per_prompt, prompt_tokens))
+    def warm_up(self):
+        self.log.append(("warm_up",))
 
     def inserts(self):
         return [entry[1:] for entry in self.log if entry[0] == "insert"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from broken_answers import ANSWERS
 from broken_plugins import BROKEN
 from installs import GATE, on_path, write
 from typer.testing import CliRunner, Result
@@ -53,16 +54,17 @@ def test_there_is_a_built_in_of_every_kind() -> None:
     assert [kind for kind in KINDS if not offers[kind]] == []
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", BROKEN | ANSWERS)
 def test_a_broken_plugin_is_told_what_to_mend(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "WRITTEN_S", 0.1)
-    write(folder, f"tb_{name}", BROKEN[name].source)
+    broken = (BROKEN | ANSWERS)[name]
+    write(folder, f"tb_{name}", broken.source)
     write(folder, "torch", "")  # what matters is that it is imported
     with pytest.raises((ContractError, PluginError)) as caught:
         check_plugin(f"tb_{name}")
-    for phrase in BROKEN[name].told:
+    for phrase in broken.told:
         assert phrase in str(caught.value)
     if isinstance(caught.value, ContractError):
         for finding in caught.value.findings:

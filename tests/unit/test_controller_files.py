@@ -88,13 +88,13 @@ def test_another_config_is_refused_by_the_keys_that_differ(tmp_path: Path) -> No
     files.put("config.yml", b"{steps: 1, a: 1, b: 1, c: 1, d: 1, rlax: {seed: 0}}")
     files.put("journal/1", b"")
     config = {"steps": 2, "rlax": {"seed": 7}}
-    check_same_run(files, "abc", config)
+    check_same_run(files, "abc", config, ())
     with raises(ConfigError) as refused:
-        check_same_run(files, "xyz", config)
+        check_same_run(files, "xyz", config, ())
     assert "a is 1 there and not set here, b is 1" in refused.value.reason
     assert "1 more key differs" in refused.value.reason and "steps" not in refused.value.reason
     with raises(ConfigError, match=r"\(rlax\.seed is 0 there and 7 here\)"):
-        check_same_run(files, "xyz", {"a": 1, "b": 1, "c": 1, "d": 1, "rlax": {"seed": 7}})
+        check_same_run(files, "xyz", {"a": 1, "b": 1, "c": 1, "d": 1, "rlax": {"seed": 7}}, ())
 
 
 def test_a_result_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:

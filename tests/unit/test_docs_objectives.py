@@ -41,6 +41,39 @@ def test_every_preset_tells_its_sources_and_differences(name: str) -> None:
     assert {"TRL", "verl", "Tunix"} <= preset.peers.keys()
 
 
+@pytest.mark.parametrize(
+    ("name", "library", "words"),
+    [  # seen in the libraries' code, where a reader would expect something else
+        ("ppo", "TRL", "no effect for A > 0"),
+        ("ppo", "ROLL", "1 + 2 clip, 1.4 for a clip of 0.2"),
+        ("topr", "ROLL", "the sign of the reward, not of the advantage"),
+        ("aipo", "verl", "in bypass mode with loss_type: reinforce is this term"),
+        ("reinforce_plus_plus_baseline", "slime", "to each token alone"),
+        ("reinforce_plus_plus_baseline", "verl", "before the group's mean is taken"),
+    ],
+)
+def test_what_other_libraries_do_is_said_with_the_preset(name, library, words) -> None:
+    assert words in explain.presets_of(registry_for(section_of({})))[name].peers[library]
+
+
+def test_icepop_alone_is_said_to_be_only_a_mask_wherever_it_is_chosen() -> None:
+    registry = registry_for(section_of({}))
+    assert "Alone it is only a mask" in explain.part_text(registry, "correction", "icepop")
+    option = registry.offers["correction"]["icepop"].extension.config_class.model_fields["high"]
+    assert (
+        "kept ones are not multiplied by m, unlike in verl" in option.description
+    )  # in `rlax config`
+    found = evaluate_objective(
+        {"preset": "aipo", "corrections": [{"name": "icepop"}]},
+        logprobs_bt=np.log([[0.3], [0.6]]),  # m = 3 stays, m = 6 does not
+        behaviour_logprobs_bt=np.log([[0.1], [0.1]]),
+        rewards_b=[1, 0],
+        mask_bt=[[1], [1]],
+        group_size=2,
+    )
+    np.testing.assert_allclose(found.weights_bt, [[2 / 2], [0]], rtol=1e-6)  # min(3, rho = 2) / G
+
+
 def test_every_part_says_what_it_is_and_what_its_options_mean() -> None:
     registry = registry_for(section_of({}))
     for kind in explain.KINDS:
@@ -57,6 +90,11 @@ def test_every_metric_has_its_formula() -> None:
         "old_policy": "proximal",
         "corrections": [{"name": name} for name in corrections],
         "kl": {"coefficient": 0.1, "placement": "loss"},
+        "entropy_coefficient": 0.1,
+    }
+    optional = {
+        "reference_logprobs_bt": [[-1.0], [-1.0]],
+        "entropy_bt": [[1.0], [1.0]],
     }
     found = set()
     for config in (*PRESETS, together):
@@ -64,8 +102,7 @@ def test_every_metric_has_its_formula() -> None:
             config,
             logprobs_bt=[[-1.0], [-1.0]],
             behaviour_logprobs_bt=[[-1.0], [-1.0]],
-            reference_logprobs_bt=[[-1.0], [-1.0]],
-            entropy_bt=[[1.0], [1.0]],
+            **(optional if config is together else {}),
             rewards_b=[1, 0],
             mask_bt=[[1], [1]],
             group_size=2,

@@ -60,8 +60,9 @@ def test_grpo_is_worked_through() -> None:
     assert rows[1] == ["1.3", "1.3000", "0.8660", "0.0833", "0.0000"]  # clipped
     assert rows[4] == ["0.6", "0.6000", "-0.8660", "0.1250", "0.0000"]  # clipped
     assert rows[6] == ["0.95", "0.9500", "-0.8660", "0.0625", "0.0514"]  # 0.8660 * 0.95 / 16
-    # The ratios that are left, times A and weight.
-    total = 0.8660254 * ((1.1 + 0.7) / 12 - 1.0 / 8 - (1.5 + 0.95 + 1.05 + 0.9) / 16)
+    # The ratios, clipped to 1.2 where A > 0 and to 0.8 where A < 0, times A and weight.
+    positive = (1.1 + 1.2 + 0.7) / 12 + 1.2 / 4
+    total = 0.8660254 * (positive - (1.0 + 0.8) / 8 - (1.5 + 0.95 + 1.05 + 0.9) / 16)
     assert float(re.search(r"loss (\S+),", output)[1]) == pytest.approx(-total, rel=1e-4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -12,6 +13,7 @@ from rlax_plugin.controller.requests import sample_seed
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
+from rlax_plugin.testing import make_rollout
 
 
 @pytest.fixture
@@ -73,6 +75,30 @@ def test_oldest_issued_trains_first_whatever_ends_first(make):
         await answers.answer(0, 0)
         groups, _ = await waiting
         assert [g.id for g in groups] == [0, 1]
+
+    asyncio.run(main())
+
+
+def test_tokens_of_a_worker_that_is_not_trusted_are_not_gone_on_with(make):
+    """A worker had begun the group, another one ended it, and the first is quarantined then."""
+
+    async def main():
+        _, answers, run = make(1, 2)
+        answers.slow_rewards = True
+        await run.start()
+        await settle()
+        request, future = answers.open[0]
+        begun = make_rollout(tokens=[5], worker="bad", finish_reason="cancelled")
+        resumed = dataclasses.replace(request, resume=(begun,) * len(request.seeds))
+        answers.open[0] = (resumed, future)
+        answers.draw(0, 0, worker="bad")
+        await settle()
+        run.quarantine("bad")
+        rollouts, scored = answers.unscored.pop(0)
+        scored.set_result(rollouts)
+        await settle()
+        again, _ = answers.open[0]
+        assert again.attempt == 2 and again.resume == ()
 
     asyncio.run(main())
 

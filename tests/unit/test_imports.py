@@ -19,12 +19,16 @@ PLUGINS = sorted(
 # What plug-ins may see of the framework: records, contracts and arithmetic, nothing that runs it.
 PUBLIC = {
     "advantages",
+    "amounts",
     "batches",
     "config",
+    "defects",
     "errors",
     "fingerprint",
+    "harmless_text",
     "hookspecs",
     "objective",
+    "places",
     "presets",
     "proof",
     "protocols",

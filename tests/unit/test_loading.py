@@ -238,7 +238,10 @@ def test_hash_sees_what_changes_the_result(tmp_path: Path, override: str) -> Non
 
 @pytest.mark.parametrize("steps", ["many", "0", "-1", "1.5", "[3]"])
 def test_steps_are_a_whole_number_from_1(tmp_path, steps):
-    with pytest.raises(ConfigError, match=r"^steps = .*: must be a whole number, at least 1$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^steps = .*: must be a whole number, at least 1 and at most 2147483647$",
+    ):
         load_section(write(tmp_path, MINIMAL), [f"steps={steps}"])
 
 
@@ -281,3 +284,39 @@ def test_differences_name_what_is_hashed_alone():
         ("rlax.x.z", None, 0),
     ]
     assert differences(one, one) == []
+
+
+DEFAULTS = {
+    "launcher": "local",
+    "trainer": "maxtext",
+    "rollouts.engine": "jetstream",
+    "curation.sampler": "shuffled",
+    "weights.store": "orbax",
+}
+
+
+@pytest.mark.parametrize(("key", "name"), DEFAULTS.items())
+def test_saying_the_default_name_keeps_the_options_of_the_default_part(tmp_path, key, name):
+    """The file says nothing of a name, so its options are those of the part it would be."""
+    path = write(tmp_path, MINIMAL)
+    given = [f"rlax.{key}.some=2"]
+
+    def part(*overrides):
+        value = load_section(path, [*given, *overrides])[0]
+        for step in key.split("."):
+            value = getattr(value, step)
+        return value.name, value.options
+
+    assert part(f"rlax.{key}.name={name}") == (name, {"some": 2})
+    assert part(f"rlax.{key}={{name: {name}, more: 3}}") == (name, {"some": 2, "more": 3})
+    assert part(f"rlax.{key}.name=other") == ("other", {})
+    assert part(f"rlax.{key}={{name: other, more: 3}}") == ("other", {"more": 3})
+
+
+def test_options_of_another_named_part_go_with_it(tmp_path):
+    named = write(tmp_path, MINIMAL + "  launcher: {name: static, wait: 3}\n")
+    section, _ = load_section(named, ["rlax.launcher.name=local"])
+    assert (section.launcher.name, section.launcher.options) == ("local", {})
+    below = write(tmp_path, "base_config: run.yml\nrlax: {launcher: {workers: 2}}\n", "b.yml")
+    section, _ = load_section(below)  # without a name it is still the part of the base
+    assert section.launcher.options == {"wait": 3, "workers": 2}

@@ -62,7 +62,7 @@ def test_a_worker_ends_what_it_draws_for_training_before_it_is_told():
         go_on = asyncio.Event()
 
         class Slow:
-            async def Generate(self, message: pb.GenerateRequest, timeout: float) -> Any:
+            async def Generate(self, message: pb.GenerateRequest) -> Any:
                 await go_on.wait()
                 for spec in message.groups:
                     yield answer(spec)
@@ -184,7 +184,7 @@ def test_tokens_of_another_version_are_refused_if_anybody_waits_for_them(cancell
         else:
             while not lost:
                 await asyncio.sleep(0.01)
-            assert "is drawn with other versions than 4, which it was to be" in lost[0]
+            assert "was not generated with weight version 4, as asked for" in lost[0]
         await dispatcher.close()
         with pytest.raises((asyncio.CancelledError, WorkerError)):
             await exact

@@ -10,8 +10,8 @@ Advantages of the two samples:
 - Whitened over tokens 1 1 0 0 0: mean 0.4, variance (2 * 0.36 + 3 * 0.16)/(5 - 1) = 0.3, so that
   P = 0.6/sqrt(0.3), -Q = -0.4/sqrt(0.3). A group mean taken first only shifts the tokens: the same.
 
-M r for lo = hi = 0.2: a (A > 0, 6 > 1.2) is clipped, b stays 0.1; c (A < 0, 0.6 < 0.8) and e are
-clipped, d stays 4. Products are 0.6 and 0.6.
+Clipped with lo = hi = 0.2: a (A > 0, 6 > 1.2) counts 1.2 and c (A < 0, 0.6 < 0.8) and e count 0.8,
+without gradient; b stays 0.1, d stays 4. Products are 0.6 and 0.6.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ LOG_PI = tokens(LOGPROBS)
 # preset -> advantages, dJ/dlogp of a .. e, J (None where the term is log pi: then it is the sum of
 # dJ/dlogp * log pi), weight.
 BY_HAND = {
-    # J = 1/2 (0.1 h) - 1/3 (4 h); agg is 1/2 on a, b and 1/3 on c, d, e.
-    "grpo": ((h, -h), (0, h / 20, 0, -4 * h / 3, 0), h / 20 - 4 * h / 3, 2),
-    # agg 1/4: J = (0.1 / 2 - 4 / 2) / 4.
-    "dr_grpo": ((0.5, -0.5), (0, 0.0125, 0, -0.5, 0), 0.0125 - 0.5, 2),
-    # agg 1, hi 0.28: J = 0.1 h - 4 h.
-    "dapo": ((h, -h), (0, 0.1 * h, 0, -4 * h, 0), -3.9 * h, 5),
+    # J = 1/2 h (1.2 + 0.1) - 1/3 h (0.8 + 4 + 0.8); agg is 1/2 on a, b and 1/3 on c, d, e.
+    "grpo": ((h, -h), (0, h / 20, 0, -4 * h / 3, 0), 1.3 / 2 * h - 5.6 / 3 * h, 2),
+    # agg 1/4: J = (1.3 / 2 - 5.6 / 2) / 4.
+    "dr_grpo": ((0.5, -0.5), (0, 0.0125, 0, -0.5, 0), -0.5375, 2),
+    # agg 1, hi 0.28: J = (1.28 + 0.1) h - 5.6 h.
+    "dapo": ((h, -h), (0, 0.1 * h, 0, -4 * h, 0), -4.22 * h, 5),
     # s = 0.6^(1/2) = 0.775 < 1.0004 stays; its gradient is h s/2 at a and b. The second is
     # 0.6^(1/3) = 0.843 < 0.9997 with A < 0: clipped, J = h s - 0.9997 h.
     "gspo": ((h, -h), (h * s / 2, h * s / 2, 0, 0, 0), h * s - 0.9997 * h, 2),
@@ -69,18 +69,18 @@ BY_HAND = {
     "rloo": ((1, -1), (1, 1, -1, -1, -1), None, 2),
     # r / 4 times 1/2, -1/2.
     "reinforce": ((0.5, -0.5), (0.75, 0.0125, -0.075, -0.5, -0.03125), None, 2),
-    "reinforce_plus_plus": ((P, -Q), (0, P / 20, 0, -4 * Q / 3, 0), P / 20 - 4 * Q / 3, 2),
+    "reinforce_plus_plus": ((P, -Q), (0, P / 20, 0, -4 * Q / 3, 0), 1.3 / 2 * P - 5.6 / 3 * Q, 2),
     "reinforce_plus_plus_baseline": (
         (P, -Q),
         (0, P / 20, 0, -4 * Q / 3, 0),
-        P / 20 - 4 * Q / 3,
+        1.3 / 2 * P - 5.6 / 3 * Q,
         2,
     ),
     "opo": ((0.6, -0.4), (0.6, 0.6, -0.4, -0.4, -0.4), None, 5),
     # The second sequence's ratio is 0.6 * 4 * 0.25 = 0.6 < 1; the first has A > 0: 1.
     "topr": ((0.5, -0.5), (0.5, 0.5, -0.3, -0.3, -0.3), None, 2),
-    # As DAPO, and d is clipped as well: A < 0 and 4 > 3.
-    "ppo": ((P, -Q), (0, 0.1 * P, 0, 0, 0), 0.1 * P, 5),
+    # d is clipped as well, A < 0 and 4 > 3, and counts 3: J = 1.3 P - (0.8 + 3 + 0.8) Q.
+    "ppo": ((P, -Q), (0, 0.1 * P, 0, 0, 0), 1.3 * P - 4.6 * Q, 5),
     # One update: pi_prox is pi_theta, u = 1, M = 1. Weights min(pi_prox/mu, 5) = 5, 0.1, 0.6, 4,
     # 0.25: J = 5.1 P - 4.85 Q.
     "decoupled_ppo": (
@@ -159,15 +159,15 @@ def test_aipo_keeps_its_gradient_above_rho(mode):
 @modes
 def test_decoupled_ppo_clips_against_the_proximal_policy(mode):
     # Two updates: pi_prox = 0.2, mu = 0.1 -> weight 2; u = 0.22/0.2 = 1.1 and 0.3/0.2 = 1.5.
-    # A = 1: the first token's term is 2 * 1.1, the second's is clipped although both have left mu
-    # far behind. One token of unknown pi_prox takes pi_theta: weight 3, u = 1.
+    # A = 1: the first token's term is 2 * 1.1, the second's is clipped, 2 * 1.2, although both have
+    # left mu far behind. One token of unknown pi_prox takes pi_theta: weight 3, u = 1.
     slots = slots_of("decoupled_ppo", epochs=2)
     data = data_of([[1, 1, 1]], 1.0, np.log(np.full((1, 3), 0.1, np.float32)))
     data["rl_old_logprobs"] = np.log(np.float32([[0.2, 0.2, 0.9]]))
     data["rl_old_known"] = np.int32([[1, 1, 0]])
     result = mode(differentiated(slots))(np.log(np.float32([[0.22, 0.3, 0.3]])), data)
     np.testing.assert_allclose(-result.grad_bt, [[2.2, 0, 3]], rtol=1e-6)
-    assert float(-result.loss_sum) == pytest.approx(5.2)
+    assert float(-result.loss_sum) == pytest.approx(7.6)
 
 
 def test_ppo_uses_a_critics_values():

@@ -1,6 +1,5 @@
 """Sampling against numbers worked out by hand, eager and jit, and against the probabilities."""
 
-import functools
 import math
 
 import jax
@@ -14,14 +13,13 @@ from maxtext_overrides.sampling import sample, uniforms
 LOGITS = np.array([math.log(0.1), math.log(0.4), math.log(0.2), math.log(0.3), -np.inf], np.float32)
 
 
-def draw(u, temperature=1.0, top_k=0, top_p=1.0, *, truncate=True, logits=LOGITS, jit=True):
+def draw(u, temperature=1.0, top_k=0, top_p=1.0, *, logits=LOGITS, jit=True):
     u = np.atleast_1d(np.asarray(u, np.float32))
 
     def full(value, dtype):
         return jnp.full(u.shape, value, dtype)
 
-    function = functools.partial(sample, truncate=truncate)
-    out = (jax.jit(function) if jit else function)(
+    out = (jax.jit(sample) if jit else sample)(
         jnp.broadcast_to(jnp.asarray(logits), (u.size, len(logits))),
         jnp.asarray(u),
         full(temperature, jnp.float32),
@@ -32,12 +30,10 @@ def draw(u, temperature=1.0, top_k=0, top_p=1.0, *, truncate=True, logits=LOGITS
 
 
 @pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("truncate", [False, True])
-def test_inverse_cdf(jit, truncate):
+@pytest.mark.parametrize("top_k", [0, 5])  # 5 takes the way of truncation, and cuts nothing
+def test_inverse_cdf(jit, top_k):
     # Running sums: 0.1, 0.5, 0.7, 1.0.
-    token, full, sampled = draw(
-        [0.05, 0.15, 0.49, 0.51, 0.69, 0.71, 0.99], truncate=truncate, jit=jit
-    )
+    token, full, sampled = draw([0.05, 0.15, 0.49, 0.51, 0.69, 0.71, 0.99], top_k=top_k, jit=jit)
     np.testing.assert_array_equal(token, [0, 1, 1, 2, 2, 3, 3])
     np.testing.assert_allclose(full, np.log([0.1, 0.4, 0.4, 0.2, 0.2, 0.3, 0.3]), rtol=1e-5)
     np.testing.assert_array_equal(full, sampled)
@@ -45,7 +41,7 @@ def test_inverse_cdf(jit, truncate):
 
 def test_temperature():
     # Temperature 0.5 squares the probabilities: .01, .16, .04, .09 of .30.
-    token, full, _ = draw([0.02, 0.3, 0.6, 0.8], temperature=0.5, truncate=False)
+    token, full, _ = draw([0.02, 0.3, 0.6, 0.8], temperature=0.5)
     np.testing.assert_array_equal(token, [0, 1, 2, 3])
     np.testing.assert_allclose(full, np.log(np.array([0.01, 0.16, 0.04, 0.09]) / 0.3), rtol=1e-5)
 
@@ -93,7 +89,7 @@ def test_never_a_token_without_probability(vocab):
     logits[rng.random(vocab) < 0.7] = -np.inf
     logits[vocab // 2] = 0.0
     edges = [0.0, 2**-24, 0.5, 1 - 2**-23, 1 - 2**-24]
-    token, full, _ = draw(np.append(edges, rng.random(2000)), logits=logits, truncate=False)
+    token, full, _ = draw(np.append(edges, rng.random(2000)), logits=logits)
     assert np.isfinite(logits[token]).all() and np.isfinite(full).all()
 
 
@@ -102,8 +98,8 @@ def test_truncation_of_a_neighbour_changes_nothing():
     logits = jnp.asarray(rng.normal(0, 2, (6, 300)), jnp.float32)
     u, one = jnp.asarray(rng.random(6), jnp.float32), jnp.ones(6)
     keep = jnp.array([0, 5, 0, 3, 0, 1], jnp.int32)
-    plain = sample(logits, u, one, jnp.zeros(6, jnp.int32), one, truncate=False)
-    mixed = sample(logits, u, one, keep, one, truncate=True)
+    plain = sample(logits, u, one, jnp.zeros(6, jnp.int32), one)
+    mixed = sample(logits, u, one, keep, one)
     for a, b in zip(plain, mixed, strict=True):
         np.testing.assert_array_equal(a[::2], b[::2])
 
@@ -113,7 +109,7 @@ def test_draws_follow_the_probabilities():
     logits = rng.normal(0, 1, 50).astype(np.float32)
     count = 50_000
     seeds = np.stack([np.full(count, 7), np.arange(count)], axis=1).astype(np.uint32)
-    token, _, _ = draw(uniforms(seeds, np.zeros(count, np.int32)), truncate=False, logits=logits)
+    token, _, _ = draw(uniforms(seeds, np.zeros(count, np.int32)), logits=logits)
     expected = np.exp(logits) / np.exp(logits).sum() * count
     observed = np.bincount(token, minlength=50)
     chi_square = ((observed - expected) ** 2 / expected).sum()

@@ -11,14 +11,19 @@ import pytest
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
-from rlax_plugin.errors import ConfigError, WeightsError
+from rlax_plugin.errors import (
+    ConfigError,
+    DeadlineError,
+    WeightsError,
+    WeightsUnreadableError,
+)
 from rlax_plugin.parameter_server import kept_version, record_versions
 from rlax_plugin.parameter_server.messages import versions_to_json
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.engine import ScriptedEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.worker.process import Endpoint
-from rlax_plugin.worker.standalone import _greeting, serve_run
+from rlax_plugin.worker.standalone import _greeting, _load, serve_run
 
 
 @pytest.fixture
@@ -48,6 +53,32 @@ def test_a_run_that_was_moved_is_served_from_where_it_is(run: Path, tmp_path: Pa
 def test_weights_that_are_gone_are_an_error(run: Path) -> None:
     with pytest.raises(WeightsError, match=r"weights of version 3 are gone: .*weights/3"):
         kept_version(RunFiles(run), 3)
+
+
+def test_a_version_that_is_deleted_meanwhile_is_replaced_by_the_newest(run: Path) -> None:
+    """The run goes on: what its list named has gone when it is read."""
+    asked = []
+
+    class Engine:
+        async def load_weights(self, version: WeightVersion) -> None:
+            asked.append(version.path)
+            if not Path(version.path).exists():
+                raise WeightsUnreadableError(f"{version.path} does not exist")
+
+    files = RunFiles(run)
+    chosen = kept_version(files)
+    record_versions(files, versions_to_json([WeightVersion(5, 5, f"{run}/weights/5", {})]))
+    shutil.rmtree(chosen.path)
+    (run / "weights/5").mkdir()
+    (run / "weights/5/bytes").touch()
+
+    def load(weights_s: float) -> WeightVersion:
+        return asyncio.run(_load(Engine(), chosen, lambda: kept_version(files), weights_s))
+
+    with pytest.raises(DeadlineError, match=r"reading version 4 .*/4 does not exist.*weights_s"):
+        load(0.1)
+    assert load(20).version == 5
+    assert asked == [chosen.path, chosen.path, f"{run}/weights/5"]
 
 
 def test_a_run_without_its_prompts_is_served_without_an_example(run: Path) -> None:

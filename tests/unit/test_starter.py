@@ -17,6 +17,7 @@ from installs import on_path, write
 from typer.testing import CliRunner, Result
 
 from rlax_plugin.cli import app
+from rlax_plugin.command_lines import pasteable
 from rlax_plugin.loading import load_section
 
 
@@ -45,7 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_init_writes_passes_the_check(options: str) -> None:
     written = rlax("init", "new.yml", *options.split())
     assert written.exit_code == 0, written.stderr
-    assert written.stdout == "wrote new.yml\n\n  rlax check new.yml\n  rlax train new.yml\n"
+    check, train = (pasteable("rlax", what, "new.yml") for what in ("check", "train"))
+    assert written.stdout == f"wrote new.yml\n\n  {check}\n  {train}\n"
     checked = rlax("check", "--fast", "new.yml")
     assert checked.exit_code == 0, checked.stderr
     assert "warning" not in checked.stdout

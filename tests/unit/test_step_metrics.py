@@ -24,7 +24,7 @@ def metrics(*scored: Group, rewards: tuple[str, ...] = ("right",)) -> dict[str, 
         stats=StepStats(scored=[(group, None) for group in scored]),
         metrics={},
     )
-    return step_metrics(done, section, lambda sums: {}, workers=1, publish_s=0.0)
+    return step_metrics(done, section, lambda sums: {}, workers=1, publish_s=0.0, replaced=2)
 
 
 def with_parts(*parts: tuple[float, ...] | None) -> Group:
@@ -36,7 +36,7 @@ def with_parts(*parts: tuple[float, ...] | None) -> Group:
 def test_figures_of_samples_are_there_where_samples_are():
     found = metrics(make_group([1.0, None, 0.5], lengths=(2, 4, 6)))
     assert found["reward/mean"] == 0.75 and found["reward/errors"] == 1
-    assert found["length/issued_mean"] == 4
+    assert found["length/issued_mean"] == 4 and found["reward/processes_replaced"] == 2
     # A step whose groups were all scored before has none: 0 would be a lie.
     nothing = metrics()
     assert not {"reward/mean", "length/issued_mean"} & nothing.keys()

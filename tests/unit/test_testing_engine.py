@@ -345,3 +345,33 @@ def test_a_canary_that_is_no_number_or_of_another_length_is_refused(tmp_path: Pa
     nearly = replace(version.canary, logprobs=logprobs + np.float32(5e-5))
     asyncio.run(engine().load_weights(replace(version, canary=nearly)))
     asyncio.run(engine().load_weights(replace(version, canary=None)))
+
+
+def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_path: Path) -> None:
+    async def run() -> None:
+        slow = engine(token_s=0.01, swap_waits=True)
+        await slow.load_weights(publish(tmp_path, 0))
+        endless = SamplingParams(max_new_tokens=40)
+        groups = Groups()
+        asked = [request(i, sampling=endless) for i in range(2)]
+        running = asyncio.ensure_future(slow.generate(asked[:1], groups))
+        while not slow.health()["active"]:
+            await asyncio.sleep(0)
+        swap = asyncio.ensure_future(slow.load_weights(publish(tmp_path, 1)))
+        while not slow._swaps:
+            await asyncio.sleep(0.001)
+        late = asyncio.ensure_future(slow.generate(asked[1:], groups))
+        await asyncio.sleep(0.01)
+        before, tokens = slow.progress(), slow.health()["tokens_total"]
+        while slow.health()["tokens_total"] == tokens:
+            await asyncio.sleep(0.001)
+        after = slow.progress()
+        assert before.keys() == after.keys() == {(0, 1), (1, 1)} and slow.version == 0
+        assert all(after[key] > before[key] for key in before)
+        assert slow.health()["active"] == 4 and not late.done()
+        await asyncio.gather(running, swap, late)
+        assert [set(r.versions.tolist()) for r in groups.last(0)] == [{0}] * 4
+        assert [set(r.versions.tolist()) for r in groups.last(1)] == [{1}] * 4
+        assert slow.progress() == {}
+
+    asyncio.run(asyncio.wait_for(run(), 20))

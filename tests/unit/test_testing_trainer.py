@@ -16,6 +16,7 @@ from rlax_plugin.loading import load_section
 from rlax_plugin.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
+from rlax_plugin.testing.task import Numbers, NumbersConfig
 from rlax_plugin.testing.trainer import CANARY_TOLERANCE, BigramConfig, BigramTrainer, Checkpoints
 
 CANARY = np.array([5, 17, 33, 2, 60], np.int32)
@@ -183,7 +184,13 @@ def test_it_refuses_keys_that_it_does_not_read(override: str, tmp_path: Path) ->
     section, _ = load_section(path)
 
     def context(*argv: str) -> BuildContext:
-        return BuildContext(run_dir=tmp_path, seed=0, section=section, maxtext_argv=(path, *argv))
+        return BuildContext(
+            run_dir=tmp_path,
+            seed=0,
+            section=section,
+            maxtext_argv=(path, *argv),
+            part=lambda *_: Numbers(NumbersConfig()),
+        )
 
     for function in (BigramTrainer.build, BigramTrainer.check):
         function(BigramConfig(), context("steps=3", "run_name=other"))
@@ -191,8 +198,3 @@ def test_it_refuses_keys_that_it_does_not_read(override: str, tmp_path: Path) ->
             function(BigramConfig(), context(override))
         assert refused.value.key == override.partition("=")[0]
         assert ("did you mean 'steps'?" in str(refused.value)) == (override == "setps=3")
-
-
-def test_greedy_samples_cannot_train() -> None:
-    with pytest.raises(ConfigError, match=r"rlax\.rollouts\.temperature"):
-        BigramTrainer(BigramConfig(), RunFiles("/tmp"), steps=1, seed=0, temperature=0.0)

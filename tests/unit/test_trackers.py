@@ -13,7 +13,7 @@ import time
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import rlax_jsonl
@@ -24,7 +24,6 @@ from wandb_files import history, wandb_records
 
 from rlax_plugin import tracking
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.controller import Controller
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
@@ -190,21 +189,6 @@ def test_trackers_of_one_kind_that_are_opened_at_once_each_keep_their_id(tmp_pat
     assert len(given) == 8
 
 
-def test_all_trackers_are_closed_at_once_and_each_says_what_it_lost(tmp_path: Path) -> None:
-    together = threading.Barrier(2)
-
-    def close(lost: str | None) -> str | None:
-        together.wait(10)  # breaks where one is closed after the other
-        return lost
-
-    trackers = [types.SimpleNamespace(close=functools.partial(close, x)) for x in ("3 steps", None)]
-    said: list[str] = []
-    dashboard = types.SimpleNamespace(message=said.append)
-    controller = types.SimpleNamespace(trackers=trackers, dashboard=dashboard)
-    asyncio.run(Controller._close_trackers(cast(Controller, controller)))
-    assert said == ["3 steps"]
-
-
 def test_what_a_tracker_is_told_of_the_run(tmp_path: Path) -> None:
     run = TrackedRun.of(context(tmp_path / "mine"))
     assert (run.name, run.last_step) == ("mine", 10)
@@ -278,9 +262,7 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path, monkeypatch: pytest.Mo
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log_steps(build(rlax_tensorboard, tmp_path), range(1, 6), **{"a/nan": NAN})
-    (earlier,) = (tmp_path / "tensorboard").iterdir()
-    earlier.rename(earlier.with_name(f"events.out.tfevents.1000000000.{earlier.name[-4:]}"))
-    log_steps(build(rlax_tensorboard, tmp_path), range(4, 8))
+    log_steps(build(rlax_tensorboard, tmp_path), range(4, 8))  # perhaps within the same second
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     rewards = [(e.step, round(e.value, 3)) for e in events.Scalars("reward/mean")]
     assert rewards == [(step, step / 10) for step in range(1, 8)]

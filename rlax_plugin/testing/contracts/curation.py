@@ -6,15 +6,19 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from rlax_plugin.protocols import Gate, PassRates, Sampler
 from rlax_plugin.testing.builders import make_group, make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.types import Group
 
 _COUNTS = (3, 1, 0, 25, 2)  # more than there are prompts, too
 _MOST_CHARACTERS = 60
+_RANDOM_GROUPS = 200
 PROMPTS = tuple(make_prompt(str(number)) for number in range(10))
 
 
@@ -102,10 +106,47 @@ def check_sampler(build: Callable[[], Sampler], part: Inspection) -> None:
             require(found == expected, f"{after} {expected[0]}, restored it is {found[0]}")
 
 
+def _changed(group: Group, **changes: Any) -> Group:
+    """The group with fields of all its samples changed."""
+    return replace(group, rollouts=tuple(replace(r, **changes) for r in group.rollouts))
+
+
+def _random_group(rng: np.random.Generator) -> Group:
+    """Of any size, length and difficulty: among many, one meets what a gate may look for."""
+    samples = int(rng.choice([1, 2, 4, 8, 16, 32]))
+    if rng.random() < 0.5:
+        rewards = (rng.random(samples) < rng.random()).astype(float)
+    else:
+        rewards = rng.normal(rng.normal(), 1, samples) * 10 ** rng.uniform(-2, 3)
+    failed = rng.random(samples) < rng.choice([0, 0.2])
+    known = (None, 0.0, float(rng.random()), 1.0)[rng.integers(4)]
+    group = make_group(
+        [None if bad else float(reward) for bad, reward in zip(failed, rewards, strict=True)],
+        lengths=np.ceil(10 ** rng.uniform(0, 3, samples)).astype(int).tolist(),
+        version=int(rng.integers(100)),
+        id=int(rng.integers(1000)),
+        attempt=int(rng.integers(1, 4)),
+        measured_pass_rate=known,
+    )
+    reasons = rng.choice(["stop", "length"], samples).tolist()
+    rollouts = [replace(r, finish_reason=f) for r, f in zip(group.rollouts, reasons, strict=True)]
+    return replace(group, rollouts=tuple(rollouts))
+
+
+def _told(group: Group) -> str:
+    longest = max(len(r.tokens) for r in group.rollouts)
+    return (
+        f"a group of {len(group.rollouts)} samples of at most {longest} tokens, rewards "
+        f"{[r.reward for r in group.rollouts][:4]}, pass rate {group.measured_pass_rate}"
+    )
+
+
 def check_gate(gate: Gate, part: Inspection) -> None:
     """Reasons that can be counted."""
+    mixed = make_group((1.0, 0.0, 0.5))
+    longer = make_group((1.0, 0.0), lengths=(3, 3))
     groups = {
-        "mixed rewards": make_group((1.0, 0.0, 0.5)),
+        "mixed rewards": mixed,
         "equal rewards": make_group((1.0, 1.0)),
         "rewards of 0": make_group((0.0, 0.0)),
         "negative rewards": make_group((-2.5, 3.0)),
@@ -113,7 +154,16 @@ def check_gate(gate: Gate, part: Inspection) -> None:
         "only rewards that failed": make_group((None, None)),
         "one sample": make_group((1.0,)),
         "a known pass rate": make_group((1.0, 0.0), measured_pass_rate=0.75),
+        "a prompt that never passed": make_group((1.0, 0.0), measured_pass_rate=0.0),
+        "a prompt that always passed": make_group((1.0, 0.0), measured_pass_rate=1.0),
+        "a truncated sample": _changed(mixed, finish_reason="length"),
+        "samples of several versions": _changed(longer, versions=np.array([0, 1, 1], np.int32)),
+        "a group that was issued again": replace(mixed, attempt=2),
+        "an empty text": _changed(mixed, text=""),
+        "a long prompt": replace(mixed, prompt=make_prompt("0", tokens=np.full(1000, 5, np.int32))),
     }
+    named, rng = list(groups), np.random.default_rng(0)
+    groups |= {_told(group): group for group in (_random_group(rng) for _ in range(_RANDOM_GROUPS))}
     answers: dict[str, str | None] = {}
     with part.rule(
         "refuse returns None or one short phrase, also where rewards are NaN",
@@ -131,6 +181,7 @@ def check_gate(gate: Gate, part: Inspection) -> None:
         "the same group gets the same answer",
         "judge by the group alone: a gate is asked once, and in any order",
     ):
-        for what, one in reversed(answers.items()):
-            two = gate.refuse(groups[what])
+        # Backwards, those with short names first: they are what is told.
+        for what in sorted(reversed(answers), key=lambda what: what not in named):
+            one, two = answers[what], gate.refuse(groups[what])
             require(one == two, f"{what}: {one!r}, then {two!r}")

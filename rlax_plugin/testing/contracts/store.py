@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.errors import WeightsError, WeightsUnreadableError
 from rlax_plugin.protocols import WeightStore
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 
@@ -19,6 +20,11 @@ _ATOMIC = (
     "commit file last, without which load raises a WeightsError"
 )
 _CHECKSUMS = "keep a checksum with every block of bytes, and verify it in load"
+_KINDS = (
+    "raise a plain WeightsError from load only for bytes that were read and are wrong, and a "
+    "WeightsUnreadableError (or let the OSError pass) where they could not be read: that is tried "
+    "again until rlax.deadlines.weights_s, and wrong bytes quarantine the worker"
+)
 _STRUCTURE = "compare names, shapes and dtypes with those of like before returning anything"
 
 
@@ -62,8 +68,11 @@ def check_weight_store(store: WeightStore, directory: Path, part: Inspection) ->
         _check_failed_save(store, path("failed"))
     with part.rule("a changed or missing byte is found: a WeightsError", _CHECKSUMS):
         store.save(path("damaged"), arrays)
-        for file in sorted(p for p in (directory / "damaged").rglob("*") if p.is_file()):
+        for file in _files(directory / "damaged"):
             _check_damage(store, path("damaged"), file)
+    with part.rule("wrong bytes are told from an outage", _KINDS):
+        store.save(path("outage"), arrays)
+        _check_kinds(store, directory / "outage")
     with part.rule("another structure is refused: a WeightsError", _STRUCTURE):
         kernel = arrays["layer.kernel"]
         others: dict[str, dict[str, np.ndarray]] = {
@@ -75,15 +84,16 @@ def check_weight_store(store: WeightStore, directory: Path, part: Inspection) ->
         for what, like in others.items():
             _require_refused(lambda like=like: store.load(path("0"), like), what)
     with part.rule(
-        "a missing version is a WeightsError, and deleting it again is silent",
-        "ignore what is gone in delete, and turn FileNotFoundError into WeightsError in load",
+        "a missing version is a WeightsUnreadableError, and deleting it again is silent",
+        "ignore what is gone in delete; in load a reader must hear that it came too late, which "
+        "is no damage: turn FileNotFoundError into WeightsUnreadableError, or let it pass",
     ):
-        _require_refused(lambda: store.load(path("never"), arrays), "load of what was not saved")
+        _require_unreadable(store, path("never"), "what was not saved")
         store.delete(path("never"))
         store.save(path("1"), weights(1))
         store.delete(path("1"))
         store.delete(path("1"))
-        _require_refused(lambda: store.load(path("1"), arrays), "load of what was deleted")
+        _require_unreadable(store, path("1"), "what was deleted")
         _require_same(store.load(path("0"), arrays), arrays)
     with part.rule("threads may share it", "keep nothing of one call where another one finds it"):
         _check_threads(store, directory)
@@ -100,12 +110,65 @@ def _require_same(found: Any, expected: dict[str, np.ndarray]) -> None:
         require(got.tobytes() == array.tobytes(), f"{name!r} has other bits")
 
 
-def _require_refused(action: Callable[[], Any], what: str) -> None:
+def _require_refused(
+    action: Callable[[], Any], what: str, kinds: tuple[type[Exception], ...] = (WeightsError,)
+) -> None:
     try:
         action()
-    except WeightsError:
+    except kinds:
         return
     require(False, f"{what} raised nothing")
+
+
+def _require_unreadable(store: WeightStore, path: str, what: str) -> None:
+    try:
+        store.load(path, weights())
+    except (WeightsUnreadableError, OSError):
+        return
+    except WeightsError as error:
+        found = f"load of {what} raised {type(error).__name__}, which means wrong bytes: {error}"
+        require(False, found)
+    require(False, f"load of {what} raised nothing")
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _check_kinds(store: WeightStore, directory: Path) -> None:
+    """A flipped bit is damage. A file that cannot be opened is not; load may do without it."""
+    path, files = str(directory), _files(directory)
+    if not files:  # it keeps its bytes elsewhere, where nobody else can touch them
+        return
+    largest = max(files, key=lambda file: file.stat().st_size)
+    whole = largest.read_bytes()
+    largest.write_bytes(_flipped(whole))
+    try:
+        store.load(path, weights())
+    except WeightsError as error:
+        found = f"load of {largest.name} with one bit flipped raised a {type(error).__name__}"
+        require(not isinstance(error, WeightsUnreadableError), found)
+    finally:
+        largest.write_bytes(whole)
+    for file in files:
+        aside = file.with_name(f"{file.name}-aside")
+        file.rename(aside)
+        file.symlink_to(file.name)  # opening it fails, whoever asks
+        try:
+            _require_same(store.load(path, weights()), weights())
+        except (WeightsUnreadableError, OSError):
+            continue
+        except WeightsError as error:
+            what = f"load raised {type(error).__name__}, which means wrong bytes, where"
+            require(False, f"{what} the operating system refused to open {file.name}: {error}")
+        finally:
+            file.unlink()
+            aside.rename(file)
+
+
+def _flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return bytes([*data[:middle], data[middle] ^ 1, *data[middle + 1 :]]) if data else b"x"
 
 
 def _check_failed_save(store: WeightStore, path: str) -> None:
@@ -119,7 +182,8 @@ def _check_failed_save(store: WeightStore, path: str) -> None:
         require(False, "an array of Python objects was saved")
     for like in (bad, good, {"a": good["a"]}):
         names = ", ".join(like)
-        _require_refused(lambda like=like: store.load(path, like), f"load of {names} after it")
+        load = functools.partial(store.load, path, like)
+        _require_refused(load, f"load of {names} after it", (WeightsError, OSError))
     store.save(path, good)  # a version is published once more after a restart
     _require_same(store.load(path, good), good)
 
@@ -127,9 +191,8 @@ def _check_failed_save(store: WeightStore, path: str) -> None:
 def _check_damage(store: WeightStore, path: str, file: Path) -> None:
     """A file that load does not read, or a byte that says nothing, may change."""
     whole, expected = file.read_bytes(), weights()
-    middle = len(whole) // 2
-    flipped = bytes([*whole[:middle], whole[middle] ^ 1, *whole[middle + 1 :]]) if whole else b"x"
-    for what, data in (("one bit flipped", flipped), ("cut in half", whole[:middle])):
+    half = whole[: len(whole) // 2]
+    for what, data in (("one bit flipped", _flipped(whole)), ("cut in half", half)):
         file.write_bytes(data)
         try:
             found = store.load(path, expected)

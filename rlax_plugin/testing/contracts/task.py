@@ -11,6 +11,7 @@ import numpy as np
 
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.prompt_identity import contradiction
 from rlax_plugin.protocols import PromptSource
 from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
@@ -64,6 +65,8 @@ def check_prompt_source(
         "make the id a hash of the whole prompt, and drop duplicates",
     ):
         for split, prompts in splits.items():
+            mixed_up = contradiction(prompts)
+            require(mixed_up is None, f"in split {split!r} {mixed_up}")
             ids = [p.id for p in prompts]
             require(len(set(ids)) == len(ids), f"{len(ids) - len(set(ids))} repeated in {split!r}")
         for one, other in itertools.combinations(SPLITS, 2):
@@ -95,10 +98,15 @@ def check_prompt_source(
     if encode is not None:
         with part.rule(
             "encode gives the tokens of a prompt's text",
-            "return the ids of prompts(...), those in front of the text included",
+            "return a list of whole numbers, the ids of prompts(...), those in front of the text "
+            "included",
         ):
             for prompt in splits["train"][:3]:
                 found, expected = list(encode(prompt.text)), prompt.tokens.tolist()
+                for token in found:
+                    whole = isinstance(token, int | np.integer) and not isinstance(token, bool)
+                    odd = f"{token!r} ({type(token).__name__})"
+                    require(whole, f"{prompt.text!r} gives {odd} among its tokens")
                 require(found == expected, f"{prompt.text!r} gives {found}, not {expected}")
 
 

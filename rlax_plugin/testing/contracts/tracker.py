@@ -6,6 +6,7 @@ import asyncio
 import math
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rlax_plugin.protocols import Tracker
@@ -14,16 +15,22 @@ from rlax_plugin.testing.contracts.inspection import Inspection, eventually, req
 _STEPS = 20
 WRITTEN_S = 5.0  # a library's own process may write what it was given
 _MOST_S = 0.1  # of one log; the controller's event loop waits for it
-_FIRST, _LAST = "check/wvjqzkxbfg", "check/zqxjkvbwfy"  # stay whole where files are compressed
+# Names that stay whole where files are compressed.
+_FIRST, _LAST = "check/wvjqzkxbfg", "check/zqxjkvbwfy"
+_LATE, _NEXT = "check/qjzxvwkfbh", "check/jwqvzkxfbg"
 
 
-def check_tracker(tracker: Tracker, run_dir: Path, part: Inspection) -> None:
-    """Metrics of a run's steps.
+def check_tracker(
+    tracker: Tracker, build: Callable[[], Tracker], run_dir: Path, part: Inspection
+) -> None:
+    """Metrics of a run's steps, and of a run that goes on after a kill.
 
     Args:
       tracker: is closed.
-      run_dir: what it may write to.
+      build: makes another, for the next process of the run.
+      run_dir: what they may write to.
     """
+    last_step = 9 + _STEPS
     metrics = {f"train/metric_{i}": i / 7 for i in range(30)}
     with part.rule("takes metrics named stage/name, step after step", "see protocols.Tracker"):
         tracker.log(1, {_FIRST: 1.0})
@@ -46,24 +53,74 @@ def check_tracker(tracker: Tracker, run_dir: Path, part: Inspection) -> None:
         "hand metrics to a queue or a thread of the library's, and write there",
     ):
         took_s = []
-        for step in range(9, 9 + _STEPS):
+        for step in range(9, last_step):
             started = time.perf_counter()
             tracker.log(step, metrics)
             took_s.append(time.perf_counter() - started)
         median_s = statistics.median(took_s)
         require(median_s <= _MOST_S, f"it takes {median_s:.2f} s")
     with part.rule(
+        "takes further metrics of the last step: those of an evaluation that ends after training",
+        "do not raise where a step comes again",
+    ):
+        tracker.log(last_step, {_LAST: 1.0})
+        tracker.log(last_step, {_LATE: 1.0})
+    with part.rule(
         f"what was logged last is written within {WRITTEN_S:g} s of close",
         "flush and join in close, and return a text if something is lost",
     ):
-        tracker.log(9 + _STEPS, {_LAST: 1.0})
         lost = tracker.close()
         require(lost is None, f"close says: {lost}")
         # Of what is kept elsewhere, or in a form that is not legible, nothing can be said.
-        if _on_disk(run_dir, _FIRST):
-            written = asyncio.run(eventually(lambda: _on_disk(run_dir, _LAST), WRITTEN_S))
-            require(written, "the first step is on disk, the last one is not")
+        legible = _on_disk(run_dir, _FIRST)
+        if legible:
+            require(_written(run_dir, _LAST), "the first step is on disk, the last one is not")
+            late = "the first metrics of a step are on disk, the further ones are not"
+            require(_written(run_dir, _LATE), late)
+    with part.rule(
+        "a run that is continued after a kill logs some steps again: they are there once",
+        "open what is there, and leave out what the file has of a step; a Sink of "
+        "rlax_plugin.tracking that knows its last_step is given no step twice",
+    ):
+        _check_continued(build, last_step, run_dir)
+
+
+def _check_continued(build: Callable[[], Tracker], last_step: int, run_dir: Path) -> None:
+    """A second process: it repeats a step, and goes on to the next."""
+    before, legible = _texts(run_dir), _on_disk(run_dir, _FIRST)
+    tracker = build()
+    tracker.log(last_step, {_LAST: 1.0})
+    tracker.log(last_step + 1, {_NEXT: 1.0})
+    lost = tracker.close()
+    require(lost is None, f"close says: {lost}")
+    if legible:
+        require(_written(run_dir, _NEXT), "the steps that follow are not on disk")
+        require(_on_disk(run_dir, _FIRST), "what an earlier process logged is gone")
+    after = _texts(run_dir)
+    # What writes another file for each process, as event files are, is for its reader to judge.
+    for path in before.keys() & after.keys():
+        had, has = before[path].count(_LAST), after[path].count(_LAST)
+        again = f"{path.name} holds {_LAST} {has} times, and held it {had} before"
+        require(has <= max(had, 1), again)
+
+
+def _written(run_dir: Path, name: str) -> bool:
+    return asyncio.run(eventually(lambda: _on_disk(run_dir, name), WRITTEN_S))
 
 
 def _on_disk(run_dir: Path, name: str) -> bool:
     return any(name.encode() in p.read_bytes() for p in run_dir.rglob("*") if p.is_file())
+
+
+def _texts(run_dir: Path) -> dict[Path, str]:
+    """What can be read as text; a database or an event file holds bytes that text does not."""
+    found = {}
+    for path in run_dir.rglob("*"):
+        content = path.read_bytes() if path.is_file() else b"\0"
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            continue
+        if "\0" not in text:
+            found[path] = text
+    return found

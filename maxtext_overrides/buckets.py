@@ -1,0 +1,85 @@
+"""Which prefill programs there are, and which of them a prompt goes through.
+
+A prefill program takes a fixed number of prompts (rows) of a fixed length. All of them follow from
+a worker's limits, so that they are compiled before the first request and no request needs another
+one. A prompt's own length chooses its program: what else is prefilled at that moment changes
+neither its program nor its numbers. No JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MOST_LENGTHS = 9  # with the program that scores a canary there are ten prefills to compile
+_SHORTEST = 16  # tokens; the cost of a call hardly depends on shorter prompts
+
+# A call computes about as many tokens as one decode step, which is one per slot, unless one prompt
+# is longer: so it costs about a decode step, on any hardware. More rows are dear for a prompt that
+# comes alone, fewer rows for prompts that come together. With 64 slots, W2 of benchmarks/README.md
+# took on two cores, for one prompt of 16 tokens and for the eight that fill its slots, 33 and
+# 264 ms with 1 row, 52 and 104 ms with 4, 83 and 83 ms with 8, and 60 ms for a decode step.
+_TOKENS_PER_SLOT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One prefill program: ``rows`` prompts of at most ``length`` tokens each."""
+
+    rows: int
+    length: int
+
+
+def plan(
+    slots: int, longest: int, prompt_tokens: int, group_size: int, rows_multiple: int = 1
+) -> tuple[Bucket, ...]:
+    """The prefill programs of a worker, one per length, in increasing length.
+
+    Args:
+      slots: sequences decoded at once.
+      longest: tokens that a prefill may hold: a prompt, with the tokens of a sample that goes on.
+      prompt_tokens: the longest prompt without such tokens.
+      group_size: samples that usually share a prompt. Groups that fill all slots at once need
+        ``slots / group_size`` rows, and a program has no more.
+      rows_multiple: devices among which rows are divided.
+    """
+    budget = _TOKENS_PER_SLOT * slots
+    most = -(-slots // min(group_size, slots))
+    buckets = []
+    for length in _lengths(longest, min(prompt_tokens, longest)):
+        rows = max(1, min(budget // length, most if length <= prompt_tokens else slots))
+        buckets.append(Bucket(-(-rows // rows_multiple) * rows_multiple, length))
+    return tuple(buckets)
+
+
+def calls(buckets: Sequence[Bucket], lengths: Sequence[int]) -> list[tuple[Bucket, list[int]]]:
+    """Divides prompts among calls of the programs.
+
+    Args:
+      buckets: from ``plan``.
+      lengths: of the prompts, tokens; the longest bucket holds the longest.
+
+    Returns:
+      Each call's program and the indices of its prompts, at most as many as it has rows.
+    """
+    members: dict[Bucket, list[int]] = {bucket: [] for bucket in buckets}
+    for index, length in enumerate(lengths):
+        members[next(b for b in buckets if length <= b.length)].append(index)
+    return [
+        (bucket, indices[start : start + bucket.rows])
+        for bucket, indices in members.items()
+        for start in range(0, len(indices), bucket.rows)
+    ]
+
+
+def _lengths(longest: int, prompt_tokens: int) -> list[int]:
+    """Powers of two, or of four, up to the two lengths that are not to be padded."""
+    exact = {prompt_tokens, longest}
+    for factor in (2, 4, 8, 16):
+        for shortest in (_SHORTEST * 2**i for i in range(6)):
+            powers = (shortest * factor**i for i in range(longest.bit_length()))
+            # One just below an exact length would save too little to be worth compiling.
+            apart = {p for p in powers if p < longest and not any(p <= e < 1.25 * p for e in exact)}
+            if len(apart | exact) <= MOST_LENGTHS:
+                return sorted(apart | exact)
+    raise ValueError(f"prompts of {longest} tokens")

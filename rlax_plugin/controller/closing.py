@@ -1,0 +1,91 @@
+"""The end of a run or an evaluation: what was started is ended, each part under its own deadline.
+
+A part that ends late is left behind, and said so: what was computed is on disk by then, so it is no
+failure of the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+
+from rlax_plugin.config import Choice
+from rlax_plugin.protocols import Tracker
+from rlax_plugin.records.thread import on_daemon
+
+PART_S = 60.0  # for a part that does not say how long it may take
+TRACKERS_S = 60.0  # for all of them side by side; built-in ones give up by themselves after 45 s
+_REST_S = 60.0  # for all that has no deadline here: it neither waits nor writes much
+
+
+class Closing(AsyncExitStack):
+    """Ends what was started, last things first; an error in one part does not keep the others.
+
+    Args:
+      on_late: called with a sentence on each part that was left behind, or has lost something.
+    """
+
+    def __init__(self, on_late: Callable[[str], object]) -> None:
+        super().__init__()
+        self._on_late = on_late
+        self._deadlines_s: list[float] = []
+
+    @property
+    def deadline_s(self) -> float:
+        """The most that ``aclose`` may take, if every part takes its time."""
+        return _REST_S + sum(self._deadlines_s)
+
+    def ends(
+        self, what: str, key: str, end: Callable[[], Awaitable[object]], deadline_s: float = PART_S
+    ) -> None:
+        """Has ``aclose`` end a part, and wait for it no longer than its deadline.
+
+        Args:
+          what: the part, as the subject of a sentence.
+          key: of the config, to name if it is late.
+        """
+        self._deadlines_s.append(deadline_s)
+        self.push_async_callback(self._end, what, key, end, deadline_s)
+
+    def ends_trackers(self, trackers: Sequence[Tracker], choices: Sequence[Choice]) -> None:
+        """Has ``aclose`` close trackers, side by side, and tell what each has lost.
+
+        Args:
+          trackers: filled meanwhile; those of the config come first.
+          choices: of the config.
+        """
+        self._deadlines_s.append(TRACKERS_S)
+        self.push_async_callback(self._close_trackers, trackers, choices)
+
+    async def _close_trackers(self, trackers: Sequence[Tracker], choices: Sequence[Choice]) -> None:
+        names = [f"tracker {c.name} (rlax.trackers.{i})" for i, c in enumerate(choices)]
+        names += ["the page for Prometheus"] * (len(trackers) - len(names))
+        closing = {
+            asyncio.wrap_future(on_daemon(tracker.close, f"close {name}")): name
+            for name, tracker in zip(names, trackers, strict=False)
+        }
+        if not closing:
+            return
+        ended, late = await asyncio.wait(closing, timeout=TRACKERS_S)
+        for name in sorted(closing[tracker] for tracker in late):
+            self._on_late(
+                f"{name} did not close within {TRACKERS_S:g} s and may lack the last steps: "
+                "metrics.jsonl and evaluation/ have everything"
+            )
+        errors = [error for tracker in ended if (error := tracker.exception()) is not None]
+        for tracker in ended:
+            if tracker.exception() is None and (lost := tracker.result()) is not None:
+                self._on_late(lost)
+        for error in errors:
+            raise error
+
+    async def _end(
+        self, what: str, key: str, end: Callable[[], Awaitable[object]], deadline_s: float
+    ) -> None:
+        ending = asyncio.ensure_future(end())
+        if (await asyncio.wait({ending}, timeout=deadline_s))[1]:
+            ending.cancel()
+            self._on_late(f"{what} did not end within {deadline_s:g} s ({key}): it was abandoned")
+        else:
+            ending.result()

@@ -1,0 +1,158 @@
+"""``rlax train --from``: which run's weights a run starts from, and the record of it.
+
+The record is ``descent.json`` in the new run's directory. It holds for as long as the run does: who
+continues the run need not say again where it came from, and cannot say something else.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.build import Registry
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.directory import WEIGHT_KEYS, holds_results
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.loading import load_section
+from rlax_plugin.protocols import BuildContext, CheckpointStarter, Trainer
+from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.types import Descent
+
+OPTION = "--from"
+_RECORD = "descent.json"
+
+
+def recorded(files: RunFiles) -> Descent | None:
+    """What a run started from; None: from weights of its own.
+
+    Raises:
+      RlaxError: the record cannot be read.
+    """
+    document = files.get_json(_RECORD)
+    if document is None:
+        return None
+    try:
+        return Descent(str(document["run"]), int(document["step"]), str(document["checkpoint"]))
+    except (TypeError, LookupError, ValueError) as error:
+        raise RlaxError(f"{files.location(_RECORD)} is damaged: {error!r}") from error
+
+
+def record(files: RunFiles, descent: Descent | None) -> None:
+    """Writes down what ``decide`` returned."""
+    if descent is not None:
+        files.put_json(_RECORD, asdict(descent))
+
+
+def decide(
+    files: RunFiles,
+    wanted: str | None,
+    registry: Registry,
+    section: RlaxSection,
+    maxtext: Mapping[str, Any],
+) -> Descent | None:
+    """What a run starts from: what is recorded, or else what is asked for.
+
+    Args:
+      files: of the new run.
+      wanted: ``RUN`` or ``RUN@STEP``, as it was typed; None: nothing was.
+      registry, section, maxtext: of the new run's config.
+
+    Raises:
+      ConfigError: the run has begun from something else; the config names other weights; or there
+        is no such run, no checkpoint of that step, or a trainer that cannot start from it.
+    """
+    known = recorded(files)
+    if wanted is None:
+        return known
+    for key in WEIGHT_KEYS:
+        if value := maxtext.get(key):
+            reason = f"contradicts {OPTION} {wanted}: leave it out, or empty it with {key}="
+            raise ConfigError(key, value, reason)
+    run, step = _parsed(wanted)
+    if _place(run) == _place(files):
+        reason = "is the new run itself: give it another run_name"
+        raise ConfigError(OPTION, wanted, reason)
+    if known and _place(run) == _place(RunFiles(known.run)) and step in (None, known.step):
+        return known  # also if that run has newer checkpoints by now
+    if holds_results(files) or files.exists("versions.json"):
+        began = f"started from {known}" if known else "started from weights of its own"
+        reason = f"{files.url} {began}: continue it without --from, or choose another run_name"
+        raise ConfigError(OPTION, wanted, reason)
+    return _found(wanted, run, step, registry, section)
+
+
+def start(trainer: Trainer, name: str, descent: Descent) -> None:
+    """Tells a trainer what to start from.
+
+    Args:
+      name: of the trainer, for messages.
+
+    Raises:
+      ConfigError: it cannot start from another run's checkpoint, or not from this one.
+    """
+    _starter(trainer, name).start_from(descent)
+
+
+def _starter(trainer: object, name: str) -> CheckpointStarter:
+    if not isinstance(trainer, CheckpointStarter):
+        reason = "has no method start_from, so it cannot start from another run's checkpoint"
+        raise ConfigError("rlax.trainer.name", name, reason)
+    return trainer
+
+
+def _parsed(text: str) -> tuple[RunFiles, int | None]:
+    run, at, number = text.rpartition("@")
+    try:
+        files = RunFiles(text)
+        if at and number.isascii() and number.isdigit() and not files.exists(CONFIG):
+            return RunFiles(run), int(number)
+    except ConfigError as error:
+        raise ConfigError(OPTION, text, error.reason) from error
+    return files, None
+
+
+def _place(files: RunFiles) -> str:
+    return os.path.realpath(files.location()) if files.is_local else files.location()
+
+
+def _found(
+    wanted: str, run: RunFiles, step: int | None, registry: Registry, section: RlaxSection
+) -> Descent:
+    try:
+        config = run.config()
+    except ConfigError:
+        reason = "is neither a run's directory nor RUN@STEP: a run's directory has a config.yml"
+        raise ConfigError(OPTION, wanted, reason) from None
+    with tempfile.TemporaryDirectory(prefix="rlax-from-") as directory:
+        path = Path(directory) / CONFIG
+        path.write_bytes(config)
+        try:
+            theirs = load_section(path)[0]
+        except ConfigError as error:
+            reason = f"the config of that run cannot be used any more: {error}"
+            raise ConfigError(OPTION, wanted, reason) from error
+        name = section.trainer.name
+        if theirs.trainer.name != name:
+            reason = f"its trainer is {theirs.trainer.name}, whose checkpoints {name} cannot read"
+            raise ConfigError(OPTION, wanted, reason)
+        context = BuildContext(
+            run_dir=Path(directory),
+            seed=theirs.seed,
+            section=theirs,
+            maxtext_argv=(str(path),),
+            run_url=run.url,
+        )
+        trainer = registry.part("trainer", theirs.trainer, "rlax.trainer", context)
+        known = _starter(trainer, name).checkpoints()
+    if step is None:
+        step = max(known, default=None)
+    if step is None or step not in known:
+        steps = ", ".join(map(str, sorted(known)))
+        there = f"only of these steps: {steps}" if known else "none so far"
+        which = "that has a checkpoint" if step is None else f"with a checkpoint of step {step}"
+        raise ConfigError(OPTION, wanted, f"must be a run {which}; {run.url} has {there}")
+    return Descent(run.location(), step, known[step])

@@ -1,0 +1,162 @@
+"""What must hold before a run starts, beyond a valid config; ``rlax check`` looks at the same.
+
+Nothing is started or written here. ``rlax eval`` and ``rlax serve RUN`` do not train: their
+sampling may be cut, and a run's own directories are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+
+from rlax_plugin import advantages
+from rlax_plugin.amounts import in_bytes
+from rlax_plugin.batches import ARRAYS, HOST_ARRAYS
+from rlax_plugin.build import Registry
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.directory import WEIGHT_KEYS, state_directory
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective import Slots
+from rlax_plugin.places import check_readable, check_writable
+from rlax_plugin.protocols import BuildContext
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.wire import check_messages
+
+
+def check_start(
+    section: RlaxSection,
+    maxtext: Mapping[str, Any],
+    registry: Registry,
+    argv: tuple[str, ...],
+    *,
+    remote: bool,
+) -> Slots:
+    """Looks at all that shows without asking the parts; builds nothing but the objective.
+
+    Args:
+      maxtext: MaxText's keys as far as files and arguments set them.
+      argv: MaxText's own command line.
+      remote: whether URLs are looked at; see ``check_places``.
+
+    Returns:
+      The objective's slots.
+
+    Raises:
+      ConfigError, PluginError, TrainingError: what is wrong.
+    """
+    registry.validate(section)
+    _check_training(section, maxtext)
+    check_messages(section)
+    slots = registry.slots(BuildContext.outside_run(section, argv))
+    advantages.probe(slots.advantages, section.rollouts.group_size)
+    check_places(section, maxtext, remote=remote)
+    return slots
+
+
+def _check_training(section: RlaxSection, maxtext: Mapping[str, Any]) -> None:
+    """Whether the section can train what it says, on this machine.
+
+    Args:
+      maxtext: MaxText's keys; ``steps`` may be missing.
+
+    Raises:
+      ConfigError: samples would be of another distribution than the one that is trained, a batch
+        would not fit into memory, or ``steps`` is no whole number of RL steps.
+    """
+    _check_sampling(section)
+    _check_memory(section)
+    updates = section.objective.updates_per_step
+    if (steps := maxtext.get("steps")) is not None and steps % updates:
+        raise ConfigError(
+            "steps",
+            steps,
+            f"counts updates, and must be a multiple of the {updates} of a batch "
+            "(rlax.objective.epochs * mini_batches)",
+        )
+
+
+def _check_sampling(section: RlaxSection) -> None:
+    rollouts = section.rollouts
+    whole = {"temperature": rollouts.temperature > 0, "top_k": not rollouts.top_k}
+    right = {"temperature": "above 0", "top_k": "0", "top_p": "1.0"}
+    for name, holds in (whole | {"top_p": rollouts.top_p == 1}).items():
+        if not holds:
+            raise ConfigError(
+                f"rlax.rollouts.{name}",
+                getattr(rollouts, name),
+                f"must be {right[name]} to train: the trainer computes log-probs of the full "
+                "distribution, which do not match such samples; rlax eval and rlax serve RUN "
+                "allow it",
+            )
+
+
+def _check_memory(section: RlaxSection) -> None:
+    """The controller lays out whole batches in this machine's memory."""
+    rows, length = section.batch_rows, section.row_tokens
+    a_token = sum(np.dtype(dtype).itemsize for dtype in (ARRAYS | HOST_ARRAYS).values())
+    needed, there = rows * length * a_token, psutil.virtual_memory().total
+    if needed <= there:
+        return
+    rollouts = section.rollouts
+    factors = {
+        "rollouts.groups_per_step": rollouts.groups_per_step,
+        "rollouts.group_size": rollouts.group_size,
+        "rollouts.max_prompt_tokens": rollouts.max_prompt_tokens,
+        "rollouts.max_new_tokens": rollouts.max_new_tokens,
+    }
+    if section.batches.rows:
+        del factors["rollouts.groups_per_step"], factors["rollouts.group_size"]
+        factors["batches.rows"] = section.batches.rows
+    largest = max(factors, key=factors.__getitem__)
+    raise ConfigError(
+        f"rlax.{largest}",
+        factors[largest],
+        f"makes batches of {rows:,} rows of {length:,} tokens, whose arrays take "
+        f"{in_bytes(needed)}; this machine has {in_bytes(there)} of memory",
+    )
+
+
+def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bool = True) -> None:
+    """Whether what a run reads is there, and what it writes can be written.
+
+    Args:
+      maxtext: MaxText's keys; without ``run_name`` and ``base_output_directory`` the run's
+        directory is not looked at.
+      remote: whether URLs are looked at, each within ``rlax.deadlines.rpc_s``.
+
+    Raises:
+      ConfigError: the first place that will not do.
+    """
+    deadline_s = section.deadlines.rpc_s
+    base, name = maxtext.get("base_output_directory"), maxtext.get("run_name")
+    written = {"rlax.weights.path": section.weights.path, "rlax.state_dir": section.state_dir}
+    goes_on = False
+    if base and name:
+        run = f"{base.rstrip('/')}/{name}"
+        _check_written("base_output_directory", base, run, deadline_s, remote=remote)
+        files = RunFiles(run)
+        if not section.state_dir and not files.is_local:
+            written["rlax.state_dir"] = str(state_directory(section, files))
+        goes_on = (files.is_local or remote) and bool(files.names("checkpoints"))
+    for key, path in written.items():
+        if path:
+            check_writable(key, path, deadline_s, remote=remote)
+    read = {"rlax.objective.reference.path": section.objective.reference.path}
+    if not goes_on:  # else training starts from its own checkpoint, wherever it began
+        read |= {key: str(maxtext.get(key) or "") for key in WEIGHT_KEYS}
+    if section.warm_start.enabled:
+        read["rlax.warm_start.directory"] = section.warm_start.directory
+    for key, path in read.items():
+        if path and (remote or "://" not in path):
+            check_readable(key, path, deadline_s)
+
+
+def _check_written(key: str, base: str, run: str, deadline_s: float, *, remote: bool) -> None:
+    """The run's directory, under the key and value that are its user's."""
+    try:
+        check_writable(key, run, deadline_s, remote=remote)
+    except ConfigError as error:
+        raise ConfigError(key, base, error.reason) from None

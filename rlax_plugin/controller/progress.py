@@ -1,0 +1,73 @@
+"""Whether groups come further on their worker, as its heartbeats show it.
+
+A group may take as long as it needs while it does: it may wait for a slot, for weights, or for a
+swap of weights. It expires once it has stood still for ``rlax.deadlines.group_s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Key = tuple[int, int]
+"""Group id and attempt: one attempt may still be running when the next one is sent."""
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """A group that was sent.
+
+    Attributes:
+      moves: what the newest heartbeat told of it; -1: none was heard yet; None: it told nothing.
+      still_s: for how long heartbeats have told the same.
+    """
+
+    on_expiry: Callable[[float], None]
+    moves: int | None = -1
+    still_s: float = 0.0
+    expired: bool = False
+
+
+class Progress:
+    """The groups that one worker has been sent and has not answered.
+
+    Time counts between two heartbeats, and at most two intervals of it: while heartbeats stay away
+    nothing is known, be it that the worker, the network or this very process is paused. A change is
+    seen after it happened, so that a group has always stood still for longer than is counted.
+
+    Args:
+      group_s: how long a group may stand still.
+      heartbeat_s: between two heartbeats.
+    """
+
+    def __init__(self, group_s: float, heartbeat_s: float):
+        self._group_s, self._most_s = group_s, 2 * heartbeat_s
+        self._watched: dict[Key, _Watched] = {}
+
+    def watch(self, key: Key, on_expiry: Callable[[float], None]) -> None:
+        """Watches a group that is about to be sent.
+
+        Args:
+          on_expiry: called once, with the seconds for which it has stood still.
+        """
+        self._watched[key] = _Watched(on_expiry)
+
+    def forget(self, key: Key) -> float:
+        """Watches a group no more; returns for how long it has stood still by now."""
+        one = self._watched.pop(key, None)
+        return 0.0 if one is None else one.still_s
+
+    def heard(self, moves: Mapping[Key, int], elapsed_s: float) -> None:
+        """Takes what a heartbeat tells of the worker's open groups.
+
+        Args:
+          elapsed_s: since the heartbeat before.
+        """
+        for key, one in list(self._watched.items()):
+            if (now := moves.get(key)) != one.moves:
+                one.moves, one.still_s = now, 0.0
+                continue
+            one.still_s += min(elapsed_s, self._most_s)
+            if one.still_s > self._group_s and not one.expired:
+                one.expired = True
+                one.on_expiry(one.still_s)

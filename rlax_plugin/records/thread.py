@@ -1,0 +1,78 @@
+"""Threads for what blocks, such as files, of which none can keep the process alive."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+
+def on_daemon[T](work: Callable[[], T], name: str) -> Future[T]:
+    """The result of work on a thread of its own, which is left behind if it hangs."""
+    future: Future[T] = Future()
+    threading.Thread(target=_fulfil, args=(future, work), name=name, daemon=True).start()
+    return future
+
+
+def _fulfil[T](future: Future[T], work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001  raised by whoever waits
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class DaemonThread(Executor):
+    """Does one thing after the other.
+
+    Unlike an executor of the standard library's, it cannot keep the process alive.
+    Python waits for the threads of those when it exits, for as long as a disk or a bucket hangs.
+    """
+
+    def __init__(self, name: str):
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: deque[Future[Any]] = deque()
+        self._last: Future[Any] | None = None
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See ``Executor``; a future that is cancelled before its turn is left out."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            self._waiting.popleft()
+            _fulfil(future, functools.partial(fn, *args, **kwargs))
+
+        self._last = future
+        self._waiting.append(future)
+        self._work.put(run)
+        return future
+
+    def wait(self, deadline_s: float) -> None:
+        """Returns once everything submitted so far is done, or it takes too long."""
+        if self._last is not None:
+            concurrent.futures.wait([self._last], deadline_s)
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Ends the thread behind what is submitted, or behind what it is doing.
+
+        Args:
+          wait: is not looked at: ``wait`` has a deadline.
+          cancel_futures: cancels what has not begun.
+        """
+        if cancel_futures:
+            for future in list(self._waiting):
+                future.cancel()
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()

@@ -1,0 +1,53 @@
+"""How a worker becomes a member of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import grpc
+
+from rlax_plugin.config import Deadlines
+from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.wire import describe
+
+log = logging.getLogger("rlax.worker")
+
+
+async def join(
+    fleet: rpc.FleetStub, request: pb.RegisterRequest, deadlines: Deadlines
+) -> pb.RegisterReply:
+    """Registers a worker, and waits for its name to be free if another process has it.
+
+    The process that had the name before counts as alive for a while after it was killed.
+
+    Raises:
+      DeadlineError: no controller answered within ``startup_s``.
+      ConfigError: another process that is alive has this one's name.
+      WorkerError: the controller refused this worker.
+    """
+    end_s = time.monotonic() + 2 * (deadlines.lost_s + deadlines.heartbeat_s)
+    while (reply := await _asked(fleet, request, deadlines)).name_taken:
+        if time.monotonic() > end_s:
+            raise ConfigError("--name", request.worker, reply.reason)
+        log.warning("%s %s", request.worker, reply.reason)
+        await asyncio.sleep(deadlines.heartbeat_s)
+    if not reply.accepted:
+        raise WorkerError(reply.reason)
+    return reply
+
+
+async def _asked(
+    fleet: rpc.FleetStub, request: pb.RegisterRequest, deadlines: Deadlines
+) -> pb.RegisterReply:
+    try:
+        return await fleet.Register(request, timeout=deadlines.startup_s, wait_for_ready=True)
+    except grpc.aio.AioRpcError as error:
+        raise DeadlineError(
+            f"reaching the controller ({describe(error)})",
+            deadlines.startup_s,
+            "rlax.deadlines.startup_s",
+        ) from error

@@ -1,0 +1,98 @@
+"""How far a worker has come: its open groups, for its heartbeats, and the loading of weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.types import GroupRequest, WeightVersion
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of a group so far: the engine's newest figure, and how often it changed."""
+
+    figure: Any = None
+    moves: int = 0
+
+
+class ProgressReport:
+    """Counts how often each open group was seen to have come further, once per heartbeat.
+
+    An engine with ``progress()`` says it of each group. Of another one it is only seen whether it
+    generates anything at all, or delivers: then all of its groups count as having come further, and
+    also while it loads weights, which may keep it from generating. A group whose weights are being
+    loaded comes further: the loading has deadlines of its own.
+    """
+
+    def __init__(self, engine: RolloutEngine):
+        self._engine = engine
+        self._seen: dict[tuple[int, int], _Seen] = {}
+
+    def take(
+        self,
+        requests: Iterable[GroupRequest],
+        health: Mapping[str, float],
+        *,
+        delivered: int,
+        loading: bool,
+    ) -> list[pb.GroupProgress]:
+        """What the next heartbeat tells.
+
+        Args:
+          requests: of all open groups.
+          health: the engine's figures.
+          delivered: answers and reports of groups so far.
+          loading: whether weights are being loaded.
+        """
+        progress = getattr(self._engine, "progress", None)
+        own = None if progress is None else progress()
+        common = (*_generated(health), delivered)
+        seen: dict[tuple[int, int], _Seen] = {}
+        for request in requests:
+            key = request.group_id, request.attempt
+            one = seen[key] = self._seen.get(key, _Seen())
+            figure = common if own is None else own.get(key)
+            waits = own is None or request.needs_version > self._engine.version
+            one.moves += figure != one.figure or (loading and waits)
+            one.figure = figure
+        self._seen = seen
+        return [
+            pb.GroupProgress(group_id=group_id, attempt=attempt, moves=one.moves)
+            for (group_id, attempt), one in seen.items()
+        ]
+
+
+async def load_within(
+    engine: RolloutEngine, version: WeightVersion, deadline_s: float, *, while_generating: bool
+) -> None:
+    """Has the engine load a version.
+
+    Args:
+      while_generating: ``deadline_s`` begins anew as long as the engine generates anything: its
+        running samples are to end first.
+
+    Raises:
+      TimeoutError: it took longer.
+      WeightsError: see ``RolloutEngine``.
+    """
+    load = asyncio.ensure_future(engine.load_weights(version))
+    generated = _generated(engine.health())
+    try:
+        while not (await asyncio.wait({load}, timeout=deadline_s))[0]:
+            before, generated = generated, _generated(engine.health())
+            if not while_generating or generated == before:
+                raise TimeoutError
+        load.result()
+    finally:
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+
+
+def _generated(health: Mapping[str, float]) -> tuple[float | None, ...]:
+    """Grows while an engine generates anything."""
+    return tuple(health.get(name) for name in ("tokens_total", "steps_total"))

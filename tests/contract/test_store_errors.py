@@ -1,0 +1,245 @@
+"""What a weight store's errors mean: wrong bytes quarantine a worker, all else is tried again.
+
+The errors are real ones of TensorStore and of the operating system, over local files and over HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+from rlax_orbax import store as orbax
+from rlax_orbax.layout import array_spec
+from rlax_orbax.store import OrbaxStore
+
+from rlax_plugin.errors import (
+    DeadlineError,
+    WeightsError,
+    WeightsUnreadableError,
+    WeightsUnwritableError,
+)
+
+NOBODY = 65534
+ARRAYS = {
+    "w": np.arange(3, dtype=np.float32),
+    "bf16": np.ones(3, ml_dtypes.bfloat16),
+    "mask": np.array([True, False, True]),
+    "count": np.array(7, np.int32),
+}
+
+
+@pytest.fixture
+def version() -> Iterator[Path]:
+    """A version that another user can reach as well."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    OrbaxStore().save(str(folder / "0"), ARRAYS)
+    yield folder / "0"
+    shutil.rmtree(folder)
+
+
+def error_of(path: Path) -> WeightsError:
+    with pytest.raises(WeightsError) as caught:
+        OrbaxStore(deadline_s=20).load(str(path), ARRAYS)
+    assert str(path) in str(caught.value)
+    return caught.value
+
+
+def test_every_flipped_or_missing_byte_is_damage(version):
+    chunks = [p for p in version.rglob("*") if "c" in p.relative_to(version).parts and p.is_file()]
+    assert len(chunks) == len(ARRAYS)
+    for chunk in chunks:
+        whole = chunk.read_bytes()
+        for position in range(len(whole)):
+            changed = bytearray(whole)
+            changed[position] ^= 0x10
+            for data in (bytes(changed), whole[:position]):
+                chunk.write_bytes(data)
+                error = error_of(version)
+                assert type(error) is WeightsError and "is damaged" in str(error), error
+        chunk.write_bytes(whole)
+    metadata = version / "_METADATA"
+    for data in (b"", metadata.read_bytes()[:-1], b"\xff"):
+        metadata.write_bytes(data)
+        assert type(error_of(version)) is WeightsError
+
+
+def forbid(version: Path) -> None:
+    os.chmod(version / "w/c/0", 0)
+
+
+def loop(version: Path) -> None:
+    (version / "w/c/0").unlink()
+    (version / "w/c/0").symlink_to("0")
+
+
+def file_in_the_way(version: Path) -> None:
+    shutil.rmtree(version / "w/c")
+    (version / "w/c").touch()
+
+
+def directory_in_the_way(version: Path) -> None:
+    (version / "w/c/0").unlink()
+    (version / "w/c/0").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (forbid, "PERMISSION_DENIED.*Permission denied"),
+        (loop, "UNKNOWN.*Too many levels of symbolic links"),
+        (file_in_the_way, "NOT_FOUND"),
+        (directory_in_the_way, "NOT_FOUND"),
+        (lambda version: (version / "w/c/0").unlink(), "NOT_FOUND"),
+        (lambda version: shutil.rmtree(version / "w"), "NOT_FOUND"),
+        (lambda version: (version / "_METADATA").unlink(), "No such file"),
+        (lambda version: shutil.rmtree(version), "No such file"),
+    ],
+)
+def test_what_a_file_system_refuses_is_no_damage(version, fault, said):
+    fault(version)
+    root = os.geteuid() == 0  # may read everything
+    if root:
+        os.seteuid(NOBODY)
+    try:
+        error = error_of(version)
+    finally:
+        if root:
+            os.seteuid(0)
+    assert type(error) is WeightsUnreadableError and re.search(said, str(error)), error
+
+
+def test_a_limit_that_is_reached_is_no_damage(version, monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    decode = orbax.decode
+
+    def then_no_more_files(path, text):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        return decode(path, text)
+
+    monkeypatch.setattr(orbax, "decode", then_no_more_files)
+    try:
+        error = error_of(version)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert type(error) is WeightsUnreadableError and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def test_a_time_out_of_the_file_system_is_no_deadline_of_ours(version, monkeypatch):
+    def timed_out(path, text):
+        raise TimeoutError(110, "Connection timed out")
+
+    monkeypatch.setattr(orbax, "decode", timed_out)
+    assert type(error_of(version)) is WeightsUnreadableError
+
+
+@contextmanager
+def http(answer: bytes) -> Iterator[str]:
+    """An object store that answers everything so; b"" resets the connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(4096)
+                if not answer:  # a reset in place of the orderly end
+                    linger = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                connection.sendall(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(10)
+
+
+def answer(status: str, body: bytes = b"", length: int = -1) -> bytes:
+    length = len(body) if length < 0 else length
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "said"),
+    [
+        (b"", WeightsUnreadableError, "Recv failure|reset"),
+        (answer("403 Forbidden"), WeightsUnreadableError, "PERMISSION_DENIED"),
+        (answer("404 Not Found"), WeightsUnreadableError, "NOT_FOUND"),
+        (answer("429 Too Many Requests"), WeightsUnreadableError, "429"),
+        (answer("503 Unavailable"), WeightsUnreadableError, "503"),
+        (answer("400 Bad Request"), WeightsUnreadableError, "400"),
+        (answer("416 Range"), WeightsUnreadableError, "OUT_OF_RANGE"),
+        (answer("200 OK", b"abc", 16), WeightsUnreadableError, "partial"),  # cut on the way
+        (answer("200 OK", b"abc"), WeightsError, "is damaged"),  # this is all there is
+        (answer("200 OK", bytes(16)), WeightsError, "is damaged.*[Dd]igest"),
+    ],
+)
+def test_what_an_object_store_answers(version, monkeypatch, answers, kind, said):
+    store = OrbaxStore(deadline_s=20)
+    retries = {"max_retries": 2, "initial_delay": "1ms", "max_delay": "1ms"}
+    store._context = ts.Context({"http_request_retries": retries})
+    with http(answers) as url:
+        monkeypatch.setattr(orbax, "array_spec", lambda _, *what: array_spec(url, *what))
+        with pytest.raises(WeightsError, match=said) as caught:
+            store.load(str(version), {"w": ARRAYS["w"], **ARRAYS})
+    assert type(caught.value) is kind, caught.value
+
+
+def test_a_store_that_does_not_answer_ends_with_its_key(version, monkeypatch):
+    with http(answer("503 Unavailable")) as url:  # TensorStore itself asks again, for minutes
+        monkeypatch.setattr(orbax, "array_spec", lambda _, *what: array_spec(url, *what))
+        with pytest.raises(DeadlineError, match=re.escape(f"reading the weight version {version}")):
+            OrbaxStore(deadline_s=1).load(str(version), ARRAYS)
+
+
+def test_a_load_that_comes_too_late_says_what_it_would_have_needed(tmp_path, monkeypatch):
+    arrays = {"a": np.zeros(10**6, np.float32), "b": np.zeros(3 * 10**6, np.float32)}
+    OrbaxStore().save(str(tmp_path / "0"), arrays)
+    with http(answer("503 Unavailable")) as url:
+        where = {"a": str(tmp_path / "0"), "b": url}
+        monkeypatch.setattr(
+            orbax, "array_spec", lambda _, name, layout: array_spec(where[name], name, layout)
+        )
+        with pytest.raises(DeadlineError) as caught:
+            OrbaxStore(deadline_s=2).load(str(tmp_path / "0"), arrays)
+    assert "4 of 16 MB were moved, took longer than 2 s: it would have needed about 8 s" in str(
+        caught.value
+    )
+    assert caught.value.key == "rlax.deadlines.weights_s"
+
+
+def test_a_save_that_a_file_system_refuses_may_be_repeated(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(WeightsUnwritableError, match="cannot write"):
+        OrbaxStore().save(str(tmp_path / "file" / "0"), ARRAYS)
+    with pytest.raises(WeightsError, match="Unsupported data type") as caught:
+        OrbaxStore().save(str(tmp_path / "0"), {"text": np.array(["text"])})
+    assert type(caught.value) is WeightsError
+
+
+def test_delete_removes_what_a_killed_save_has_left(tmp_path):
+    OrbaxStore().save(str(tmp_path / "kept"), ARRAYS)
+    (tmp_path / "0.orbax-checkpoint-tmp/w").mkdir(parents=True)
+    (tmp_path / "0.orbax-checkpoint-tmp/w/zarr.json").touch()
+    OrbaxStore().delete(str(tmp_path / "0"))
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

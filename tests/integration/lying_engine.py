@@ -1,0 +1,39 @@
+"""Rollout engine ``lying``: the toy engine; on one worker every so many groups are nonsense."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from rlax_plugin import Extension, hookimpl
+from rlax_plugin.build import build_weight_store
+from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
+
+
+class LyingConfig(ScriptedConfig):
+    every: int = 5
+    liar: str = "local-1"
+
+
+class LyingEngine(ScriptedEngine):
+    def __init__(self, config, store, section):
+        super().__init__(config, store, section)
+        self._lies, self._answered = config, 0
+
+    async def generate(self, requests, on_group):
+        def lie(group_id, rollouts):
+            self._answered += 1
+            lies = os.environ.get(WORKER) == self._lies.liar
+            if lies and self._answered % self._lies.every == 0:
+                rollouts = [dataclasses.replace(r, logprob_full=-r.logprob_full) for r in rollouts]
+            on_group(group_id, rollouts)
+
+        await super().generate(requests, lie)
+
+
+@hookimpl
+def rlax_register_rollout_engine():
+    def build(config, context):
+        return LyingEngine(config, build_weight_store(context), context.section)
+
+    return {"lying": Extension(LyingConfig, build)}

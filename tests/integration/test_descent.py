@@ -1,0 +1,115 @@
+"""``rlax train --from``: a run that starts from the weights of another one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import CONFIG, digests, lines
+
+from rlax_plugin.records.faults import VARIABLE, FaultPoint
+
+SETTINGS = (
+    "rlax.evaluation.problems=2",
+    "rlax.launcher.workers=1",
+    "rlax.trainer.checkpoint_every=2",
+)
+FASTER = "rlax.trainer.learning_rate=3"
+
+
+def rlax(directory: Path, *argv: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", *argv],
+        cwd=directory,
+        env={**os.environ, VARIABLE: kill_at} if kill_at else os.environ.copy(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def train(directory: Path, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return rlax(directory, "train", CONFIG, *SETTINGS, *argv, **more)
+
+
+def steps(run: Path) -> list[int]:
+    return [int(line["step"]) for line in lines(run / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 4 steps with checkpoints of steps 2 and 4."""
+    directory = tmp_path_factory.mktemp("parent")
+    done = train(directory, "steps=4")
+    assert done.returncode == 0, done.stderr
+    return directory / "runs/testing"
+
+
+@pytest.fixture
+def here(parent: Path, tmp_path: Path) -> Path:
+    """A directory with a copy of the parent in it."""
+    shutil.copytree(parent, tmp_path / "runs/testing")
+    return tmp_path
+
+
+def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(here: Path) -> None:
+    old, new = here / "runs/testing", here / "runs/new"
+    began = train(here, FASTER, "run_name=new", "steps=3", "--from", "runs/testing@2")
+    assert began.returncode == 0, began.stderr
+    assert f"the first weights are those of {old}@2" in began.stdout
+    assert digests(new)[0] == digests(old)[2] != digests(old)[4]
+    assert steps(new) == [1, 2, 3]
+
+    again = train(here, FASTER, "run_name=new", "steps=4", "--from", "runs/testing@2")
+    assert again.returncode == 0, again.stderr
+    assert steps(new) == [1, 2, 3, 4] and len(digests(new)[0]) == 1
+
+    assert rlax(here, "audit", "runs/new").returncode == 0
+    replayed = rlax(here, "replay", "runs/new")
+    assert replayed.returncode == 0 and "identical: 5 versions" in replayed.stdout
+    assert rlax(here, "report", "runs/new", "--out", "page.html").returncode == 0
+    assert f"Started from {old}@2" in (here / "page.html").read_text()
+
+    # Its own checkpoints are enough to continue it, but not to replay it.
+    shutil.rmtree(old)
+    assert train(here, FASTER, "run_name=new", "steps=5").returncode == 0
+    assert steps(new) == [1, 2, 3, 4, 5]
+    replayed = rlax(here, "replay", "runs/new")
+    assert replayed.returncode == 2
+    assert f"--from = '{old}@2': that checkpoint is gone" in replayed.stderr
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_from_the_same_weights(here: Path) -> None:
+    killed = train(
+        here,
+        *("run_name=new", "steps=2", "--from", "runs/testing@2"),
+        kill_at=f"{FaultPoint.EVALUATION_WRITTEN}:1",
+    )
+    assert killed.returncode < 0
+    shutil.copytree(here / "runs/testing/checkpoints", here / "kept")
+    shutil.rmtree(here / "runs/testing/checkpoints")
+    gone = train(here, "run_name=new", "steps=2")
+    assert gone.returncode == 2 and "@2': that checkpoint is gone" in gone.stderr
+
+    (here / "kept").rename(here / "runs/testing/checkpoints")
+    done = train(here, "run_name=new", "steps=2")
+    assert done.returncode == 0, done.stderr
+    assert digests(here / "runs/new")[0] == digests(here / "runs/testing")[2]
+
+
+def test_a_changed_learning_rate_is_refused_with_a_command_that_works(here: Path) -> None:
+    (here / "runs/testing-2").mkdir()
+    refused = train(here, FASTER, "steps=1")
+    assert refused.returncode == 2
+    assert "choose another run_name or remove that directory" in refused.stderr
+    command = re.search(r"^  \S*rlax (train .*)$", refused.stderr, re.MULTILINE)
+    assert command is not None, refused.stderr
+    done = rlax(here, *shlex.split(command[1]))
+    assert done.returncode == 0, done.stderr
+    assert digests(here / "runs/testing-3")[0] == digests(here / "runs/testing")[4]

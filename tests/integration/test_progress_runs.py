@@ -1,0 +1,57 @@
+"""Groups take as long as they need while they come further, in whole runs of real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import Run
+
+from rlax_plugin.audit import audit
+from rlax_plugin.records.files import RunFiles
+
+TOKENS, TOKEN_S = 20, 0.05  # a group's own time is their product
+STEPS = 8
+SETTINGS = (
+    f"steps={STEPS}",
+    "rlax.rollouts.on_new_weights=finish",
+    "rlax.rollouts.ignore_stop=true",
+    f"rlax.rollouts.max_new_tokens={TOKENS}",
+    "rlax.rollouts.slots=128",  # more than is ever asked for at once: no group waits for a slot
+    "rlax.curation.gates=[]",
+    "rlax.evaluation.problems=0",
+    "rlax.launcher.workers=1",
+    "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+    "rlax.objective.old_policy=proximal",
+    f"rlax.deadlines.group_s={1.5 * TOKENS * TOKEN_S}",
+    "rlax.deadlines.heartbeat_s=0.1",
+    "rlax.deadlines.heartbeats_lost=50",
+)
+ENGINES = {
+    "scripted": (f"rlax.rollouts.engine={{name: scripted, token_s: {TOKEN_S}, swap_waits: true}}",),
+    "jetstream": (
+        f"rlax.rollouts.engine={{name: bigram_slots, step_s: {TOKEN_S}}}",
+        "rlax.plugins=[rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, "
+        "bigram_slots]",
+    ),
+}
+
+
+@pytest.mark.parametrize("max_staleness", [2, 4])
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_nothing_is_generated_again_while_a_swap_of_weights_waits(
+    tmp_path, monkeypatch, engine, max_staleness
+):
+    """A group may wait for the running ones to end and then take its own time, 2 in all."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    run = Run(
+        tmp_path, *SETTINGS, *ENGINES[engine], f"rlax.staleness.max_staleness={max_staleness}"
+    )
+    status, out = run.end()
+    assert status == 0, out
+    report = audit(RunFiles(run.dir))
+    assert report.clean, report.violation
+    summary = run.summary()
+    assert summary["steps"] == STEPS and summary["max_staleness_seen"] > 1
+    assert summary["groups_reissued"] == 0
+    assert {row["attempt"] for row in run.rollouts()} == {1}

@@ -1,0 +1,98 @@
+"""Workers whose weights cannot be read: an outage costs time, and nobody's trust."""
+
+from __future__ import annotations
+
+import pytest
+from test_workers import CONTINUE, Counting, Worker, group, run, section, trainer, until
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
+
+AWAY = WeightsUnreadableError("the disk is away")
+
+
+def settings(weights_s: float, **rollouts: object) -> RlaxSection:
+    made = section(**rollouts)
+    deadlines = made.deadlines.model_copy(update={"weights_s": weights_s})
+    return made.model_copy(update={"deadlines": deadlines})
+
+
+def test_a_worker_goes_on_with_the_version_it_holds_while_that_is_enough():
+    async def main():
+        patience = settings(3.0)
+        async with trainer(patience) as one:
+            await one.publish(0)
+            worker = Worker("w", Counting(5), patience, one.address)
+            await until(lambda: one.held("w") == 0)
+            worker.engine.faults[1] = AWAY
+            await one.publish(1)
+            await until(lambda: worker.engine.loads == [0, 1])
+            del worker.engine.faults[1]
+            await until(lambda: one.held("w") == 1)
+            worker.engine.faults[2] = AWAY
+            await one.publish(2)
+            # After 0.5 s, after 1 s more, then weights_s is over; so it begins again.
+            await until(lambda: worker.engine.loads == [0, 1, 1, 2, 2, 2, 2])
+            _, rollouts, _ = await one.dispatcher.submit(group(0, min_version=1))
+            assert [r.versions.tolist() for r in rollouts] == [[1] * 5] * 2
+            assert one.quarantined == [] and one.lost == [] and one.held("w") == 1
+            # A group that needs version 2 would wait here in vain.
+            worker.engine.length = worker.engine.every = 10**6
+            one.dispatcher.submit(group(1, min_version=2))
+            with pytest.raises(DeadlineError, match=r"reading version 2 \(3 times .*disk is away"):
+                await worker.life
+            assert one.quarantined == [] and one.lost == ["w: left"]
+
+    run(main)
+
+
+def test_a_worker_that_cannot_read_its_first_weights_leaves_without_quarantine():
+    async def main():
+        patience = settings(1.0)
+        async with trainer(patience) as one:
+            await one.publish(0)
+            engine = Counting(5)
+            engine.faults[0] = AWAY
+            with pytest.raises(DeadlineError, match=r"set rlax\.deadlines\.weights_s"):
+                await Worker("w", engine, patience, one.address).life
+            assert engine.loads == [0, 0] and one.quarantined == [] and one.lost == ["w: left"]
+
+    run(main)
+
+
+def test_an_outage_between_two_damaged_readings_does_not_count_as_one():
+    class Flaky(Counting):
+        async def load_weights(self, version):
+            self.faults[1] = errors.pop(0)
+            await super().load_weights(version)
+
+    damaged = WeightsError("crc32c")
+    errors = [None, damaged, AWAY, damaged, AWAY, damaged]
+
+    async def main():
+        patience = settings(60.0, **CONTINUE)
+        async with trainer(patience) as one:
+            await one.publish(0)
+            worker = Worker("w", Flaky(5), patience, one.address)
+            await until(lambda: one.held("w") == 0)
+            await one.publish(1)
+            with pytest.raises(WeightsError, match="crc32c"):
+                await worker.life
+            assert one.quarantined == [("w", "crc32c")] and errors == []
+
+    run(main)
+
+
+def test_a_parameter_server_without_versions_ends_with_its_key():
+    async def main():
+        patience = section()
+        deadlines = patience.deadlines.model_copy(update={"startup_s": 1.0})
+        patience = patience.model_copy(update={"deadlines": deadlines})
+        async with trainer(patience) as one:
+            one.latest_version = 0  # the controller speaks of one that was never published
+            said = r"what to load \(.*there is: none\).*set rlax\.deadlines\.startup_s"
+            with pytest.raises(DeadlineError, match=said):
+                await Worker("w", Counting(5), patience, one.address).life
+            assert one.quarantined == []
+
+    run(main)

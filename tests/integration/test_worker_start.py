@@ -1,0 +1,82 @@
+"""A worker registers with its controller once its engine is ready for any request."""
+
+import asyncio
+
+import pytest
+from test_workers import Counting, Worker, run, section, trainer, until
+
+from rlax_plugin.errors import DeadlineError, WorkerError
+
+
+class Compiling(Counting):
+    """An engine that is prepared once ``compiled`` is set."""
+
+    def __init__(self):
+        super().__init__(5)
+        self.compiled, self.began = asyncio.Event(), asyncio.Event()
+        self.fault = None
+
+    async def prepare(self):
+        self.began.set()
+        await self.compiled.wait()
+        if self.fault is not None:
+            raise self.fault
+
+
+def test_a_worker_registers_when_its_engine_is_prepared():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            worker = Worker("w", Compiling(), settings, one.address)
+            await worker.engine.began.wait()
+            await one.publish(0)
+            await asyncio.sleep(3 * settings.deadlines.heartbeat_s)
+            assert one.fleet.seen == set() and worker.engine.loads == []
+            worker.engine.compiled.set()
+            await until(lambda: one.held("w") == 0)
+            worker.terminated.set()
+            await worker.life
+            assert one.lost == ["w: left"]
+
+    run(main)
+
+
+def test_a_worker_whose_engine_fails_before_it_is_prepared_never_registers():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            worker = Worker("w", Compiling(), settings, one.address)
+            worker.engine.fault = WorkerError("rollout engine: no device")
+            worker.engine.compiled.set()
+            with pytest.raises(WorkerError, match="no device"):
+                await worker.life
+            assert one.fleet.seen == set()
+
+    run(main)
+
+
+def test_preparing_has_the_deadline_of_the_start():
+    async def main():
+        settings = section()
+        brief = settings.deadlines.model_copy(update={"startup_s": 0.3})
+        settings = settings.model_copy(update={"deadlines": brief})
+        async with trainer(settings) as one:
+            worker = Worker("w", Compiling(), settings, one.address)
+            with pytest.raises(DeadlineError, match=r"compiling.*rlax\.deadlines\.startup_s"):
+                await worker.life
+            assert one.fleet.seen == set()
+
+    run(main)
+
+
+def test_a_worker_that_is_told_to_leave_while_it_prepares_ends_at_once():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            worker = Worker("w", Compiling(), settings, one.address)
+            await worker.engine.began.wait()
+            worker.terminated.set()
+            await worker.life
+            assert one.fleet.seen == set() and one.lost == []
+
+    run(main)

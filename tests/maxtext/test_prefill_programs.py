@@ -1,0 +1,218 @@
+"""Everything is compiled before the first request: no prompt, sample or version compiles later."""
+
+import asyncio
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+from jax import monitoring
+from rlax_jetstream import JetstreamConfig
+from rlax_jetstream.driver import JetStreamDriver
+from rlax_jetstream.engine import JetstreamEngine
+from rlax_jetstream.slots import make_slots
+from tiny_engine import NEW, TINY, VOCAB, random_weights
+
+from maxtext_overrides.slots import Prefill
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.fingerprint import fingerprint
+from rlax_plugin.protocols import BuildContext
+from rlax_plugin.types import Canary, GroupRequest, SamplingParams, TensorSpec, WeightVersion
+
+SLOTS, PROMPT, GROUP = 6, 40, 2  # no powers of two: samples are read 1, 2, 4 or 6 at once
+LONGEST = PROMPT + NEW - 1
+DEADLINE_S = 120
+TRUNCATED = {"top_k": 5, "top_p": 0.9}
+
+
+@contextmanager
+def compilations():
+    """Names of what is compiled meanwhile, also what the persistent cache already holds."""
+    found = []
+
+    def listen(name, seconds, **more):
+        if name == "/jax/core/compile/backend_compile_duration":
+            found.append(more.get("fun_name", name))
+
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
+
+
+def section(**rollouts):
+    limits = {"slots": SLOTS, "max_prompt_tokens": PROMPT, "max_new_tokens": NEW}
+    return RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "x"}],
+            "rollouts": limits | {"group_size": GROUP, "on_new_weights": "continue"} | rollouts,
+        }
+    )
+
+
+def slots_of(settings):
+    argv = (TINY, "scan_layers=false")
+    context = BuildContext(run_dir=None, seed=0, section=settings, maxtext_argv=argv)
+    return make_slots(JetstreamConfig(), context)
+
+
+def loaded(slots, seed):
+    """Weights where a weight store puts them."""
+    like = slots.variables_like()
+    return {n: jax.device_put(a, like[n].sharding) for n, a in random_weights(slots, seed).items()}
+
+
+def prompt_of(length, seed=0):
+    return np.random.default_rng([seed, length]).integers(0, VOCAB, length).astype(np.int32)
+
+
+def test_no_length_number_or_setting_of_prompts_compiles_after_warm_up():
+    slots = slots_of(section())
+    weights, rng = loaded(slots, 0), np.random.default_rng(0)
+    with compilations() as before:
+        slots.warm_up()
+    with compilations() as after:
+        for length in range(1, LONGEST + 1):
+            samples = int(rng.integers(1, SLOTS + 1))
+            some = TRUNCATED if length % 3 == 0 else {}
+            sampling = SamplingParams(max_new_tokens=NEW, **some)
+            going_on = int(rng.integers(0, min(length, NEW)))
+            first, *rest = range(samples)
+            requests = [Prefill(prompt_of(length), (first,), (1,), sampling, going_on)]
+            if rest:
+                several = SamplingParams(float(length % 2), max_new_tokens=2)
+                requests.append(Prefill(prompt_of(LONGEST - length + 1), rest, rest, several))
+            slots.insert(weights, requests)
+            slots.decode(weights, 1, False)
+            occupied = [slot for slot in range(SLOTS) if slot not in slots.free_slots]
+            assert len(slots.read(occupied)) == len(occupied)
+            slots.release(occupied)
+        everybody = [Prefill(prompt_of(i + 1), (i,), (i,), sampling) for i in range(SLOTS)]
+        slots.insert(weights, everybody)
+        for count in range(1, SLOTS + 1):
+            assert len(slots.read(list(range(count)))) == count
+        for length in range(2, 18):  # a canary has at most 16 tokens
+            slots.logprobs(weights, prompt_of(length))
+    assert after == []
+    # For prompts 16, 32 and 40 tokens long, and 51 with a sample's own; and for the canary.
+    prefills = [name for name in before if "_insert" in name or "_score" in name]
+    assert len(prefills) == 5 <= 10
+    assert slots._insert._cache_size() == 4 and slots._decode._cache_size() == 1
+
+
+class Memory:
+    """A weight store that holds versions by number."""
+
+    def __init__(self):
+        self.versions = []
+
+    def add(self, weights, slots):
+        prints = fingerprint(weights)
+        tensors = {
+            name: TensorSpec(tuple(a.shape), a.dtype.name, int(prints[name]))
+            for name, a in weights.items()
+        }
+        tokens = prompt_of(len(self.versions) + 3)
+        canary = Canary(tokens, slots.logprobs(weights, tokens), 1e-4)
+        self.versions.append(weights)
+        number = len(self.versions) - 1
+        return WeightVersion(number, number, str(number), tensors, canary)
+
+    def load(self, path, like):
+        return self.versions[int(path)]
+
+
+class Digits:
+    stop_ids = ()
+
+    def decode(self, tokens):
+        return str(tokens)
+
+
+class Asked:
+    """A request of JetStream's own client."""
+
+    def __init__(self, length, done):
+        self.prefill_content, self.max_tokens = prompt_of(length).tolist(), 3
+        self._done = done
+        self.return_channel = self
+
+    def cancelled(self):
+        return False
+
+    def add_result(self, samples):
+        self.token_ids = samples[0].token_ids
+
+    def set_exception(self, error):
+        raise error
+
+    def close(self):
+        self._done()
+
+
+def test_an_engine_compiles_nothing_once_a_worker_may_register():
+    settings = section(**TRUNCATED)  # what JetStream's own requests are generated with
+    store, made = Memory(), []
+    engine = JetstreamEngine(
+        make_slots=lambda: made.append(slots_of(settings)) or made[0],
+        store=store,
+        rollouts=settings.rollouts,
+        config=JetstreamConfig(interrupt_steps=2),
+        make_prompt_source=Digits,
+    )
+
+    async def generated(requests):
+        groups = {}
+        await engine.generate(requests, lambda group_id, drawn: groups.update({group_id: drawn}))
+        return groups
+
+    def group(number, length, samples, resume=(), **sampling):
+        params = SamplingParams(max_new_tokens=NEW, **sampling)
+        seeds = tuple(range(samples))
+        return GroupRequest(number, 1, prompt_of(length), seeds, params, 0, resume)
+
+    async def scenario():
+        await engine.prepare()
+        (slots,) = made
+        versions = [store.add(loaded(slots, seed), slots) for seed in range(5)]
+        with compilations() as after:
+            await engine.load_weights(versions[0])
+            (first,) = (await generated([group(0, 7, 3)])).values()
+            for newer, length in zip(versions[1:], (1, 17, 33, PROMPT), strict=True):
+                running = asyncio.ensure_future(
+                    generated([group(1, length, GROUP), group(2, PROMPT + 1 - length, SLOTS + 3)])
+                )
+                await asyncio.sleep(0)
+                await engine.load_weights(newer)  # they go on, each behind its own tokens
+                assert len(await running) == 2
+            halves = tuple(
+                type(r)(
+                    r.group_id,
+                    r.index,
+                    r.seed,
+                    r.tokens[: r.index + 1],
+                    r.logprob_full[: r.index + 1],
+                    r.logprob_sampled[: r.index + 1],
+                    r.versions[: r.index + 1],
+                    "cancelled",
+                )
+                for r in first
+            )
+            (again,) = (await generated([group(0, 7, 3, halves)])).values()
+            assert [len(r.tokens) for r in again] == [NEW] * 3
+            await generated([group(5, 9, 1, temperature=0.0), group(6, 23, 4, top_k=3, top_p=0.5)])
+            answered = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            asked = Asked(11, lambda: loop.call_soon_threadsafe(answered.set))
+            JetStreamDriver(engine).place_request_on_prefill_queue(asked)
+            await answered.wait()
+            assert len(asked.token_ids) == 3
+        assert after == []
+        figures = engine.health()
+        assert 0 < figures["prefill_tokens_total"] <= figures["prefill_computed_total"]
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    finally:
+        engine.close()

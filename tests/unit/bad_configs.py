@@ -1,0 +1,306 @@
+"""Configs that must be refused: what is changed in a good one, and what the message must name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HUGE = 10**12
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One bad config.
+
+    Attributes:
+      key: that the message begins with.
+      text: in the message.
+      overrides: arguments on top of the good config.
+      fast: found by ``rlax check --fast`` as well.
+      train: found by ``rlax train`` before anything starts, not only by ``rlax check``.
+      file: lines below the good config's own.
+    """
+
+    key: str
+    text: str
+    overrides: tuple[str, ...] = ()
+    fast: bool = True
+    train: bool = True
+    file: str = ""
+
+    @property
+    def id(self) -> str:
+        return " ".join(self.overrides)[:60] or self.file.strip()[:60]
+
+
+def bad(key: str, text: str, *overrides: str, fast: bool = True, train: bool = True) -> Bad:
+    return Bad(key, text, overrides, fast=fast, train=train)
+
+
+def bad_file(key: str, text: str, file: str) -> Bad:
+    return Bad(key, text, file=file)
+
+
+NAMES = [
+    bad("run_name", "without /", "run_name=../x"),
+    bad("run_name", "without /", "run_name=../../x"),
+    bad("run_name", "without /", "run_name=a/b"),
+    bad("run_name", "without /", "run_name=/tmp/x"),
+    bad("run_name", "without \\", r"run_name=a\b"),
+    bad("run_name", "dot", "run_name=.."),
+    bad("run_name", "dot", "run_name=."),
+    bad("run_name", "dot", "run_name=.hidden"),
+    bad("run_name", "control characters", 'run_name="a\\nb"'),
+    bad("run_name", "control characters", 'run_name="a\\0b"'),
+    bad("run_name", "control characters", 'run_name="\\ered"'),
+    bad("run_name", "control characters", 'run_name="right\\u202eleft"'),
+    bad("run_name", "surrogate", 'run_name="\\ud800"'),
+    bad("run_name", "at most 128 bytes, and has 300", f"run_name={'n' * 300}"),
+    bad("run_name", "at most 128 bytes, and has 130", f"run_name={'é' * 65}"),
+    bad("run_name", "without *", "run_name=a*"),
+    bad("run_name", "without ::", "run_name=a::b"),
+    bad("run_name", "space", "run_name=' a'"),
+    bad("run_name", "must be text", "run_name=7"),
+    bad("run_name", "must be text", "run_name=[a]"),
+    bad("base_output_directory", "control characters", 'base_output_directory="a\\nb"'),
+    bad("base_output_directory", "must be a path", "base_output_directory=[a]"),
+    bad("base_output_directory", "~", "base_output_directory=~/runs"),
+    bad("base_output_directory", "Protocol not known", "base_output_directory=nowhere://x"),
+]
+
+NUMBERS = [
+    bad("rlax.curation.pass_threshold", "finite", "rlax.curation.pass_threshold=.nan"),
+    bad("rlax.rollouts.temperature", "finite", "rlax.rollouts.temperature=.inf"),
+    bad("rlax.rollouts.temperature", "at least 0.001", "rlax.rollouts.temperature=1e-30"),
+    bad("rlax.rollouts.temperature", "less than or equal", "rlax.rollouts.temperature=1e9"),
+    bad("rlax.rollouts.top_p", "finite", "rlax.rollouts.top_p=.nan"),
+    bad("rlax.rollouts.top_p", "greater than or equal", "rlax.rollouts.top_p=1e-300"),
+    bad("rlax.curation.oversample", "finite", "rlax.curation.oversample=.inf"),
+    bad("rlax.curation.pass_rate_half_life", "finite", "rlax.curation.pass_rate_half_life=.nan"),
+    bad("rlax.warm_start.learning_rate", "finite", "rlax.warm_start.learning_rate=.inf"),
+    bad("rlax.warm_start.pass_at_1_to", "finite", "rlax.warm_start.pass_at_1_to=.nan"),
+    bad("rlax.warm_start.pass_at_1_from", "less than or", "rlax.warm_start.pass_at_1_from=28"),
+    bad("rlax.deadlines.group_s", "finite", "rlax.deadlines.group_s=.inf"),
+    bad("rlax.deadlines.group_s", "less than or equal", "rlax.deadlines.group_s=1e300"),
+    bad("rlax.deadlines.reward_s", "greater than 0", "rlax.deadlines.reward_s=0"),
+    bad("rlax.objective.kl.coefficient", "finite", "rlax.objective.kl.coefficient=-.inf"),
+    bad("rlax.objective.entropy_coefficient", "finite", "rlax.objective.entropy_coefficient=.nan"),
+    bad("rlax.objective.overlong.penalty", "finite", "rlax.objective.overlong.penalty=.inf"),
+    bad("rlax.objective.grad_1.high", "finite", "rlax.objective.grad_1.high=.nan"),
+    bad("rlax.trainer.learning_rate", "finite", "rlax.trainer.learning_rate=.nan"),
+    bad("rlax.rollouts.engine.token_s", "finite", "rlax.rollouts.engine.token_s=.inf"),
+    bad("rlax.rewards.0.slow_s", "finite", "rlax.rewards=[{name: even, slow_s: .nan}]"),
+    bad(
+        "rlax.curation.gates.0.low",
+        "finite",
+        "rlax.curation.gates=[{name: difficulty_band, low: .nan}]",
+    ),
+    bad("rlax.launcher.stop_s", "finite", "rlax.launcher.stop_s=.inf"),
+    bad("rlax.trackers.0.flush_s", "finite", "rlax.trackers=[{name: jsonl, flush_s: .nan}]"),
+    bad("rlax.rollouts.max_new_tokens", "2147483647", f"rlax.rollouts.max_new_tokens={HUGE}"),
+    bad(
+        "rlax.rollouts.max_new_tokens",
+        "this machine has",
+        "rlax.rollouts.max_new_tokens=2_000_000_000",
+    ),
+    bad(
+        "rlax.rollouts.groups_per_step",
+        "this machine has",
+        "rlax.rollouts.groups_per_step=1_000_000_000",
+    ),
+    bad("rlax.rollouts.group_size", "this machine has", "rlax.rollouts.group_size=2_000_000_000"),
+    bad(
+        "rlax.rollouts.max_prompt_tokens",
+        "this machine has",
+        "rlax.rollouts.max_prompt_tokens=2_000_000_000",
+    ),
+    bad("rlax.batches.rows", "this machine has", "rlax.batches.rows=2_000_000_000"),
+    bad("rlax.batches.tokens", "2147483647", f"rlax.batches.tokens={HUGE}"),
+    bad("rlax.rollouts.slots", "2147483647", f"rlax.rollouts.slots={HUGE}"),
+    bad("rlax.rollouts.top_k", "2147483647", f"rlax.rollouts.top_k={HUGE}"),
+    bad("rlax.evaluation.bootstrap", "2147483647", f"rlax.evaluation.bootstrap={HUGE}"),
+    bad("rlax.weights.keep", "2147483647", f"rlax.weights.keep={HUGE}"),
+    bad("rlax.seed", "64 bits", f"rlax.seed={10**30}"),
+    bad("rlax.seed", "less than", f"rlax.seed={2**63}"),
+    bad("rlax.seed", "not valid YAML", f"rlax.seed={'9' * 5000}"),
+    bad("rlax.seed", "64 bits", f"rlax.seed=0x{'f' * 5000}"),
+    bad("rlax.seed", "greater than or equal", "rlax.seed=-1"),
+    bad("rlax.reward_processes", "1024", "rlax.reward_processes=1_000_000"),
+    bad("rlax.launcher.workers", "1024", "rlax.launcher.workers=1_000_000"),
+    bad("rlax.trainer.checkpoint_every", "2147483647", f"rlax.trainer.checkpoint_every={HUGE}"),
+    bad("rlax.network.port", "65535", "rlax.network.port=65536"),
+    bad("steps", "at most 2147483647", f"steps={HUGE}"),
+    bad("steps", "whole number", "steps=.nan"),
+    bad("steps", "whole number", "steps=.inf"),
+    bad("steps", "whole number", "steps=0"),
+]
+
+TYPES = [
+    bad("rlax.rollouts.group_size", "whole number", "rlax.rollouts.group_size='4'"),
+    bad("rlax.rollouts.group_size", "whole number", "rlax.rollouts.group_size=4.5"),
+    bad("rlax.rollouts.group_size", "whole number", "rlax.rollouts.group_size=true"),
+    bad("rlax.rollouts.group_size", "whole number", "rlax.rollouts.group_size=null"),
+    bad("rlax.rollouts.ignore_stop", "true or false", "rlax.rollouts.ignore_stop=1"),
+    bad("rlax.rollouts.on_new_weights", "finish", "rlax.rollouts.on_new_weights=stop"),
+    bad("rlax.rewards", "at least one", "rlax.rewards=[]"),
+    bad("rlax.rewards", "is a list", "rlax.rewards={name: even}"),
+    bad("rlax.rollouts", "mapping", "rlax.rollouts=[]"),
+    bad("rlax", "section of keys", "rlax=3"),
+    bad("rlax.weights.path", "text", "rlax.weights.path=3"),
+    bad("rlax.weights.path", "control characters", 'rlax.weights.path="a\\0b"'),
+    bad("rlax.state_dir", "control characters", 'rlax.state_dir="a\\nb"'),
+    bad("rlax.network.host", "loopback", "rlax.network.host=0.0.0.0"),
+    bad("rlax.weights.parameter_server", "host:port", "rlax.weights.parameter_server=nonsense"),
+    bad("rlax.weights.parameter_server", "host:port", "rlax.weights.parameter_server='a b:1'"),
+    bad("rlax.weights.parameter_server", "host:port", "rlax.weights.parameter_server=h:99999"),
+]
+
+UNKNOWN = [
+    bad("rlax.rolouts", "did you mean 'rollouts'", "rlax.rolouts.slots=4"),
+    bad("rlax.rollouts.groupsize", "did you mean 'group_size'", "rlax.rollouts.groupsize=4"),
+    bad("rlax.trainer.nam", "unknown key", "rlax.trainer={nam: bigram}"),
+    bad("rlax.trainer.name", "no loaded plug-in", "rlax.trainer.name=bigramm"),
+    bad("rlax.trainer.name", "is not loaded: add it", "rlax.trainer.name=maxtext"),
+    bad("rlax.launcher.workers", "unknown key", "rlax.launcher={name: static, workers: 2}"),
+    bad("rlax.objective.preset", "no loaded plug-in", "rlax.objective.preset=gpro"),
+    bad("rlax.plugins", "no plug-in or module", "rlax.plugins=[nowhere]"),
+    bad("rlax.plugins", "no plug-in or module", "rlax.plugins=[../../x]"),
+    bad("rlax.plugins", "implements no hook", "rlax.plugins=[json]"),
+    bad("rlax.plugins", "listed twice", "rlax.plugins=[rlax_plugin.testing, rlax_plugin.testing]"),
+    bad("learning_rate", "reads no such key", "learning_rate=1", fast=False),
+    bad("rlax.evaluation.split", "did you mean", "rlax.evaluation.split=tset", fast=False),
+    bad("rlax.evaluation.sets.a/b", "letters, digits", "rlax.evaluation.sets={a/b: {}}"),
+    bad(
+        "rlax.evaluation.sets.hard.rewards.0.name",
+        "no loaded",
+        "rlax.evaluation.sets={hard: {rewards: [{name: x}]}}",
+    ),
+]
+
+CONTRADICTIONS = [
+    bad("rlax.rollouts.top_k", "must be 0 to train", "rlax.rollouts.top_k=5"),
+    bad("rlax.rollouts.top_p", "must be 1.0 to train", "rlax.rollouts.top_p=0.9"),
+    bad("rlax.rollouts.temperature", "above 0 to train", "rlax.rollouts.temperature=0"),
+    bad("rlax.staleness.max_staleness", "at least reload_every", "rlax.staleness.reload_every=2"),
+    bad("rlax.objective.mini_batches", "must divide", "rlax.objective.mini_batches=5"),
+    bad(
+        "steps",
+        "multiple of the 2",
+        "rlax.objective={epochs: 2, preset: ppo, old_policy: proximal}",
+        "steps=3",
+    ),
+    bad("rlax.batches.rows", "at least group_size", "rlax.batches.rows=1"),
+    bad("rlax.evaluation.k", "at most", "rlax.evaluation.k=[100]"),
+    bad(
+        "rlax.rollouts.slots",
+        "hold a group",
+        "rlax.deterministic=true",
+        "rlax.evaluation.every=0",
+        "rlax.rollouts.slots=2",
+    ),
+    bad("rlax.objective.reference.path", "no effect", "rlax.objective.reference.path={tmp}/file"),
+    bad(
+        "rlax.warm_start.pass_at_1_from",
+        "must not exceed",
+        "rlax.warm_start={enabled: true, pass_at_1_from: 0.9}",
+    ),
+    bad(
+        "rlax.curation.gates.0.low",
+        "must not exceed high",
+        "rlax.curation.gates=[{name: difficulty_band, low: 0.9}]",
+    ),
+    bad(
+        "rlax.rollouts.max_prompt_tokens",
+        "at least 2",
+        "rlax.rollouts.max_prompt_tokens=1",
+        fast=False,
+        train=False,
+    ),
+    bad(
+        "rlax.prompt_source.name",
+        "token 511",
+        "rlax.prompt_source={name: synthetic, prompt_tokens: 4}",
+        "rlax.rewards=[{name: token_parity}]",
+        fast=False,
+    ),
+]
+
+# {tmp} holds the file ``file`` and nothing called ``missing``.
+PLACES = [
+    bad("base_output_directory", "is a file", "base_output_directory={tmp}/file"),
+    bad("base_output_directory", "is a file", "base_output_directory={tmp}/file/below"),
+    bad("base_output_directory", "is a file", "base_output_directory=/dev/null/x"),
+    bad("base_output_directory", "name too long", f"base_output_directory={{tmp}}/{'d' * 300}"),
+    bad("base_output_directory", "is a link to nothing", "base_output_directory={tmp}/dangling"),
+    bad("rlax.state_dir", "is a file", "rlax.state_dir={tmp}/file"),
+    bad("rlax.weights.path", "is a file", "rlax.weights.path={tmp}/file/weights"),
+    bad(
+        "rlax.objective.reference.path",
+        "does not exist",
+        "rlax.objective.kl.coefficient=0.1",
+        "rlax.objective.reference.path={tmp}/missing",
+    ),
+    bad(
+        "rlax.warm_start.directory",
+        "does not exist",
+        "rlax.warm_start={enabled: true, directory: {tmp}/missing}",
+    ),
+    bad(
+        "rlax.trackers",
+        "is a file",
+        "rlax.trackers=[{name: jsonl, path: {tmp}/file/x.jsonl}]",
+        fast=False,
+        train=False,
+    ),
+    bad(
+        "rlax.trackers",
+        "not a directory",
+        "rlax.trackers=[{name: jsonl, path: {tmp}}]",
+        fast=False,
+        train=False,
+    ),
+]
+
+COMMAND_LINE = [
+    bad("command line", "must be key=value", "rlax.seed"),
+    bad("command line", "must be key=value", "rlax..seed=1"),
+    bad("command line", "must be key=value", "=1"),
+    bad("rlax.plugins", "not valid YAML", "rlax.plugins=[a"),
+    bad("rlax.rewards", "can only be given as a whole", "rlax.rewards.0.name=x"),
+    bad("rlax.weights.path", "interpolation", "rlax.weights.path=${run_name}"),
+    bad("run_name", "interpolation", "run_name=${oc.env:HOME}"),
+    bad("rlax.seed", "not valid YAML", "rlax.seed=!!int x"),
+    bad("rlax.seed", "not valid YAML", "rlax.seed=!!python/object/apply:os.system [id]"),
+    bad("rlax.prompt_source", "deeper than", f"rlax.prompt_source={'[' * 100}{']' * 100}"),
+    bad("rlax.prompt_source", "deeper than", f"rlax.prompt_source={'[' * 1000}{']' * 1000}"),
+]
+
+FILES = [
+    bad_file("{config}", "found undefined alias", "x: *nowhere"),
+    bad_file("{config}", "appears twice", "steps: 3"),
+    bad_file("{config}", "not valid YAML", "a: [1, 2"),
+    bad_file("{config}", "not valid YAML", "\tx: 1"),
+    bad_file("{config}", "not valid YAML", "x: \x00"),
+    bad_file("{config}", "a key must be text", "? [a, b]\n: 1"),
+    bad_file("{config}", "deeper than", "x: &x {y: *x}"),
+    bad_file(
+        "{config}",
+        "100,000 values",
+        "\n".join(
+            ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+            + [
+                f"{k}: &{k} [{', '.join([f'*{j}'] * 10)}]"
+                for j, k in zip("abcdefg", "bcdefgh", strict=True)
+            ]
+        ),
+    ),
+    bad_file("{config}: the key 1", "must be text", "1: x"),
+    bad_file("{config}: the key None", "must be text", "~: x"),
+    bad_file("{config}: the key '\\x1b[31m'", "must be text", '"\\e[31m": x'),
+    bad_file("x", "64 bits", f"x: {10**40}"),
+    bad_file("x", "not <class 'bytes'>", "x: !!binary aGk="),
+    bad_file("base_config", "no such file", "base_config: lost.yml"),
+    bad_file("base_config", "no such file", f"base_config: {'l' * 3000}.yml"),
+    bad_file("base_config", "is based on itself", "base_config: run.yml"),
+]
+
+ALL = NAMES + NUMBERS + TYPES + UNKNOWN + CONTRADICTIONS + PLACES + COMMAND_LINE + FILES

@@ -1,0 +1,148 @@
+"""More plug-ins that each break one promise, in answers that only some questions bring out."""
+
+from __future__ import annotations
+
+from broken_plugins import Broken, _of
+
+_SOURCE = """
+import hashlib
+
+import numpy as np
+
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.types import Prompt
+
+
+class Source:
+    stop_ids = (1,)
+
+    def prompts(self, split):
+        if split not in ("train", "validation", "test"):
+            raise ConfigError("split", split, "there is none")
+        texts = [f"{split}{i}" for i in range(3)]
+        return [self.prompt(text) for text in texts] + self.more(split)
+
+    def prompt(self, text, reference="7"):
+        name = hashlib.sha256(text.encode()).hexdigest()
+        return Prompt(name, np.array(list(text.encode()), np.int32), text, reference)
+
+    def more(self, split):
+        return []
+
+    def decode(self, tokens):
+        return "".join(chr(t) for t in tokens if t > 1)
+
+%s
+
+def build(context):
+    return Source()
+"""
+
+
+def _source(method: str, *told: str) -> Broken:
+    return _of("prompt_source", _SOURCE % method, *told)
+
+
+def _gate(condition: str, *told: str) -> Broken:
+    """A gate that answers True where the condition holds, and None elsewhere."""
+    part = f"""
+        class Gate:
+            def refuse(self, group):
+                rewards = group.rewards[~np.isnan(group.rewards)]
+                return True if {condition} else None
+
+        def build(context):
+            return Gate()
+        """
+    return _of(
+        "gate", part.replace("class Gate", "import numpy as np\n\n        class Gate"), *told
+    )
+
+
+_NEVER_A_BOOL = ("it returned True", "never a bool")
+
+_TRACKER = """
+class Tracker:
+    def __init__(self, path):
+        self.last = %(last)s
+        self.file = path.open("%(mode)s", buffering=1)
+
+    def log(self, step, metrics):
+        %(first)s
+        self.file.writelines(f"{step},{name},{value}\\n" for name, value in metrics.items())
+
+    def close(self):
+        self.file.close()
+
+
+def build(context):
+    return Tracker(context.run_dir / "log.csv")
+"""
+
+
+def _tracker(mode: str, *told: str, last: str = "0", first: str = "pass") -> Broken:
+    return _of("tracker", _TRACKER % {"mode": mode, "last": last, "first": first}, *told)
+
+
+ANSWERS: dict[str, Broken] = {
+    "gate_true_of_truncated_samples": _gate(
+        "any(r.finish_reason == 'length' for r in group.rollouts)",
+        "for a truncated sample it returned True",
+        *_NEVER_A_BOOL,
+    ),
+    "gate_true_of_long_groups": _gate(
+        "max(len(r.tokens) for r in group.rollouts) > 200", *_NEVER_A_BOOL
+    ),
+    "gate_true_of_easy_prompts": _gate("(group.measured_pass_rate or 0) > 0.9", *_NEVER_A_BOOL),
+    "gate_true_of_hard_prompts": _gate(
+        "group.measured_pass_rate is not None and group.measured_pass_rate < 0.05", *_NEVER_A_BOOL
+    ),
+    "gate_true_of_many_samples": _gate("len(group.rollouts) > 16", *_NEVER_A_BOOL),
+    "gate_true_of_high_rewards": _gate("rewards.size and rewards.mean() > 20", *_NEVER_A_BOOL),
+    "gate_true_of_a_narrow_band": _gate(
+        "rewards.size > 3 and 0.45 < rewards.mean() < 0.55", *_NEVER_A_BOOL
+    ),
+    "gate_true_of_several_versions": _gate(
+        "len({int(v) for r in group.rollouts for v in r.versions}) > 1", *_NEVER_A_BOOL
+    ),
+    "gate_true_of_another_attempt": _gate("group.attempt > 1", *_NEVER_A_BOOL),
+    "tracker_that_appends_blindly": _tracker(
+        "a",
+        "a run that is continued after a kill logs some steps again: they are there once",
+        "log.csv holds check/zqxjkvbwfy 2 times, and held it 1 before",
+        "leave out what the file has of a step",
+    ),
+    "tracker_that_begins_anew": _tracker(
+        "w", "what an earlier process logged is gone", "open what is there"
+    ),
+    "tracker_that_opens_once": _tracker("x", "it raised FileExistsError"),
+    "tracker_that_refuses_a_step_twice": _tracker(
+        "a",
+        "takes further metrics of the last step",
+        "it raised AssertionError: 29 again",
+        first="assert step > self.last, f'{step} again'; self.last = step",
+    ),
+    "tracker_that_drops_a_step_twice": _tracker(
+        "a",
+        "the first metrics of a step are on disk, the further ones are not",
+        first="metrics, self.last = ({} if step == self.last else metrics), step",
+    ),
+    "source_that_encodes_floats": _source(
+        "    def encode(self, text):\n        return [float(t) for t in text.encode()]",
+        "encode gives the tokens of a prompt's text",
+        "'train0' gives 116.0 (float) among its tokens",
+        "a list of whole numbers",
+    ),
+    "source_that_encodes_a_float_array": _source(
+        "    def encode(self, text):\n"
+        "        return np.frombuffer(text.encode(), np.uint8).astype(np.float32)",
+        "'train0' gives",
+        "a list of whole numbers",
+    ),
+    "source_with_one_id_for_two_prompts": _source(
+        "    def more(self, split):\n        return [self.prompt(f'{split}0', reference='8')]",
+        "in split 'train' two different prompts share the id",
+        "(references '7' and '8')",
+        "make the id a hash of the whole prompt",
+    ),
+}

@@ -1,0 +1,127 @@
+"""What the engine tells of groups on their way, and what it refuses, on slots without a model."""
+
+import asyncio
+import dataclasses
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from rlax_jetstream.driver import JetStreamDriver, RequestError
+from scripted_slots import ScriptedSlots, drawn, play, request, until, version
+from test_rlax_jetstream import Active
+
+from rlax_plugin.errors import WorkerError
+
+
+class OneByOne:
+    """A gate of ``ScriptedSlots`` that lets single decode calls pass."""
+
+    def __init__(self):
+        self._passes = threading.Semaphore(0)
+        self._open = False
+
+    def wait(self, timeout):
+        return self._open or self._passes.acquire(timeout=timeout)
+
+    def set(self):
+        self._open = True
+        self._passes.release()
+
+    async def one_call(self, slots):
+        """Lets the engine make one decode call, and returns once it is in the next one."""
+        slots.decoding.clear()
+        self._passes.release()
+        await until(slots.decoding)
+
+
+def test_every_group_gets_on_while_a_swap_waits():
+    """With ``finish``: one group runs, one waits for the swap and one for the version."""
+
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        slots.gate = OneByOne()
+        slots.decoding.clear()
+        running = asyncio.ensure_future(drawn(engine, request(0, [1, 2], new=600)))
+        await until(slots.decoding)
+        swap = asyncio.ensure_future(engine.load_weights(version(2)))
+        while engine._swap is None:
+            await asyncio.sleep(0)
+        late = asyncio.ensure_future(drawn(engine, request(1, [3], new=600)))
+        newer = asyncio.ensure_future(drawn(engine, request(2, [4], new=600, min_version=2)))
+        while engine.backlog < 2:
+            await asyncio.sleep(0)
+        seen = [engine.progress()]
+        assert seen[0].keys() == {(0, 1), (1, 1), (2, 1)}
+        for _ in range(2):  # a swap waits: each call is as long as a call may be
+            await slots.gate.one_call(slots)
+            seen.append(engine.progress())
+        for before, after in itertools.pairwise(seen):
+            for key in before:
+                assert after[key] != before[key], (key, before, after)
+        # Two samples of one token at first; the first call looked for arrivals after 4 steps.
+        assert [one[0, 1] for one in seen] == [0, 2 * 4, 2 * (4 + 256)]
+        assert [one[1, 1] for one in seen] == [one[2, 1] for one in seen] == [0, 4, 4 + 256]
+        assert engine.version == 1 and not swap.done()
+        slots.gate.set()
+        await asyncio.gather(running, swap, late, newer)
+        assert engine.progress() == {} and engine.version == 2
+
+    play(
+        scenario,
+        ScriptedSlots(max_new_tokens=600),
+        rollouts={"max_new_tokens": 600},
+        arrival_steps=4,
+    )
+
+
+def test_a_hung_engine_tells_the_same_of_every_group():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        slots.gate.clear()
+        slots.decoding.clear()
+        groups = [request(0, [1, 2, 3], new=20), request(1, [4, 5]), request(2, [6], min_version=2)]
+        hung = asyncio.ensure_future(drawn(engine, *groups))
+        await until(slots.decoding)
+        found = engine.progress()
+        assert found.keys() == {(0, 1), (1, 1), (2, 1)}
+        await asyncio.sleep(0.05)
+        assert engine.progress() == found
+        hung.cancel()
+
+    play(scenario)
+
+
+def test_what_other_programs_ask_is_no_group_of_a_run():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        slots.gate.clear()
+        slots.decoding.clear()
+        client = Active([1, 2])
+        JetStreamDriver(engine).place_request_on_prefill_queue(client)
+        await until(slots.decoding)
+        assert (-1, 1) not in engine.progress()  # an evaluation's first group
+        slots.gate.set()
+        await until(client.return_channel.ended)
+
+    pytest.importorskip("jetstream.core.utils.return_sample")
+    play(scenario)
+
+
+@pytest.mark.parametrize("tokens", [[1, 10**6 + 1000], [-1, 2]])
+def test_tokens_outside_of_the_vocabulary_are_refused(tokens):
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        assert engine.vocabulary == 10**6 + 1000
+        client = Active(tokens)
+        JetStreamDriver(engine).place_request_on_prefill_queue(client)
+        await until(client.return_channel.ended)
+        # The servicer answers a RequestError with INVALID_ARGUMENT.
+        assert isinstance(client.return_channel.error, RequestError)
+        assert "which must be from 0 to 1000999" in str(client.return_channel.error)
+        wrong = dataclasses.replace(request(3, [1]), prompt_tokens=np.array(tokens, np.int32))
+        with pytest.raises(WorkerError, match="group 3: the prompt has token id"):
+            await engine.generate([wrong], lambda *_: None)
+        assert slots.inserts() == []
+
+    play(scenario)
