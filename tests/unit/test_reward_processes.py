@@ -142,6 +142,11 @@ def end_of(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
+async def soon(condition: Callable[[], bool], what: str) -> None:
+    """``end_of`` on a thread: the pool ends what a process has started on the event loop."""
+    await asyncio.to_thread(end_of, condition, what)
+
+
 def started() -> list[int]:
     return [int(line) for line in Path("started").read_text().split()]
 
@@ -162,7 +167,7 @@ def test_what_a_reward_starts_ends_with_it(how):
         (only,) = await scored(pool, f"start {how}")
         assert (only.reward is None) == bool(how)
         if how:
-            end_of(lambda: none_alive(started()), "the end of what hung")
+            await soon(lambda: none_alive(started()), "the end of what hung")
 
     with_pool(work, deadlines={"reward_s": 3.0, "startup_s": 60.0})
     assert len(started()) == 4
@@ -174,7 +179,7 @@ def test_what_a_reward_starts_ends_with_it_however_it_ends():
         (only,) = await scored(pool, "start die")
         assert "exit code 3" in (only.reward_error or "")
         in_group = [pid for i, pid in enumerate(started()) if i % 4 != 2]
-        end_of(lambda: none_alive(in_group), "the end of its group")
+        await soon(lambda: none_alive(in_group), "the end of its group")
 
     try:
         with_pool(work)
@@ -257,7 +262,7 @@ def test_a_process_that_an_earlier_job_ends_costs_no_sample_of_a_later_one():
 def test_a_job_that_is_cancelled_costs_the_next_one_nothing():
     async def work(pool: RewardPool) -> None:
         hanging = asyncio.ensure_future(scored(pool, "hang"))
-        await asyncio.to_thread(end_of, Path("hanging").exists, "the job's start")
+        await soon(Path("hanging").exists, "the job's start")
         hanging.cancel()
         assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
         assert pool.replaced == 0
