@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -20,6 +21,11 @@ def pasteable(program: str, *arguments: str, directory: Path | None = None) -> s
       directory: where it is to be run; None: the working directory.
     """
     return shlex.join((_named(program, directory or Path()), *arguments))
+
+
+def train_command(argv: Sequence[str]) -> str:
+    """What to type to continue a run that was started with these arguments."""
+    return pasteable("rlax", "train", *argv)
 
 
 def _named(program: str, directory: Path) -> str:

@@ -19,7 +19,6 @@ from rlax_plugin import batches, objective
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.controller import descent
-from rlax_plugin.controller.directory import quiet
 from rlax_plugin.controller.publisher import fingerprints
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.host_fingerprint import digest
@@ -29,6 +28,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.journal import Segment
+from rlax_plugin.terminal import quiet
 from rlax_plugin.types import Canary
 
 log = logging.getLogger("rlax.replay")

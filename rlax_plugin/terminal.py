@@ -1,9 +1,14 @@
-"""Consoles on which no text does harm, wherever it comes from."""
+"""The terminal: consoles on which no text does harm, and libraries that are kept off it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
 from rich.console import Console, RenderableType
 from rich.segment import Segment
@@ -31,3 +36,33 @@ class HarmlessConsole(Console):
                 yield segment
             else:
                 yield Segment(harmless(segment.text), segment.style)
+
+
+def console(out: IO[str]) -> Console:
+    """Paths and messages are printed as they are, in one line each where nobody watches."""
+    return HarmlessConsole(file=out, highlight=False, soft_wrap=not out.isatty())
+
+
+@contextmanager
+def quiet(log_path: Path) -> Iterator[Console]:
+    """Sends what libraries print to a file; yields a console on the real standard output."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out, err = os.dup(1), os.dup(2)
+    log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log_file, 1)
+    os.dup2(log_file, 2)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+    real = os.fdopen(os.dup(out), "w", buffering=1)
+    try:
+        yield console(real)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        for descriptor in (out, err, log_file):
+            os.close(descriptor)
+        real.close()

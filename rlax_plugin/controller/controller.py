@@ -19,10 +19,15 @@ from rlax_plugin.controller.dashboard import Dashboard
 from rlax_plugin.controller.evaluated import Evaluated, record, recorded
 from rlax_plugin.controller.exporter import PrometheusTracker
 from rlax_plugin.controller.fleet import Worker
-from rlax_plugin.controller.flow import Flow, StepStats
+from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.controller.link import FinishedStep
-from rlax_plugin.controller.metrics import RunStats, Summarise, step_metrics
+from rlax_plugin.controller.metrics import (
+    FinishedStep,
+    RunStats,
+    StepStats,
+    Summarise,
+    step_metrics,
+)
 from rlax_plugin.controller.metrics_file import MetricsFile
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.periodic import PeriodicEvaluation

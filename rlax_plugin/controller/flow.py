@@ -18,7 +18,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.book import Book, Open
 from rlax_plugin.controller.dispatch import Dispatcher
+from rlax_plugin.controller.metrics import StepStats
 from rlax_plugin.controller.recorder import Commit, Recorder
 from rlax_plugin.controller.recovery import Recovery, Stretch
 from rlax_plugin.controller.requests import decoded, sample_seed, sampling_params
@@ -41,24 +41,6 @@ from rlax_plugin.records.journal import START
 from rlax_plugin.types import Group, GroupRequest
 
 _ALL_FAILED = "all rewards failed"
-
-
-@dataclass(slots=True)
-class StepStats:
-    """What happened between two batches; becomes the step's metrics."""
-
-    scored: list[tuple[Group, str | None]] = field(default_factory=list)
-    dropped: int = 0
-    issued: int = 0
-    first_issued_s: float = math.inf  # of time.perf_counter
-    last_drawn_s: float = -math.inf
-    reward_s: float = 0.0  # summed over groups, which are scored side by side
-    commit_s: float = 0.0  # until the batch was on disk
-
-    @property
-    def generate_s(self) -> float:
-        """From the first group issued to the last one drawn."""
-        return max(0.0, self.last_drawn_s - self.first_issued_s)
 
 
 class Flow:

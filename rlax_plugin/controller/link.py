@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.flow import StepStats
+from rlax_plugin.controller.metrics import FinishedStep, StepStats, StepTimes
 from rlax_plugin.controller.pace import Pace
 from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.supervision import result_within
@@ -23,27 +22,6 @@ T = TypeVar("T")
 _CANARY_TOKENS = 16
 Drawn = tuple[tuple[Group, ...], StepStats]
 BuildBatch = Callable[[int, tuple[Group, ...]], TrainBatch]
-
-
-@dataclass(slots=True)
-class StepTimes:
-    """Seconds of one step, seen from the trainer's thread."""
-
-    wait_s: float = 0.0  # for the batch
-    train_s: float = 0.0  # from the batch to the finished update
-    publish_s: float = 0.0  # the loop's own part of publishing
-    whole_s: float = 0.0  # from one finished step to the next
-
-
-@dataclass(slots=True)
-class FinishedStep:
-    """All that is known of a step once it is done."""
-
-    step: int
-    groups: tuple[Group, ...]
-    stats: StepStats
-    metrics: Mapping[str, Any]
-    times: StepTimes = field(default_factory=StepTimes)
 
 
 def canary_tokens(prompts: Sequence[Prompt], max_prompt_tokens: int) -> np.ndarray:

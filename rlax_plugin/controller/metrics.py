@@ -1,20 +1,60 @@
-"""One step's metrics, and what they add up to in ``summary.json``."""
+"""What is known of one step, its metrics, and what they add up to in ``summary.json``."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlax_plugin.batches import sizes
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.link import FinishedStep
 from rlax_plugin.types import Group
 
 Summarise = Callable[[Mapping[str, Any]], dict[str, float]]
+
+
+@dataclass(slots=True)
+class StepStats:
+    """What happened between two batches; becomes the step's metrics."""
+
+    scored: list[tuple[Group, str | None]] = field(default_factory=list)
+    dropped: int = 0
+    issued: int = 0
+    first_issued_s: float = math.inf  # of time.perf_counter
+    last_drawn_s: float = -math.inf
+    reward_s: float = 0.0  # summed over groups, which are scored side by side
+    commit_s: float = 0.0  # until the batch was on disk
+
+    @property
+    def generate_s(self) -> float:
+        """From the first group issued to the last one drawn."""
+        return max(0.0, self.last_drawn_s - self.first_issued_s)
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds of one step, seen from the trainer's thread."""
+
+    wait_s: float = 0.0  # for the batch
+    train_s: float = 0.0  # from the batch to the finished update
+    publish_s: float = 0.0  # the loop's own part of publishing
+    whole_s: float = 0.0  # from one finished step to the next
+
+
+@dataclass(slots=True)
+class FinishedStep:
+    """All that is known of a step once it is done."""
+
+    step: int
+    groups: tuple[Group, ...]
+    stats: StepStats
+    metrics: Mapping[str, Any]
+    times: StepTimes = field(default_factory=StepTimes)
 
 
 def step_metrics(

@@ -17,7 +17,7 @@ from rlax_plugin.amounts import in_bytes
 from rlax_plugin.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.directory import WEIGHT_KEYS, state_directory
+from rlax_plugin.controller.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import Slots
 from rlax_plugin.places import check_readable, check_writable

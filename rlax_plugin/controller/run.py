@@ -19,26 +19,25 @@ from rich.console import Console
 
 from rlax_plugin import batches, diagnostics, objective
 from rlax_plugin.build import registry_for
+from rlax_plugin.command_lines import train_command
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller import descent
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.controller.dashboard import Dashboard
-from rlax_plugin.controller.directory import (
+from rlax_plugin.controller.evaluated import Evaluated
+from rlax_plugin.controller.link import Link, canary_tokens
+from rlax_plugin.controller.metrics import FinishedStep
+from rlax_plugin.controller.preflight import check_start
+from rlax_plugin.controller.publisher import Publisher
+from rlax_plugin.controller.results import print_results
+from rlax_plugin.controller.run_directory import (
     check_same_run,
-    console,
     finished,
     locked,
     make_state_directory,
-    print_results,
-    quiet,
     run_directory,
     state_directory,
-    train_command,
 )
-from rlax_plugin.controller.evaluated import Evaluated
-from rlax_plugin.controller.link import FinishedStep, Link, canary_tokens
-from rlax_plugin.controller.preflight import check_start
-from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.summary import summary
 from rlax_plugin.controller.supervision import LoopThread
 from rlax_plugin.errors import ConfigError, RlaxError
@@ -46,6 +45,7 @@ from rlax_plugin.loading import config_hash, load_section, merged
 from rlax_plugin.protocols import BuildContext, Trainer
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.terminal import console, quiet
 from rlax_plugin.types import Descent, Group, TrainBatch
 
 INTERRUPTED = 130

@@ -23,7 +23,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.controller.dashboard import reward_errors
-from rlax_plugin.controller.directory import quiet
 from rlax_plugin.controller.evaluated import Evaluated
 from rlax_plugin.controller.evaluation import ProblemSet
 from rlax_plugin.controller.link import canary_tokens
@@ -38,6 +37,7 @@ from rlax_plugin.loading import config_hash, decides, load_section
 from rlax_plugin.places import check_file_writable
 from rlax_plugin.protocols import BuildContext, WeightStore
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.terminal import quiet
 from rlax_plugin.wire import check_messages
 
 log = logging.getLogger("rlax.evaluate")

@@ -8,9 +8,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.directory import endpoints, state_directory
+from rlax_plugin.controller.run_directory import state_directory
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
 from rlax_plugin.parameter_server import ParameterServerClient, kept_version
+from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from rlax_plugin.command_lines import pasteable
-from rlax_plugin.controller.directory import console, print_results
+from rlax_plugin.controller.results import print_results
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.terminal import console
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 

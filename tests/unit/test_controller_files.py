@@ -9,9 +9,9 @@ import fsspec
 from pytest import fixture, raises
 
 from rlax_plugin.controller.dashboard import reward_errors
-from rlax_plugin.controller.directory import check_same_run
 from rlax_plugin.controller.evaluated import Evaluated, record, recorded
 from rlax_plugin.controller.metrics_file import MetricsFile
+from rlax_plugin.controller.run_directory import check_same_run
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluate.checkpoint import checkpoint_name
 from rlax_plugin.evaluate.command import _write

@@ -13,7 +13,7 @@ from rlax_maxtext.trainer import MaxTextTrainer
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.controller import descent
-from rlax_plugin.controller.directory import check_same_run
+from rlax_plugin.controller.run_directory import check_same_run
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.loading import load_section
 from rlax_plugin.protocols import BuildContext

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.flow import StepStats
 from rlax_plugin.controller.link import Link
+from rlax_plugin.controller.metrics import StepStats
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.types import Canary, TrainBatch
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.flow import StepStats
-from rlax_plugin.controller.link import FinishedStep
-from rlax_plugin.controller.metrics import step_metrics
+from rlax_plugin.controller.metrics import FinishedStep, StepStats, step_metrics
 from rlax_plugin.testing import make_group
 from rlax_plugin.types import Group
 

@@ -1,33 +1,26 @@
-"""A run's directory: whose it is, whether it is done, and what is shown of it at the end."""
+"""A run's directory: where it is, whose it is, and whether the run is done."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import itertools
-import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
-from rich.console import Console
 
-from rlax_plugin.command_lines import pasteable
+from rlax_plugin.command_lines import train_command
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.dashboard import before_after_table
 from rlax_plugin.controller.evaluated import recorded
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.loading import differences
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.terminal import HarmlessConsole
 from rlax_plugin.validation import yaml_text
 
-_ENDPOINTS = "endpoints.json"
 _SHOWN_DIFFERENCES = 4
 WEIGHT_KEYS = ("load_parameters_path", "load_full_state_path")  # MaxText's, for first weights
 
@@ -71,60 +64,6 @@ def make_state_directory(directory: Path, section: RlaxSection, maxtext: Mapping
     except OSError as error:
         reason = f"cannot be written: {error.filename or directory}: {error.strerror}"
         raise ConfigError(key, value or str(directory), reason) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Where a run that is going on can be reached; host:port each."""
-
-    controller: str
-    parameter_server: str
-
-
-def write_endpoints(state_dir: Path, endpoints: Endpoints) -> None:
-    """Says where the run is, in ``endpoints.json``, as long as it goes on."""
-    RunFiles(state_dir).put_json(_ENDPOINTS, asdict(endpoints))
-
-
-def remove_endpoints(state_dir: Path) -> None:
-    """The run is over."""
-    RunFiles(state_dir).delete(_ENDPOINTS)
-
-
-def endpoints(state_dir: Path) -> Endpoints | None:
-    """Where the run was when it last said so; after a kill nobody may answer there."""
-    document = RunFiles(state_dir).get_json(_ENDPOINTS)
-    return None if document is None else Endpoints(**document)
-
-
-def console(out: IO[str]) -> Console:
-    """Paths and messages are printed as they are, in one line each where nobody watches."""
-    return HarmlessConsole(file=out, highlight=False, soft_wrap=not out.isatty())
-
-
-@contextmanager
-def quiet(log_path: Path) -> Iterator[Console]:
-    """Sends what libraries print to a file; yields a console on the real standard output."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    out, err = os.dup(1), os.dup(2)
-    log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log_file, 1)
-    os.dup2(log_file, 2)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
-    real = os.fdopen(os.dup(out), "w", buffering=1)
-    try:
-        yield console(real)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        for descriptor in (out, err, log_file):
-            os.close(descriptor)
-        real.close()
 
 
 @contextmanager
@@ -214,46 +153,3 @@ def finished(files: RunFiles, last_step: int, evaluates: bool) -> dict[str, Any]
     if evaluates and recorded(files, "after", version=document["steps"]) is None:
         return None
     return document
-
-
-def train_command(argv: Sequence[str]) -> str:
-    """What to type to continue."""
-    return pasteable("rlax", "train", *argv)
-
-
-def print_results(
-    out: Console, files: RunFiles, argv: Sequence[str], steps: int, updates: int
-) -> None:
-    """What a run of that many steps has left behind, and how to go on.
-
-    Args:
-      updates: in one step; MaxText's key ``steps`` counts them.
-    """
-    before, after = recorded(files, "before"), recorded(files, "after", version=steps)
-    if before is not None and after is not None:
-        out.print(before_after_table(before, after))
-    elif before is not None:
-        out.print("the evaluation after training was interrupted")
-    for what, name in (
-        ("summary", "summary.json"),
-        ("metrics per step", "metrics.jsonl"),
-        ("trained samples", "batches/"),
-        ("other samples", "rollouts/"),
-        ("checkpoints", "checkpoints/"),
-        ("logs", "logs/"),
-        ("TensorBoard", "tensorboard/"),
-    ):
-        if files.exists(name.rstrip("/")):
-            out.print(f"{what:20} {_shown(files)}/{name}")
-    longer = [word for word in argv if not word.startswith("steps=")] + [
-        f"steps={2 * steps * updates}"
-    ]
-    out.print(f"go on training:      {train_command(longer)}")
-    out.print(f"one page of it all:  {pasteable('rlax', 'report', files.url)}")
-    out.print(f"check the records:   {pasteable('rlax', 'audit', files.url)}")
-    if files.exists("tensorboard"):
-        out.print(f"look at the curves:  {pasteable('tensorboard', '--logdir', _shown(files))}")
-
-
-def _shown(files: RunFiles) -> str:
-    return files.url.rstrip("/")
