@@ -21,9 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlax_plugin.batches import ARRAYS, build_batch
 from rlax_plugin.config import Algorithm, Objective
-from rlax_plugin.objective import Slots
+from rlax_plugin.objective.batches import ARRAYS, build_batch
+from rlax_plugin.objective.loss import Slots
 from rlax_plugin.types import Group, Prompt, Rollout, SamplingParams
 
 CONFIG = Path(__file__).parent.parent / "configs" / "bench_w2.yml"
@@ -53,14 +53,14 @@ class Sampler:
     """Draws completions with a worker's decode engine, compiled once for all trainers."""
 
     def __init__(self, argv: list[str]):
-        from maxtext_overrides.config import load
-        from maxtext_overrides.decode import FASTEST_LAYOUT, DecodeEngine
+        from maxtext_overrides.config.loading import load
+        from maxtext_overrides.sampler.decode import FASTEST_LAYOUT, DecodeEngine
 
         self._engine = DecodeEngine(load(argv, **FASTEST_LAYOUT))
 
     def group(self, weights: Mapping[str, Any]) -> Group:
         """Completions of one random prompt each, always as long as possible."""
-        from maxtext_overrides.slots import Prefill
+        from rlax_plugin.rollouts.slots import Prefill
 
         rng = np.random.default_rng(0)
         sampling = SamplingParams(TEMPERATURE, max_new_tokens=COMPLETION)
@@ -89,10 +89,10 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
     """Gaps of one trainer's first step, and the seconds its second one takes."""
     import jax
     import jax.numpy as jnp
+    from rlax_maxtext.policies import Policies
 
-    from maxtext_overrides.config import initialize
-    from maxtext_overrides.policies import Policies
-    from maxtext_overrides.train_loop import Events, Loop, fresh_weights, run_train_loop
+    from maxtext_overrides.config.loading import initialize
+    from maxtext_overrides.trainer.train_loop import Events, Loop, fresh_weights, run_train_loop
 
     config = initialize(argv, **settings)
     # As for two updates per step: log pi_old is computed by a forward pass before the first.

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlax_plugin.batches import build_batch, place, sizes
+from rlax_plugin.objective.batches import build_batch, place, sizes
 from rlax_plugin.types import Group, Prompt, Rollout
 
 CONFIG = Path(__file__).parent.parent / "configs" / "bench_w2.yml"
@@ -61,12 +61,12 @@ def step_times(
     """Seconds of each train step but the first ones."""
     import jax
 
-    from maxtext_overrides.config import initialize
-    from maxtext_overrides.train_loop import Events, Loop, run_train_loop
-    from rlax_plugin import batches as layout
+    from maxtext_overrides.config.loading import initialize
+    from maxtext_overrides.trainer.train_loop import Events, Loop, run_train_loop
     from rlax_plugin.build import build_part
-    from rlax_plugin.objective import make_loss, resolve
-    from rlax_plugin.protocols import BuildContext
+    from rlax_plugin.objective import batches as layout
+    from rlax_plugin.objective.loss import make_loss, resolve
+    from rlax_plugin.ports.protocols import BuildContext
 
     config = initialize(
         [

@@ -17,11 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlax_plugin.controller.recorder import Recorder
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.recorder import Recorder
 
 
 def _measured(files: RunFiles) -> dict[str, float]:
@@ -61,7 +61,7 @@ def _fingerprint_s(files: RunFiles) -> float:
     import jax
     from rlax_orbax.layout import METADATA_FILE, decode
 
-    from rlax_plugin.fingerprint import fingerprint
+    from rlax_plugin.weights.fingerprint import fingerprint
 
     name = files.names("weights")[-1]
     layouts = decode(name, files.get(f"weights/{name}/{METADATA_FILE}"))

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from maxtext_overrides.signatures import Override, check, resolve
+from maxtext_overrides.upstream.signatures import Override, check, resolve
 
 OVERRIDES = (
     Override(

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from rlax_plugin.objective import Scores
+from rlax_plugin.objective.loss import Scores
 
 
 class _Part(NamedTuple):

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
 from rlax_plugin.config import PositiveInt
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.protocols import Gate, PassRates, Sampler
+from rlax_plugin.ports.protocols import Gate, PassRates, Sampler
 from rlax_plugin.types import Group, Prompt
 
 Rate = Annotated[float, Field(ge=0, le=1)]

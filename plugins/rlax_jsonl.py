@@ -20,8 +20,8 @@ from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, hookimpl
 from rlax_plugin.config import PathText
-from rlax_plugin.places import check_file_writable
-from rlax_plugin.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig
+from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig
+from rlax_plugin.records.places import check_file_writable
 
 
 class JsonlConfig(TrackerConfig):

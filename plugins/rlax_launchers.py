@@ -15,7 +15,7 @@ from pydantic import Field
 from rlax_plugin import Extension, NoOptions, Section, hookimpl
 from rlax_plugin.config import NonNegativeInt, Processes, Seconds
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.protocols import Launcher
+from rlax_plugin.ports.protocols import Launcher
 
 log = logging.getLogger("rlax.launcher")
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
 from rlax_plugin.config import INT32_MAX, PositiveInt
 from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.protocols import PromptSource, Reward
+from rlax_plugin.ports.protocols import PromptSource, Reward
 from rlax_plugin.types import Prompt
 
 SPLITS = ("train", "validation", "test")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlax_plugin import BuildContext, Extension, hookimpl
-from rlax_plugin.tracking import BackgroundTracker, Sink, TrackerConfig
+from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackerConfig
 
 
 class EventFile(Sink):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, hookimpl
-from rlax_plugin.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig, require
+from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig, require
 
 
 class WandbConfig(TrackerConfig):

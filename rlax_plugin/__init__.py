@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlax_plugin.config import Choice, NoOptions, Section
-    from rlax_plugin.hookspecs import hookimpl
-    from rlax_plugin.protocols import BuildContext, Extension
+    from rlax_plugin.ports.hookspecs import hookimpl
+    from rlax_plugin.ports.protocols import BuildContext, Extension
 
 __version__ = "0.1.0"
 __all__ = ["BuildContext", "Choice", "Extension", "NoOptions", "Section", "hookimpl"]

@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.objective import Preset, Slots, algorithm_of, choices, resolve
-from rlax_plugin.plugins import KINDS, REGISTER, Manager, installed
-from rlax_plugin.protocols import BuildContext, Extension, Facts, WeightStore
-from rlax_plugin.validation import validate
+from rlax_plugin.objective.loss import Preset, Slots, algorithm_of, choices, resolve
+from rlax_plugin.ports.manager import KINDS, REGISTER, Manager, installed
+from rlax_plugin.ports.protocols import BuildContext, Extension, Facts, WeightStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Registry:
         """Builds the objective of the context's config.
 
         Raises:
-          ConfigError, PluginError: see ``part`` and ``rlax_plugin.objective.resolve``.
+          ConfigError, PluginError: see ``part`` and ``rlax_plugin.objective.loss.resolve``.
         """
         return resolve(context.section, self._within(context).part)
 
@@ -188,7 +188,7 @@ class Registry:
             plugin = self.offers["objective"][objective.preset].plugin
             raise PluginError(
                 f"plug-in {plugin!r}: objective {objective.preset!r} built {preset!r}, expected "
-                "an rlax_plugin.presets.Preset"
+                "an rlax_plugin.objective.presets.Preset"
             )
         for slot, kind, choice in choices(algorithm_of(objective, preset)):
             yield Use(f"rlax.objective.{slot}", kind, choice)

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlax_plugin.amounts import in_seconds
-from rlax_plugin.harmless_text import one_line
+from rlax_plugin.text.amounts import in_seconds
+from rlax_plugin.text.harmless import one_line
 
 
 class RlaxError(Exception):

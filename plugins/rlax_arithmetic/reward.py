@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlax_plugin.protocols import Reward
+from rlax_plugin.ports.protocols import Reward
 from rlax_plugin.types import Prompt
 
 _ANSWER = re.compile(r"\s*([0-9]+)\s*")

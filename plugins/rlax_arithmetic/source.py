@@ -16,7 +16,7 @@ from rlax_arithmetic.problems import SPLITS, Operation, ProblemSet
 from rlax_plugin import Section
 from rlax_plugin.config import PathText, PositiveInt
 from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.protocols import PromptSource
+from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.types import Prompt
 
 TASK = "arithmetic"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, Section, hookimpl
 from rlax_plugin.config import PositiveInt
-from rlax_plugin.protocols import Facts, RolloutEngine
+from rlax_plugin.ports.protocols import Facts, RolloutEngine
 
 
 class JetstreamConfig(Section):

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlax_jetstream.jobs import Job
 from rlax_plugin.errors import RlaxError, WorkerError
-from rlax_plugin.harmless_text import storable
+from rlax_plugin.rollouts.jobs import Job
+from rlax_plugin.text.harmless import storable
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maxtext_overrides.slots import Slots
-from rlax_jetstream.jobs import Job, refusal
-from rlax_jetstream.scheduler import Scheduler
-from rlax_jetstream.waited_for import WaitedFor
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.proof import Reading, load_proved
-from rlax_plugin.protocols import Arrays, PromptSource, RolloutEngine, WeightStore
+from rlax_plugin.ports.protocols import Arrays, PromptSource, RolloutEngine, WeightStore
+from rlax_plugin.rollouts.jobs import Job, refusal
+from rlax_plugin.rollouts.scheduler import Scheduler
+from rlax_plugin.rollouts.slots import Slots
+from rlax_plugin.rollouts.waited_for import WaitedFor
 from rlax_plugin.types import GroupRequest, Rollout, WeightVersion
+from rlax_plugin.weights.verification import Reading, load_proved
 
 if TYPE_CHECKING:
     from rlax_jetstream import JetstreamConfig
@@ -65,7 +65,7 @@ class JetstreamEngine(RolloutEngine):
       config: this plug-in's options.
       make_prompt_source: tokenizer of JetStream's text requests; called when one arrives.
       deterministic: ``rlax.deterministic``, see ``Scheduler``.
-      fingerprint: name -> array to name -> uint32; default ``rlax_plugin.fingerprint``.
+      fingerprint: name -> array to name -> uint32; default ``rlax_plugin.weights.fingerprint``.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class JetstreamEngine(RolloutEngine):
 
     def _pull(self, version: WeightVersion, slots: Slots) -> Mapping[str, Any]:
         if self._fingerprint is None:
-            from rlax_plugin.fingerprint import fingerprint
+            from rlax_plugin.weights.fingerprint import fingerprint
 
             self._fingerprint = fingerprint
         return load_proved(

@@ -20,7 +20,7 @@ import grpc
 
 from rlax_jetstream.driver import JetStreamDriver, RequestError
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.protocols import PromptSource
+from rlax_plugin.ports.protocols import PromptSource
 
 if TYPE_CHECKING:
     from rlax_jetstream.engine import JetstreamEngine
@@ -120,7 +120,7 @@ def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
 
     def load() -> None:
         try:
-            from maxtext_overrides.jetstream_compat import import_orchestrator
+            from maxtext_overrides.upstream.jetstream_compat import import_orchestrator
 
             servicer = servicer_class(import_orchestrator())(JetStreamDriver(engine))
             from jetstream.core.proto import jetstream_pb2_grpc

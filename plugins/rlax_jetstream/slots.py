@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from maxtext_overrides.config import load, load_to_check, passed_on
-from maxtext_overrides.lean_imports import unavailable
-from maxtext_overrides.slots import Slots
+from maxtext_overrides.config.loading import load, load_to_check, passed_on
+from maxtext_overrides.upstream.lean_imports import unavailable
 from rlax_jetstream.engine import longest_call
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.protocols import BuildContext, Facts
+from rlax_plugin.ports.protocols import BuildContext, Facts
+from rlax_plugin.rollouts.slots import Slots
 
 if TYPE_CHECKING:
     from rlax_jetstream import JetstreamConfig
@@ -27,7 +27,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> Slots:
     """
     # MaxEngine uses TensorFlow only to read data; without it the import takes half as long.
     with unavailable("tensorflow", "google.cloud.aiplatform"):
-        from maxtext_overrides.decode import FASTEST_LAYOUT, DecodeEngine
+        from maxtext_overrides.sampler.decode import FASTEST_LAYOUT, DecodeEngine
 
     rollouts, devices = context.section.rollouts, jax.device_count()
     if rollouts.slots % devices:
@@ -51,7 +51,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> Facts:
     with passed_on(context.maxtext_argv):
         overrides = _sizes(context.section.rollouts, 1) | config.maxtext
         worker = load_to_check(context.maxtext_argv, **overrides)
-        from maxtext_overrides import memory
+        from maxtext_overrides.config import memory
 
         weights, caches = memory.of_decoding(worker)
     slots = context.section.rollouts.slots

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.ports.protocols import BuildContext
 
 
 def answered_prompts(context: BuildContext) -> Any:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlax_maxtext.agreement import answered_prompts, check_shapes
-from rlax_plugin.amounts import in_bytes
 from rlax_plugin.config import NoOptions, RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective import resolve
-from rlax_plugin.protocols import BuildContext, Facts
+from rlax_plugin.objective.loss import resolve
+from rlax_plugin.ports.protocols import BuildContext, Facts
+from rlax_plugin.text.amounts import in_bytes
 
 if TYPE_CHECKING:
-    from maxtext_overrides.config import Config
-    from maxtext_overrides.memory import TrainingMemory
+    from maxtext_overrides.config.loading import Config
+    from maxtext_overrides.config.memory import TrainingMemory
 
 
 def check(options: NoOptions, context: BuildContext) -> Facts:
@@ -22,14 +22,14 @@ def check(options: NoOptions, context: BuildContext) -> Facts:
 
     How many devices there will be is not known, nor asked.
     """
-    from maxtext_overrides.config import load_to_check, passed_on, without_effect
+    from maxtext_overrides.config.loading import load_to_check, passed_on, without_effect
 
     argv, section = context.maxtext_argv, context.section
     with passed_on(argv):
         config = load_to_check(argv)
         check_shapes(config, section)
         devices = _devices(config, section)
-        from maxtext_overrides import memory
+        from maxtext_overrides.config import memory
 
         needed = memory.of_training(config)
     if section.warm_start.enabled:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes
-from rlax_plugin.batches import ARRAYS
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective import make_loss, resolve
-from rlax_plugin.protocols import BuildContext, Trainer, TrainerLink
+from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.objective.loss import make_loss, resolve
+from rlax_plugin.ports.protocols import BuildContext, Trainer, TrainerLink
 from rlax_plugin.types import Descent
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from maxtext_overrides.train_loop import Loop
+    from maxtext_overrides.trainer.train_loop import Loop
 
 log = logging.getLogger("rlax.trainer")
 
@@ -41,8 +41,8 @@ class MaxTextTrainer(Trainer):
 
     def _publisher(self, link: TrainerLink) -> Callable[[Loop], None]:
         """Publishes the weights of a loop, with the canary that workers must match."""
-        from maxtext_overrides.canary import CanaryForward
-        from maxtext_overrides.train_loop import fresh_weights
+        from maxtext_overrides.trainer.train_loop import fresh_weights
+        from rlax_maxtext.canary import CanaryForward
 
         canary = CanaryForward(link.canary_tokens)
 
@@ -61,11 +61,11 @@ class MaxTextTrainer(Trainer):
           Exception: whatever the link raised, unchanged.
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
-        from maxtext_overrides import supervised
-        from maxtext_overrides.checkpoints import mismatch
-        from maxtext_overrides.config import initialize
-        from maxtext_overrides.policies import Policies
-        from maxtext_overrides.train_loop import Events, run_train_loop
+        from maxtext_overrides.config.loading import initialize
+        from maxtext_overrides.trainer.checkpoints import mismatch
+        from maxtext_overrides.trainer.train_loop import Events, run_train_loop
+        from rlax_maxtext import supervised
+        from rlax_maxtext.policies import Policies
 
         argv = self._context.maxtext_argv
         config = initialize(argv, **self._first_weights())
@@ -126,7 +126,7 @@ class MaxTextTrainer(Trainer):
         Raises:
           ConfigError: there is no own checkpoint, and the other one is gone.
         """
-        from maxtext_overrides.checkpoints import holds
+        from maxtext_overrides.trainer.checkpoints import holds
 
         if not self.checkpoints() and not holds(descent.run, descent.checkpoint):
             reason = "that checkpoint is gone, and this run has none of its own yet"
@@ -137,23 +137,23 @@ class MaxTextTrainer(Trainer):
         """MaxText's keys for the weights of another run. It prefers an own checkpoint to them."""
         if self._descent is None:
             return {}
-        from maxtext_overrides.checkpoints import items
+        from maxtext_overrides.trainer.checkpoints import items
 
         path = items(self._descent.run, self._descent.checkpoint)
         return {"load_parameters_path": path, "source_checkpoint_layout": "orbax"}
 
     def checkpoints(self) -> dict[int, str]:
         """See ``CheckpointReader``."""
-        from maxtext_overrides.checkpoints import checkpoints
+        from maxtext_overrides.trainer.checkpoints import checkpoints
 
         updates = self._section.objective.updates_per_step
         return checkpoints(self._context.run_url, updates)
 
     def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
         """See ``CheckpointReader``: MaxText's loop restores it, and has nothing left to train."""
-        from maxtext_overrides.checkpoints import items
-        from maxtext_overrides.config import initialize
-        from maxtext_overrides.train_loop import Events, run_train_loop
+        from maxtext_overrides.config.loading import initialize
+        from maxtext_overrides.trainer.checkpoints import items
+        from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
         config = initialize(
             self._context.maxtext_argv,

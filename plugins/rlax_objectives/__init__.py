@@ -1,6 +1,6 @@
 """Objective plug-in: the slots of the unified objective, and the published algorithms as presets.
 
-``rlax_plugin.objective`` holds the sum that the slots enter. Importing this package does not import
+``rlax_plugin.objective.loss`` holds the sum that the slots enter. Importing this package does not import
 JAX: a slot does when it is traced.
 
 Notation, here and in ``presets.yml``: r = pi_theta / pi_old; mu the sampler's distribution; A the
@@ -15,8 +15,8 @@ from typing import Any
 
 from rlax_objectives import advantages, aggregations, terms, weights
 from rlax_plugin import Extension, NoOptions, Section, hookimpl
-from rlax_plugin.advantages import per_group
-from rlax_plugin.presets import presets_from_yaml
+from rlax_plugin.objective.advantages import per_group
+from rlax_plugin.objective.presets import presets_from_yaml
 
 PRESETS = Path(__file__).with_name("presets.yml")
 

@@ -1,4 +1,4 @@
-"""Advantages, in numpy and float64; ``rlax_plugin.advantages`` says when they are called.
+"""Advantages, in numpy and float64; ``rlax_plugin.objective.advantages`` says when they are called.
 
 Statistics are over scored samples. Equal rewards give exactly 0, in a group or, where the whole
 batch is normalised, in the batch: in floating point their mean may differ from them, and the
@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin import Section
-from rlax_plugin.advantages import Outcomes, per_group
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.advantages import Outcomes, per_group
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rlax_plugin import BuildContext, Section
 from rlax_plugin.config import PositiveInt
-from rlax_plugin.objective import Aggregation, TokenInputs
+from rlax_plugin.objective.loss import Aggregation, TokenInputs
 
 
 def sequence_mean(inputs: TokenInputs) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from rlax_plugin import Section
-from rlax_plugin.objective import Ratio, TokenInputs, ratio_of
+from rlax_plugin.objective.loss import Ratio, TokenInputs, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]
 Low = Annotated[float, Field(gt=0, le=1)]

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from rlax_plugin import Section
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective import Ratio, TokenInputs, ratio_of
+from rlax_plugin.objective.loss import Ratio, TokenInputs, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]
 Per = Literal["token", "sequence"]

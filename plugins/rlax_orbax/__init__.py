@@ -6,7 +6,7 @@ from pydantic import Field
 
 from rlax_plugin import BuildContext, Extension, Section, hookimpl
 from rlax_plugin.config import PositiveInt
-from rlax_plugin.protocols import WeightStore
+from rlax_plugin.ports.protocols import WeightStore
 
 
 class OrbaxConfig(Section):

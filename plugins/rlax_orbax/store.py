@@ -34,7 +34,7 @@ from rlax_plugin.errors import (
     WeightsUnwritableError,
     alternatives,
 )
-from rlax_plugin.protocols import Arrays, WeightStore
+from rlax_plugin.ports.protocols import Arrays, WeightStore
 
 T = TypeVar("T")
 Index = tuple[slice, ...]

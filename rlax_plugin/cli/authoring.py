@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rlax_plugin.cli.common import AUTHORS, command, exit_status
-from rlax_plugin.command_lines import pasteable
+from rlax_plugin.text.command_lines import pasteable
 
 
 @command(AUTHORS, "rlax new-plugin length_reward --kind reward")
@@ -34,7 +34,7 @@ def new_plugin(
     test that tries the part against the contract of its kind.
     """
     with exit_status():
-        from rlax_plugin.scaffold import write_package
+        from rlax_plugin.commands.scaffold import write_package
 
         package = write_package(name, kind, directory)
     typer.echo(f"wrote {package.folder}")
@@ -89,8 +89,8 @@ def check_plugin(
 
 def _parsed(options: list[str]) -> dict[str, dict[str, Any]]:
     """``kind/name`` -> options, of texts such as ``gate/narrow.high=0.5``."""
+    from rlax_plugin.config.loading import overridden
     from rlax_plugin.errors import ConfigError
-    from rlax_plugin.loading import overridden
 
     parsed: dict[str, dict[str, Any]] = {}
     for option in options:

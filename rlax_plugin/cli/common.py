@@ -93,7 +93,7 @@ def exit_status() -> Iterator[None]:
 def _print_error(error: RlaxError) -> None:
     from rich.text import Text
 
-    from rlax_plugin.terminal import HarmlessConsole
+    from rlax_plugin.text.terminal import HarmlessConsole
 
     message = Text.assemble(("error: ", "bold red"), str(error))
     HarmlessConsole(stderr=True).print(message, soft_wrap=True)

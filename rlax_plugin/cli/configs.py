@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rlax_plugin.cli.common import CONFIGURE, Config, Overrides, command, exit_status
-from rlax_plugin.command_lines import pasteable
+from rlax_plugin.text.command_lines import pasteable
 
 
 @command(CONFIGURE, "rlax init run.yml --preset dapo --steps 100 --yes")
@@ -51,7 +51,7 @@ def init(
     the file is explained, and what it leaves out has its default: see rlax config.
     """
     with exit_status():
-        from rlax_plugin import starter
+        from rlax_plugin.commands import init
 
         given = {
             "task": task,
@@ -67,13 +67,13 @@ def init(
         }
         answers: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         path = file or Path("run.yml")
-        starter.check_target(path, force)
+        init.check_target(path, force)
         if not answers and not yes and sys.stdin.isatty():
-            for question in starter.questions():
+            for question in init.questions():
                 answers[question.name] = typer.prompt(
                     question.text, default=question.default, type=type(question.default)
                 )
-        starter.write(path, answers)
+        init.write(path, answers)
         commands = (pasteable("rlax", what, str(path)) for what in ("check", "train"))
         typer.echo("\n  ".join((f"wrote {path}\n", *commands)))
 
@@ -95,31 +95,31 @@ def check(
     run where follows in words, with batch arithmetic, memory, and doubts about what is allowed.
     """
     with exit_status():
-        from rlax_plugin import describe
         from rlax_plugin.build import registry_for
-        from rlax_plugin.loading import load_section
+        from rlax_plugin.commands import check
+        from rlax_plugin.config.loading import load_section
 
         section, maxtext = load_section(config, overrides or ())
         registry = registry_for(section)
         argv = (config, *(overrides or ()))
-        found = describe.examine(section, maxtext, registry, argv)
+        found = check.examine(section, maxtext, registry, argv)
         lines = [f"ok  section rlax: and {len(section.plugins)} plug-ins of {config}"]
         if not as_json:
             typer.echo(lines[-1])
         if not fast:
-            found = describe.examine_parts(found, argv)
+            found = check.examine_parts(found, argv)
             what = ", ".join(found.checked or ()) or "nothing: no part has more to check"
             lines.append(f"ok  checked by the parts themselves: {what}")
             if not as_json:
                 typer.echo(lines[-1])
-        document = describe.explanation(found)
+        document = check.explanation(found)
         if as_json:
             typer.echo(json.dumps({"checked": lines, **document}, indent=2))
             return
         from rich.console import Console
 
         console = Console()
-        describe.show(console if console.is_terminal else Console(width=100), document)
+        check.show(console if console.is_terminal else Console(width=100), document)
         if fast:
             typer.echo("\nwithout --fast: MaxText's keys, the model's memory, and the prompts")
 
@@ -140,12 +140,12 @@ def plugins(
     with their options, each with its value and meaning.
     """
     with exit_status():
-        from rlax_plugin import listing
+        from rlax_plugin.commands import listing
 
         document: dict[str, Any] = {}
         if config is not None:
             from rlax_plugin.build import registry_for
-            from rlax_plugin.loading import load_section
+            from rlax_plugin.config.loading import load_section
 
             section, _ = load_section(config, overrides or ())
             registry = registry_for(section)
@@ -203,8 +203,8 @@ def objective(
     with exit_status():
         from rich.console import Console
 
-        from rlax_plugin import explain
         from rlax_plugin.build import registry_for
+        from rlax_plugin.commands import explain
 
         section = explain.section_for(name or "", overrides or (), plugin or ())
         if markdown:

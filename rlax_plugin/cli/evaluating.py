@@ -59,8 +59,8 @@ def evaluate(
     key may be set. Prints pass@k, majority@k, reward, lengths and truncation with 95 % intervals.
     """
     with exit_status():
-        from rlax_plugin.evaluate.command import evaluate as measure
-        from rlax_plugin.evaluate.target import find_target
+        from rlax_plugin.commands.evaluate.command import evaluate as measure
+        from rlax_plugin.commands.evaluate.target import find_target
 
         given = {
             "split": split,

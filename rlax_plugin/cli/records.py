@@ -22,7 +22,7 @@ def report(run: Run, *, out: Out = None) -> None:
     needs and opens without a network. A run that goes on or was killed is shown as far as it came.
     """
     with exit_status():
-        from rlax_plugin.report.write import write_report
+        from rlax_plugin.commands.report.write import write_report
 
         typer.echo(write_report(run, out))
 
@@ -40,7 +40,7 @@ def compare(
     The page is ./compare.html.
     """
     with exit_status():
-        from rlax_plugin.report.write import write_comparison
+        from rlax_plugin.commands.report.write import write_comparison
 
         typer.echo(write_comparison(runs, out))
 
@@ -58,14 +58,14 @@ def audit(
     first violation is named, and the exit status is 1. Nothing is changed; the run may go on.
     """
     with exit_status():
-        from rlax_plugin.audit.show import audit_with_progress, print_report
+        from rlax_plugin.commands.audit.show import audit_with_progress, print_report
         from rlax_plugin.records.files import RunFiles
 
         report = audit_with_progress(RunFiles(run))
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        from rlax_plugin.terminal import HarmlessConsole
+        from rlax_plugin.text.terminal import HarmlessConsole
 
         print_report(HarmlessConsole(), report)
     raise typer.Exit(0 if report.clean else RUN_FAILED)
@@ -94,7 +94,7 @@ def replay(
     equal, and 1 if not.
     """
     with exit_status():
-        from rlax_plugin.replay import replay as run_again
+        from rlax_plugin.commands.replay import replay as run_again
 
         status = run_again(run, to, out)
     raise typer.Exit(status)

@@ -32,7 +32,7 @@ def config(
     with exit_status():
         from rich.console import Console
 
-        from rlax_plugin import reference
+        from rlax_plugin.commands import reference
 
         if markdown:
             typer.echo(reference.markdown(), nl=False)
@@ -64,15 +64,15 @@ def metrics(
         from rich.console import Console
         from rich.table import Table
 
-        from rlax_plugin import metric_names
         from rlax_plugin.errors import ConfigError, alternatives
+        from rlax_plugin.metrics import names
 
         if markdown:
-            typer.echo(metric_names.markdown(), nl=False)
+            typer.echo(names.markdown(), nl=False)
             return
-        found = metric_names.search(text or "")
+        found = names.search(text or "")
         if not found:
-            stages = alternatives(text or "", (stage.name for stage in metric_names.STAGES))
+            stages = alternatives(text or "", (stage.name for stage in names.STAGES))
             reason = f"no metric has this in its name or meaning; {stages}"
             raise ConfigError("TEXT", text, reason)
         table = Table(box=None, padding=(0, 2, 0, 0))

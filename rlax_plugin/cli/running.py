@@ -145,10 +145,10 @@ def parameter_server(
 
         from rlax_plugin.build import build_weight_store
         from rlax_plugin.config import Network
-        from rlax_plugin.loading import load_section
-        from rlax_plugin.parameter_server import serve_parameter_server
-        from rlax_plugin.places import check_file_writable
-        from rlax_plugin.protocols import BuildContext
+        from rlax_plugin.config.loading import load_section
+        from rlax_plugin.ports.protocols import BuildContext
+        from rlax_plugin.records.places import check_file_writable
+        from rlax_plugin.weights.service import serve_parameter_server
 
         section, _ = load_section(config, overrides or ())
         Network(host=host, port=port)  # refuses what the config would refuse

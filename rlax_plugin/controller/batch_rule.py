@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlax_plugin.batches import place, sizes
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.objective.batches import place, sizes
 from rlax_plugin.types import Group
 
 

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
+from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.config import Choice
-from rlax_plugin.protocols import Tracker
-from rlax_plugin.records.thread import on_daemon
+from rlax_plugin.ports.protocols import Tracker
 
 PART_S = 60.0  # for a part that does not say how long it may take
 TRACKERS_S = 60.0  # for all of them side by side; built-in ones give up by themselves after 45 s

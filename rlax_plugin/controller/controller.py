@@ -9,47 +9,44 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.advantages import AdvantageSlot
 from rlax_plugin.build import Registry
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller import directory
-from rlax_plugin.controller.book import Book
 from rlax_plugin.controller.closing import Closing
-from rlax_plugin.controller.dashboard import Dashboard
-from rlax_plugin.controller.evaluated import Evaluated, record, recorded
-from rlax_plugin.controller.exporter import PrometheusTracker
-from rlax_plugin.controller.fleet import Worker
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.controller.metrics import (
+from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
+from rlax_plugin.controller.run_state import Book
+from rlax_plugin.errors import DeadlineError, PluginError, TrainingError
+from rlax_plugin.evaluation.periodic import PeriodicEvaluation
+from rlax_plugin.evaluation.result import Evaluated, record, recorded
+from rlax_plugin.metrics.dashboard import Dashboard
+from rlax_plugin.metrics.exporter import PrometheusTracker
+from rlax_plugin.metrics.file import MetricsFile
+from rlax_plugin.metrics.step import (
     FinishedStep,
     RunStats,
     StepStats,
     Summarise,
     step_metrics,
 )
-from rlax_plugin.controller.metrics_file import MetricsFile
-from rlax_plugin.controller.pass_rates import PassRateTable
-from rlax_plugin.controller.periodic import PeriodicEvaluation
-from rlax_plugin.controller.publisher import Publisher
-from rlax_plugin.controller.recorder import Recorder
-from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
-from rlax_plugin.controller.requests import training_prompts
-from rlax_plugin.controller.supervision import Supervision
-from rlax_plugin.errors import DeadlineError, PluginError, TrainingError
-from rlax_plugin.harmless_text import harmless
-from rlax_plugin.host_fingerprint import digest
-from rlax_plugin.parameter_server import (
-    ParameterServer,
-    ParameterServerClient,
-    listed_versions,
-    record_versions,
-)
-from rlax_plugin.protocols import BuildContext, Tracker, WeightStore
+from rlax_plugin.objective.advantages import AdvantageSlot
+from rlax_plugin.ports.protocols import BuildContext, Tracker, WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.rollouts.fleet import Worker
+from rlax_plugin.rollouts.requests import training_prompts
+from rlax_plugin.text.harmless import harmless
 from rlax_plugin.types import Descent, Group, WeightVersion
+from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.host_fingerprint import digest
+from rlax_plugin.weights.kept import listed_versions, record_versions
+from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.service import ParameterServer
 
 
 class Controller:

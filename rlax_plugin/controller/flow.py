@@ -22,22 +22,22 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin import advantages
-from rlax_plugin.advantages import AdvantageSlot
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
-from rlax_plugin.controller.book import Book, Open
-from rlax_plugin.controller.dispatch import Dispatcher
-from rlax_plugin.controller.metrics import StepStats
-from rlax_plugin.controller.recorder import Commit, Recorder
 from rlax_plugin.controller.recovery import Recovery, Stretch
-from rlax_plugin.controller.requests import decoded, sample_seed, sampling_params
-from rlax_plugin.controller.rewards import RewardPool
+from rlax_plugin.controller.run_state import Book, Open
 from rlax_plugin.errors import RlaxError, TrainingError
-from rlax_plugin.harmless_text import one_line
-from rlax_plugin.protocols import Gate, PromptSource
+from rlax_plugin.metrics.step import StepStats
+from rlax_plugin.objective import advantages
+from rlax_plugin.objective.advantages import AdvantageSlot
+from rlax_plugin.ports.protocols import Gate, PromptSource
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
+from rlax_plugin.records.recorder import Commit, Recorder
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rollouts.dispatch import Dispatcher
+from rlax_plugin.rollouts.requests import decoded, sample_seed, sampling_params
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Group, GroupRequest
 
 _ALL_FAILED = "all rewards failed"

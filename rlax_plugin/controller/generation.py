@@ -11,17 +11,17 @@ import grpc
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.closing import PART_S, Closing
-from rlax_plugin.controller.dispatch import Dispatcher
-from rlax_plugin.controller.evaluation import Evaluator, problem_sets
-from rlax_plugin.controller.fleet import Fleet, Worker
-from rlax_plugin.controller.pace import Pace
-from rlax_plugin.controller.rewards import RewardPool
 from rlax_plugin.errors import ConfigError, DeadlineError
-from rlax_plugin.parameter_server import ParameterServer
-from rlax_plugin.protocols import BuildContext, Launcher, PromptSource
+from rlax_plugin.evaluation.evaluator import Evaluator, problem_sets
+from rlax_plugin.ports.protocols import BuildContext, Launcher, PromptSource
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rollouts.dispatch import Dispatcher
+from rlax_plugin.rollouts.fleet import Fleet, Worker
+from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import SERVER_OPTIONS
 from rlax_plugin.types import GroupRequest
-from rlax_plugin.wire import SERVER_OPTIONS
+from rlax_plugin.weights.service import ParameterServer
 
 
 class Generation:

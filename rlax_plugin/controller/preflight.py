@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import psutil
 
-from rlax_plugin import advantages
-from rlax_plugin.amounts import in_bytes
-from rlax_plugin.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective import Slots
-from rlax_plugin.places import check_readable, check_writable
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.objective import advantages
+from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
+from rlax_plugin.objective.loss import Slots
+from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.wire import check_messages
+from rlax_plugin.records.places import check_readable, check_writable
+from rlax_plugin.rpc.wire import check_messages
+from rlax_plugin.text.amounts import in_bytes
 
 
 def check_start(

@@ -16,8 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlax_plugin.controller.book import Book
-from rlax_plugin.controller.recorder import Recorder
+from rlax_plugin.controller.run_state import Book
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
@@ -25,6 +24,7 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, Segment
 from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.records.samples import Judged
 from rlax_plugin.types import Group
 

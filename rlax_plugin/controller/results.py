@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from rlax_plugin.command_lines import pasteable, train_command
-from rlax_plugin.controller.dashboard import before_after_table
-from rlax_plugin.controller.evaluated import recorded
+from rlax_plugin.evaluation.result import recorded
+from rlax_plugin.metrics.dashboard import before_after_table
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.text.command_lines import pasteable, train_command
 
 
 def print_results(

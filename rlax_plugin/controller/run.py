@@ -17,18 +17,13 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from rlax_plugin import batches, diagnostics, objective
 from rlax_plugin.build import registry_for
-from rlax_plugin.command_lines import train_command
+from rlax_plugin.concurrency.supervision import LoopThread
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import config_hash, load_section, merged
 from rlax_plugin.controller import descent
 from rlax_plugin.controller.controller import Controller
-from rlax_plugin.controller.dashboard import Dashboard
-from rlax_plugin.controller.evaluated import Evaluated
-from rlax_plugin.controller.link import Link, canary_tokens
-from rlax_plugin.controller.metrics import FinishedStep
 from rlax_plugin.controller.preflight import check_start
-from rlax_plugin.controller.publisher import Publisher
 from rlax_plugin.controller.results import print_results
 from rlax_plugin.controller.run_directory import (
     check_same_run,
@@ -39,14 +34,19 @@ from rlax_plugin.controller.run_directory import (
     state_directory,
 )
 from rlax_plugin.controller.summary import summary
-from rlax_plugin.controller.supervision import LoopThread
+from rlax_plugin.controller.trainer_port import Link, canary_tokens
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.loading import config_hash, load_section, merged
-from rlax_plugin.protocols import BuildContext, Trainer
+from rlax_plugin.evaluation.result import Evaluated
+from rlax_plugin.metrics.dashboard import Dashboard
+from rlax_plugin.metrics.step import FinishedStep
+from rlax_plugin.objective import batches, diagnostics, loss
+from rlax_plugin.ports.protocols import BuildContext, Trainer
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.terminal import console, quiet
+from rlax_plugin.text.command_lines import train_command
+from rlax_plugin.text.terminal import console, quiet
 from rlax_plugin.types import Descent, Group, TrainBatch
+from rlax_plugin.weights.publisher import Publisher
 
 INTERRUPTED = 130
 
@@ -132,7 +132,7 @@ class _Run:
         self._closing = False
 
     @functools.cached_property
-    def _objective(self) -> objective.Slots:
+    def _objective(self) -> loss.Slots:
         return self._registry.slots(self._context)
 
     def _build_batch(self, step: int, groups: tuple[Group, ...]) -> TrainBatch:

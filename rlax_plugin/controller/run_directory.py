@@ -13,13 +13,13 @@ from typing import IO, Any
 
 import yaml
 
-from rlax_plugin.command_lines import train_command
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.evaluated import recorded
+from rlax_plugin.config.loading import differences
+from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.loading import differences
+from rlax_plugin.evaluation.result import recorded
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.validation import yaml_text
+from rlax_plugin.text.command_lines import train_command
 
 _SHOWN_DIFFERENCES = 4
 WEIGHT_KEYS = ("load_parameters_path", "load_full_state_path")  # MaxText's, for first weights

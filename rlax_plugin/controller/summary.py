@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from rlax_plugin.controller.controller import Controller
-from rlax_plugin.controller.evaluated import Evaluated, steps_evaluated
+from rlax_plugin.evaluation.result import Evaluated, steps_evaluated
 
 _LIBRARIES = {
     "maxtext": "maxtext",

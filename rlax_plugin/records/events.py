@@ -4,7 +4,7 @@
                                                |  |--> Dropped   (too stale, worker not trusted)
                                                '--> refused by a gate: its end
 
-A run's state is what its events add up to (``controller/book.py``); they are written down in this
+A run's state is what its events add up to (``controller/run_state.py``); they are written down in this
 order, and a resume adds them up again.
 """
 

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import NoOptions
-from rlax_plugin.hookspecs import hookimpl
-from rlax_plugin.protocols import BuildContext, Extension
+from rlax_plugin.ports.hookspecs import hookimpl
+from rlax_plugin.ports.protocols import BuildContext, Extension
 from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore

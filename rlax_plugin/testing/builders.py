@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.batches import build_batch
-from rlax_plugin.host_fingerprint import fingerprint_numpy
-from rlax_plugin.protocols import Arrays, WeightStore
+from rlax_plugin.objective.batches import build_batch
+from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.types import (
     Canary,
     Group,
@@ -26,6 +25,7 @@ from rlax_plugin.types import (
     TrainBatch,
     WeightVersion,
 )
+from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 
 
 def make_prompt(text: str = "7", reference: str = "7", **changes: Any) -> Prompt:

@@ -13,8 +13,8 @@ import yaml
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.config import Choice, Curation, RlaxSection, Rollouts, Weights
 from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
-from rlax_plugin.plugins import KINDS, REGISTER, Manager
-from rlax_plugin.protocols import BuildContext, RolloutEngine, Trainer, WeightStore
+from rlax_plugin.ports.manager import KINDS, REGISTER, Manager
+from rlax_plugin.ports.protocols import BuildContext, RolloutEngine, Trainer, WeightStore
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.builders import make_prompt, make_request, publish_version
 from rlax_plugin.testing.contracts import (

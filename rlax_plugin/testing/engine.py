@@ -13,13 +13,13 @@ from pydantic import Field
 
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.host_fingerprint import fingerprint_numpy
-from rlax_plugin.proof import Reading, load_proved
-from rlax_plugin.protocols import RolloutEngine, WeightStore
+from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import VOCABULARY
 from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
 from rlax_plugin.types import FinishReason, GroupRequest, Rollout, SamplingParams, WeightVersion
+from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.verification import Reading, load_proved
 
 WORKER = "RLAX_WORKER"
 """Environment variable in which a worker process says its name."""

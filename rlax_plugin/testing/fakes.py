@@ -10,7 +10,7 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.errors import TrainingError, WeightsError, WeightsUnreadableError, WorkerError
-from rlax_plugin.protocols import Arrays, TrainerLink, WeightStore
+from rlax_plugin.ports.protocols import Arrays, TrainerLink, WeightStore
 from rlax_plugin.testing.builders import make_batch
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.types import Canary, GroupRequest, Rollout

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlax_plugin import advantages, diagnostics
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, Objective, Overlong, RlaxSection, Rollouts
-from rlax_plugin.objective import (
+from rlax_plugin.config.validation import validate
+from rlax_plugin.objective import advantages, diagnostics
+from rlax_plugin.objective.loss import (
     Scores,
     Slots,
     kl_estimate,
@@ -23,8 +24,7 @@ from rlax_plugin.objective import (
     term_weights,
     token_inputs,
 )
-from rlax_plugin.protocols import BuildContext
-from rlax_plugin.validation import validate
+from rlax_plugin.ports.protocols import BuildContext
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -50,7 +50,7 @@ class Evaluation:
       kl_bt: float64, the config's estimator of the KL to the reference, nats, without its
         coefficient: of pi_theta, or of mu with KL in the reward. 0 where the mask is 0; None
         without KL.
-      metrics: see ``rlax_plugin.diagnostics.summarise``.
+      metrics: see ``rlax_plugin.objective.diagnostics.summarise``.
 
     All but ``loss`` and ``metrics`` are [samples, length].
     """

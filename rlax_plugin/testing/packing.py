@@ -9,7 +9,7 @@ import google_crc32c
 import ml_dtypes  # noqa: F401  registers bfloat16 and its like under their names
 import numpy as np
 
-from rlax_plugin.protocols import Arrays
+from rlax_plugin.ports.protocols import Arrays
 
 _CHECKSUM_BYTES = 4
 _AS = "::"  # between the name and the dtype of an array whose dtype a numpy file cannot hold

@@ -71,7 +71,7 @@ def reinforce(
     Source: Williams, 1992, https://doi.org/10.1007/BF00992696.
 
     Args:
-      batch: arrays of ``rlax_plugin.batches``.
+      batch: arrays of ``rlax_plugin.objective.batches``.
 
     Returns:
       name -> gradient, shaped like the weights; zero if no token trains. And the log-probs [n] of

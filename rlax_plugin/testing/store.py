@@ -11,7 +11,7 @@ from rlax_plugin.errors import (
     WeightsUnreadableError,
     WeightsUnwritableError,
 )
-from rlax_plugin.protocols import Arrays, WeightStore
+from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.packing import pack, unpack
 

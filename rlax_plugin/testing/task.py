@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rlax_plugin.config import YEAR_S, Section
 from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.protocols import BuildContext, PromptSource, Reward
+from rlax_plugin.ports.protocols import BuildContext, PromptSource, Reward
 from rlax_plugin.types import Prompt
 
 PAD, STOP = 0, 1

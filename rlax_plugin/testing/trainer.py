@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
-from rlax_plugin.diagnostics import GAP_BINS, GAP_EDGES
+from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
-from rlax_plugin.loading import load_section
-from rlax_plugin.protocols import BuildContext, Trainer, TrainerLink
+from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES
+from rlax_plugin.ports.protocols import BuildContext, Trainer, TrainerLink
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlax_plugin.protocols import Arrays, WeightStore
+from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.records.files import RunFiles
 
 WeightFault = Literal[

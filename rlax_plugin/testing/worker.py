@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import grpc
 
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import SERVER_OPTIONS, reply_to_proto, request_from_proto
 from rlax_plugin.types import Rollout
-from rlax_plugin.wire import SERVER_OPTIONS, reply_to_proto, request_from_proto
 
 
 class FakeWorker(rpc.RolloutServicer):

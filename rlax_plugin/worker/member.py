@@ -11,21 +11,21 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import grpc
 
+from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import Deadlines, RlaxSection
-from rlax_plugin.deadlines import while_loading
 from rlax_plugin.errors import (
     DeadlineError,
     WeightsError,
     WeightsMismatchError,
     WeightsUnreadableError,
 )
-from rlax_plugin.parameter_server import ParameterServerClient
-from rlax_plugin.protocols import RolloutEngine, vocabulary_of
-from rlax_plugin.retrying import Pauses
+from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
+from rlax_plugin.rollouts.deadlines import while_loading
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import CHANNEL_OPTIONS, describe
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.wire import CHANNEL_OPTIONS, describe
+from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.worker.joining import join
 from rlax_plugin.worker.progress import load_within
 

@@ -13,12 +13,12 @@ import grpc
 
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.loading import load_section
-from rlax_plugin.prometheus import Exporter, WorkerMetrics
-from rlax_plugin.protocols import BuildContext, RolloutEngine
+from rlax_plugin.metrics.prometheus import Exporter, WorkerMetrics
+from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.wire import SERVER_OPTIONS
+from rlax_plugin.rpc.wire import SERVER_OPTIONS
 from rlax_plugin.worker.service import RolloutService
 
 log = logging.getLogger("rlax.worker")

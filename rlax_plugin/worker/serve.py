@@ -13,10 +13,9 @@ from collections.abc import Sequence
 
 import grpc
 
-from rlax_plugin import loading
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import RlaxSection, loading
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.process import Endpoint, run
 from rlax_plugin.worker.service import RolloutService

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import grpc
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.defects import defect, outside
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.protocols import RolloutEngine, vocabulary_of
+from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
+from rlax_plugin.rollouts.defects import defect, outside
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
 from rlax_plugin.types import GroupRequest, Rollout
-from rlax_plugin.wire import reply_to_proto, request_from_proto
 from rlax_plugin.worker.progress import ProgressReport
 
 _TOKEN_BYTES = 4

@@ -15,13 +15,13 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError, WeightsUnreadableError
-from rlax_plugin.parameter_server import kept_version
-from rlax_plugin.protocols import RolloutEngine
+from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.retrying import Pauses
 from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.kept import kept_version
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.process import run as run_engine
 from rlax_plugin.worker.service import RolloutService

@@ -14,14 +14,14 @@ import numpy as np
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 
-from maxtext_overrides.slots import Drawn
 from rlax_plugin import BuildContext, Extension, hookimpl
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import Section
-from rlax_plugin.host_fingerprint import fingerprint_numpy
+from rlax_plugin.rollouts.slots import Drawn
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import STOP, VOCABULARY
 from rlax_plugin.types import SamplingParams
+from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 
 
 class BigramSlotsConfig(Section):
@@ -59,7 +59,7 @@ class _Slot:
 
 
 class BigramSlots:
-    """Implements ``maxtext_overrides.slots.Slots``; without resumed samples."""
+    """Implements ``rlax_plugin.rollouts.slots.Slots``; without resumed samples."""
 
     def __init__(self, rollouts, config):
         self.slots, self.max_prompt_tokens = rollouts.slots, rollouts.max_prompt_tokens

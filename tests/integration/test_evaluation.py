@@ -21,7 +21,7 @@ import psutil
 import pytest
 from runs import DEADLINE_S, Run
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 
 EVERY, STEPS, PROBLEMS = 15, 40, 24

@@ -19,13 +19,13 @@ from runs import CONFIG, DEADLINE_S, Run, free_port, rows
 from test_outliving_workers import process
 from test_workers import Counting, Worker, group, member, run, section, trainer, until
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.fleet import MAX_NONSENSE
 from rlax_plugin.errors import ConfigError, WorkerError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rollouts.fleet import MAX_NONSENSE
 from rlax_plugin.types import GroupRequest, Rollout
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 from runs import Run
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 
 MAX_STALENESS = 3

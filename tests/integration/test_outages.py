@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from runs import Run
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 
 PLUGINS = (

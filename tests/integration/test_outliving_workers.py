@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from runs import CONFIG, DEADLINE_S, Run, free_port, rows
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from rlax_plugin.errors import DeadlineError, WeightsError
-from rlax_plugin.parameter_server import ParameterServer, ParameterServerClient
+from rlax_plugin.rpc.wire import SERVER_OPTIONS
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
-from rlax_plugin.wire import SERVER_OPTIONS
+from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.service import ParameterServer
 
 LIMIT_S = 30.0
 
@@ -283,7 +284,7 @@ def test_no_call_waits_without_a_deadline():
 SERVER = """
     import asyncio, shutil, sys
     from pathlib import Path
-    from rlax_plugin.parameter_server import serve_parameter_server
+    from rlax_plugin.weights.service import serve_parameter_server
 
     class Store:
         delete = staticmethod(shutil.rmtree)
@@ -297,7 +298,7 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
     """The server in a process of its own; versions come as fast as they can, one is kept."""
     from rlax_orbax.store import OrbaxStore
 
-    from rlax_plugin.host_fingerprint import fingerprint_numpy
+    from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 
     last, store = 30, OrbaxStore()
     like = {f"w{i}": np.zeros((64, 64), np.float32) for i in range(8)}

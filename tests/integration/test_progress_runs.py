@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from runs import Run
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 
 TOKENS, TOKEN_S = 20, 0.05  # a group's own time is their product

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from test_recovery import train
 
-from rlax_plugin.host_fingerprint import fingerprint_numpy
-from rlax_plugin.parameter_server import kept_version
-from rlax_plugin.proof import check_fingerprints
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.store import NpzStore
+from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.kept import kept_version
+from rlax_plugin.weights.verification import check_fingerprints
 
 QUICK = ("rlax.evaluation.problems=0", "rlax.trainer.checkpoint_every=1")
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.faults import VARIABLE, FaultPoint

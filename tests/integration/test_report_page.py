@@ -12,8 +12,8 @@ from browser import browser, executable, open_page
 from playwright.sync_api import Browser, Page, expect
 from runs import Run
 
+from rlax_plugin.commands.report.write import write_comparison, write_report
 from rlax_plugin.records import samples
-from rlax_plugin.report.write import write_comparison, write_report
 from rlax_plugin.testing.builders import make_group, make_prompt
 
 pytestmark = pytest.mark.skipif(

@@ -30,9 +30,9 @@ from runs import DEADLINE_S, Run, free_port
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.testing.task import STOP, decode, encode
 from rlax_plugin.types import GroupRequest, SamplingParams
-from rlax_plugin.wire import reply_from_proto, request_to_proto
 
 PLUGINS = (
     "rlax.plugins=[rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, "

@@ -7,7 +7,7 @@ from pathlib import Path
 from runs import Run, lines
 from wandb_files import history
 
-from rlax_plugin.metric_names import find
+from rlax_plugin.metrics.names import find
 
 PLUGINS = (
     "rlax.plugins=[rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, "
@@ -51,7 +51,7 @@ def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:
     assert (killed.dir / "wandb/latest-run").resolve() == second.parent
     names = {name for line in steps for name in line} - {"step"}
     untold = {name for name in names if (row := find(name)) is None or row.is_pattern}
-    assert len(names) > 30 and not untold, "give each a row in rlax_plugin/metric_names.py"
+    assert len(names) > 30 and not untold, "give each a row in rlax_plugin/metrics/names.py"
 
 
 def test_a_tracker_that_cannot_be_opened_ends_the_run_before_it_trains(tmp_path: Path) -> None:

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.dispatch import Dispatcher
-from rlax_plugin.controller.fleet import Fleet
 from rlax_plugin.errors import (
     DeadlineError,
     WeightsError,
     WeightsMismatchError,
     WorkerError,
 )
-from rlax_plugin.parameter_server import ParameterServer
+from rlax_plugin.rollouts.dispatch import Dispatcher
+from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import SERVER_OPTIONS, request_to_proto
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams, WeightVersion
-from rlax_plugin.wire import SERVER_OPTIONS, request_to_proto
+from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import PROCESS, Member
 from rlax_plugin.worker.serve import work
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from maxtext_overrides import config as rlax_config
+from maxtext_overrides.config import loading as rlax_config
 from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError
 

@@ -6,10 +6,10 @@ import pytest
 import test_train_loop as tests
 import tiny_engine
 from flax import nnx
+from rlax_maxtext.canary import CanaryForward, tolerance
 
-from maxtext_overrides.canary import CanaryForward, tolerance
-from maxtext_overrides.decode import DecodeEngine
-from maxtext_overrides.train_loop import Events, fresh_weights, run_train_loop
+from maxtext_overrides.sampler.decode import DecodeEngine
+from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 
 TOKENS = np.random.default_rng(0).integers(0, tests.VOCAB, 9).astype(np.int32)
 DENSE = {"scan_layers": False}

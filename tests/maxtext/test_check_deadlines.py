@@ -10,8 +10,8 @@ from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import longest_call
 from typer.testing import CliRunner
 
-from rlax_plugin import starter
 from rlax_plugin.cli import app
+from rlax_plugin.commands import init
 from rlax_plugin.config import Rollouts
 
 PARAMETERS = 8_030_261_248  # of Llama 3.1 8B
@@ -35,7 +35,7 @@ def checked(config: str, *overrides: str) -> tuple[dict[str, Any], dict[str, str
 
 def test_an_8b_model_with_32k_new_tokens_needs_longer_deadlines_and_is_told_which(tmp_path):
     path, config = tmp_path / "large.yml", str(tmp_path / "large.yml")
-    starter.write(path, {"model": "llama3.1-8b", "max_new_tokens": NEW})
+    init.write(path, {"model": "llama3.1-8b", "max_new_tokens": NEW})
     document, warnings = checked(config)
     needed = {k.rpartition(".")[2]: v["needed_s"] for k, v in document["deadlines"].items()}
     assert needed == pytest.approx(

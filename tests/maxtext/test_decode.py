@@ -23,7 +23,7 @@ from tiny_engine import (
 )
 
 from maxtext_overrides import variables
-from maxtext_overrides.decode import DecodeEngine, Prefill
+from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.types import SamplingParams
 

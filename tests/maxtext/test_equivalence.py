@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import test_train_loop as loops
 
-from maxtext_overrides.scoring import target_logprobs_of
-from maxtext_overrides.train_loop import Events, fresh_weights, run_train_loop
-from rlax_plugin import advantages, batches, objective
+from maxtext_overrides.trainer.scoring import target_logprobs_of
+from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.objective import advantages, batches, loss
+from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.types import Group, Prompt, Rollout
 
 OBJECTIVES = (
@@ -52,7 +52,7 @@ def slots_of(chosen, sequences_per_row=1):
     section = section_of(chosen, sequences_per_row)
     context = BuildContext(run_dir=None, seed=0, section=section)
     registry = registry_for(section)
-    return objective.resolve(
+    return loss.resolve(
         section, lambda kind, choice, key: registry.part(kind, choice, key, context)
     )
 
@@ -102,7 +102,7 @@ def batch_of(step, rows, sequences_per_row):
 
 def switched(sequences_per_row):
     """The objective that ``rl_objective`` says."""
-    losses = [objective.make_loss(slots_of(chosen, sequences_per_row)) for chosen in OBJECTIVES]
+    losses = [loss.make_loss(slots_of(chosen, sequences_per_row)) for chosen in OBJECTIVES]
 
     def loss(scores, data):
         branches = [lambda data, f=f: f(scores, data)[:2] for f in losses]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from runs import digests
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.faults import VARIABLE
 from rlax_plugin.records.files import RunFiles
 

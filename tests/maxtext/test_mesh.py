@@ -15,9 +15,9 @@ MESH = ("per_device_batch_size=2", "ici_fsdp_parallelism=4", "ici_tensor_paralle
 def three_steps(directory, *argv):
     """Name -> figure of a run with three objectives; its canary is of the first weights."""
     import test_equivalence as equivalence
+    from rlax_maxtext.canary import CanaryForward
 
-    from maxtext_overrides.canary import CanaryForward
-    from maxtext_overrides.train_loop import fresh_weights
+    from maxtext_overrides.trainer.train_loop import fresh_weights
 
     def canary(loop):
         tokens = np.random.default_rng(0).integers(0, equivalence.VOCAB, 9).astype(np.int32)

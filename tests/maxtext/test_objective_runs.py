@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_killed_runs import rlax
 
-from rlax_plugin.audit import audit
+from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 
 STEPS = 3

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from rlax_maxtext.policies import Policies
 
-from maxtext_overrides import config as rlax_config
-from maxtext_overrides.policies import Policies
-from maxtext_overrides.train_loop import Events, fresh_weights, run_train_loop
+from maxtext_overrides.config import loading as rlax_config
+from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from maxtext_overrides.variables import restore
-from rlax_plugin.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.config import KL, Algorithm, RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective import Slots, make_loss
+from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
+from rlax_plugin.objective.loss import Slots, make_loss
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
 ROWS, LENGTH, VOCAB = 8, 16, 64

@@ -12,11 +12,11 @@ from rlax_jetstream.engine import JetstreamEngine
 from rlax_jetstream.slots import make_slots
 from tiny_engine import NEW, TINY, VOCAB, random_weights
 
-from maxtext_overrides.slots import Prefill
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.fingerprint import fingerprint
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.rollouts.slots import Prefill
 from rlax_plugin.types import Canary, GroupRequest, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.weights.fingerprint import fingerprint
 
 SLOTS, PROMPT, GROUP = 6, 40, 2  # no powers of two: samples are read 1, 2, 4 or 6 at once
 LONGEST = PROMPT + NEW - 1

@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rlax_jetstream import JetstreamConfig
-from rlax_jetstream.jobs import Job
-from rlax_jetstream.scheduler import Scheduler
 from rlax_jetstream.slots import make_slots
 from tiny_engine import (
     MOE,
@@ -23,9 +21,11 @@ from tiny_engine import (
     reference_logprobs,
 )
 
-from maxtext_overrides.decode import Prefill
+from maxtext_overrides.sampler.decode import Prefill
 from rlax_plugin.config import RlaxSection, Rollouts
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.rollouts.jobs import Job
+from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.types import GroupRequest, SamplingParams
 
 SAMPLING = SamplingParams(max_new_tokens=NEW)

@@ -13,11 +13,11 @@ from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import NEW, PROMPT, SLOTS, Case, prompts_of
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.fingerprint import fingerprint
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.types import GroupRequest, SamplingParams, TensorSpec, WeightVersion
-from rlax_plugin.wire import reply_from_proto, request_to_proto
+from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.service import RolloutService
 

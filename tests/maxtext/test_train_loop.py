@@ -12,26 +12,29 @@ import pytest
 import rlax_jetstream
 import rlax_maxtext
 from flax import nnx
+from rlax_maxtext import supervised
+from rlax_maxtext.canary import CanaryForward
 from typer.testing import CliRunner
 
-from maxtext_overrides import config as rlax_config
-from maxtext_overrides import lean_imports, loss, supervised
-from maxtext_overrides.canary import CanaryForward
-from maxtext_overrides.signatures import OverrideError
-from maxtext_overrides.train_loop import (
+from maxtext_overrides.config import loading as rlax_config
+from maxtext_overrides.trainer import loss
+from maxtext_overrides.trainer.train_loop import (
     MAXTEXT_ARRAYS,
     OVERRIDES,
     Events,
     fresh_weights,
     run_train_loop,
 )
+from maxtext_overrides.upstream import lean_imports
+from maxtext_overrides.upstream.signatures import OverrideError
 from maxtext_overrides.variables import published
-from rlax_plugin import NoOptions, diagnostics
-from rlax_plugin.batches import ARRAYS
+from rlax_plugin import NoOptions
 from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError, TrainingError, WorkerError
-from rlax_plugin.protocols import BuildContext, CheckpointReader
+from rlax_plugin.objective import diagnostics
+from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.ports.protocols import BuildContext, CheckpointReader
 from rlax_plugin.types import Prompt
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
@@ -115,7 +118,7 @@ def train(tmp_path, *argv, objective=policy_gradient, arrays=ARRAYS, recorder=No
 
 def stock_symbols():
     lean_imports.import_trainer()
-    from maxtext_overrides.signatures import resolve
+    from maxtext_overrides.upstream.signatures import resolve
 
     return [resolve(o.symbol)[2] for o in OVERRIDES + loss.OVERRIDES + rlax_config.OVERRIDES]
 

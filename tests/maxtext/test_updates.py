@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import test_train_loop as loops
 
-from maxtext_overrides.updates import StepMetrics, Updates
+from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.types import Descent
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import test_train_loop as tests
 from flax import nnx
+from rlax_maxtext.canary import CanaryForward
 
-from maxtext_overrides import config as rlax_config
-from maxtext_overrides import lean_imports
-from maxtext_overrides.canary import CanaryForward
-from maxtext_overrides.loss import make_loss_fn
-from maxtext_overrides.train_loop import Events, fresh_weights, run_train_loop
+from maxtext_overrides.config import loading as rlax_config
+from maxtext_overrides.trainer.loss import make_loss_fn
+from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
+from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.vocabulary import Head, dense_scores, tiled_scores
 from rlax_plugin.errors import ConfigError, TrainingError
 

@@ -8,9 +8,10 @@ import numpy as np
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 
-from maxtext_overrides import decode, variables
-from maxtext_overrides.config import load
-from maxtext_overrides.decode import DecodeEngine
+from maxtext_overrides import variables
+from maxtext_overrides.config.loading import load
+from maxtext_overrides.sampler import decode
+from maxtext_overrides.sampler.decode import DecodeEngine
 
 from maxtext.common.common_types import MODEL_MODE_TRAIN  # isort: skip
 from maxtext.utils import model_creation_utils  # isort: skip

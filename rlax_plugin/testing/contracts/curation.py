@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.protocols import Gate, PassRates, Sampler
+from rlax_plugin.ports.protocols import Gate, PassRates, Sampler
 from rlax_plugin.testing.builders import make_group, make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.types import Group

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.defects import defect
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.protocols import RolloutEngine, vocabulary_of
+from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
+from rlax_plugin.rollouts.defects import defect
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
     eventually,
@@ -67,7 +67,7 @@ def check_rollout_engine(
         (
             scenarios.refuses,
             "wrong weights are a WeightsError, and the old ones stay in use",
-            "load with rlax_plugin.proof.load_proved, and swap only what it returned",
+            "load with rlax_plugin.weights.verification.load_proved, and swap only what it returned",
         ),
         (
             scenarios.cancels,

@@ -20,7 +20,7 @@ import numpy as np
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RlaxSection
-from rlax_plugin.protocols import BuildContext
+from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.testing.contracts.inspection import Broken, told
 from rlax_plugin.types import Prompt
 

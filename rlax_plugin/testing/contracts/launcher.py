@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from rlax_plugin.protocols import Launcher
+from rlax_plugin.ports.protocols import Launcher
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
     eventually,

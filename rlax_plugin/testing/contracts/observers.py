@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin.plugins import HOOKS, Manager
+from rlax_plugin.ports.manager import HOOKS, Manager
 from rlax_plugin.testing.builders import make_group, tensor_specs
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.store import weights

@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from rlax_plugin.config import Algorithm
-from rlax_plugin.objective import Ratio, Slots, TokenInputs, term_weights, token_inputs
+from rlax_plugin.objective.loss import Ratio, Slots, TokenInputs, term_weights, token_inputs
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.loss import (
     ATOL,
@@ -148,7 +148,7 @@ def _check_token_function(
         return False
     with part.rule(
         f"is finite with policies {_FAR:g} nats apart",
-        "make ratios with rlax_plugin.objective.ratio_of, which bounds them",
+        "make ratios with rlax_plugin.objective.loss.ratio_of, which bounds them",
     ):
         far = value(batch(apart=_FAR))
         require(np.isfinite(far.grad_bt).all(), "the gradient is not finite")

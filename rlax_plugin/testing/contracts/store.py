@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from rlax_plugin.errors import WeightsError, WeightsUnreadableError
-from rlax_plugin.protocols import WeightStore
+from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 
 _ATOMIC = (

@@ -11,8 +11,8 @@ import numpy as np
 
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.prompt_identity import contradiction
-from rlax_plugin.protocols import PromptSource
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.rollouts.prompt_identity import contradiction
 from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
 from rlax_plugin.testing.contracts.inspection import Inspection, require

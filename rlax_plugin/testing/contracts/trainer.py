@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlax_plugin.protocols import CheckpointReader, Trainer
+from rlax_plugin.ports.protocols import CheckpointReader, Trainer
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.fakes import FakeTrainerLink
 

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from rlax_plugin import BuildContext, Choice, Extension, NoOptions, Section, hookimpl
-from rlax_plugin.presets import Preset
-from rlax_plugin.protocols import Reward
+from rlax_plugin.objective.presets import Preset
+from rlax_plugin.ports.protocols import Reward
 from rlax_plugin.types import Prompt
 
 

@@ -1,0 +1,1 @@
+"""MaxText configs: loading, errors in plain words, memory."""

@@ -1,0 +1,309 @@
+"""MaxText's config with the ``rlax:`` section in it, and MaxText's own start-up of a trainer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import omegaconf
+import yaml
+from maxtext.configs import pyconfig
+from maxtext.configs.types import MaxTextConfig
+from pydantic import ValidationError, model_validator
+
+from maxtext_overrides.config import errors
+from maxtext_overrides.upstream import lean_imports
+from maxtext_overrides.upstream.signatures import Override, check
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError, alternatives
+
+OVERRIDES = (
+    Override(
+        symbol="maxtext.configs.pyconfig._initialize_pydantic",
+        signature="(argv=None, config_class=<class 'maxtext.configs.types.MaxTextConfig'>, "
+        "**kwargs)",
+        sha256="c6dd5bb109e42f3505a54d9a7c6f4f394f8f891473474937bde58b40675940e7",
+        why="called, not replaced: pyconfig.initialize turns every error into sys.exit(2)",
+        delete_when="pyconfig.initialize lets errors through",
+    ),
+    Override(
+        symbol="maxtext.trainers.pre_train.train.initialize",
+        signature="(argv)",
+        sha256="e96958cf98459b7785266164aca23129ae7aa1f71428ef105a9f5534e6488236",
+        why="its steps are repeated in ``initialize`` below: it takes no config class",
+        delete_when="train.initialize takes a config_class or a config",
+    ),
+)
+
+_Refusal = tuple[str, Callable[[Any], bool], str]
+
+
+def _above(limit: float) -> Callable[[Any], bool]:
+    """True of a number above the limit; what is no number is pydantic's to refuse."""
+    return lambda value: isinstance(value, int | float) and value > limit
+
+
+# What would bypass the RL loss, its batches or its metrics. Looked at before MaxText's own
+# validation, which asks JAX for devices.
+_REFUSED: tuple[_Refusal, ...] = (
+    ("dropout_rate", _above(0), "must be 0: rollouts are drawn without dropout"),
+    ("training_objective", lambda v: v == "block_diffusion", "must be causal_lm"),
+    ("attention_type", lambda v: v == "block_diffusion", "must be causal"),
+    ("dataset_type", lambda v: v == "grain", "must not be grain: MaxText would checkpoint it"),
+    ("enable_diloco", bool, "must be false: DiLoCo has a train step of its own"),
+    ("elastic_enabled", bool, "must be false: an elastic restart would skip the RL loss"),
+    ("use_dpo", bool, "must be false: the objective is chosen under rlax.objective"),
+    ("use_multimodal", bool, "must be false: batches hold tokens only"),
+    ("use_tunix_gradient_accumulation", bool, "must be false: it averages means"),
+    ("enable_rampup_batch_size", bool, "must be false: the batch is rlax.rollouts' groups"),
+    ("expansion_factor_real_data", _above(0), "must be -1: every host feeds its rows"),
+    ("reuse_example_batch", bool, "must be 0: every step trains on its own batch"),
+    ("compiled_trainstep_file", bool, "must be empty: that step was compiled with another loss"),
+    ("eval_interval", _above(0), "must be -1: evaluation is rlax.evaluation's"),
+    ("z_loss_multiplier", _above(0), "must be 0: it regularises the cross-entropy only"),
+    ("ici_context_parallelism", _above(1), "must be 1: it would reorder MaxText's arrays"),
+    ("dcn_context_parallelism", _above(1), "must be 1: it would reorder MaxText's arrays"),
+)
+
+# MaxText takes any number for these, and any name of a kernel, and stumbles over them later.
+_AT_LEAST_ONE = (
+    "steps",
+    "max_target_length",
+    "vocab_size",
+    "base_emb_dim",
+    "base_num_decoder_layers",
+    "base_num_query_heads",
+    "base_num_kv_heads",
+    "head_dim",
+)
+_KERNELS = (
+    "autoselected",
+    "cudnn_flash_jax",
+    "cudnn_flash_te",
+    "dot_product",
+    "flash",
+    "paged",
+    "vllm_batched_rpa",
+    "vllm_rpa",
+)
+
+# With ``num_vocab_tiling`` above 1, in addition.
+_REFUSED_TILED: tuple[_Refusal, ...] = (
+    ("shard_mode", lambda v: v == "explicit", "must be auto with num_vocab_tiling above 1"),
+    (
+        "parameter_memory_host_offload",
+        bool,
+        "must be false with num_vocab_tiling above 1: each tile would be fetched from the host",
+    ),
+    ("vocab_tiling_ag_once", bool, "must be false: tiles lie along the vocabulary, not the batch"),
+)
+
+
+def _refuse(values: Mapping[str, Any]) -> None:
+    tiled = _above(1)(values.get("num_vocab_tiling"))
+    for key, is_bad, reason in _REFUSED + (_REFUSED_TILED if tiled else ()):
+        value = values.get(key)
+        if value is not None and is_bad(value):
+            raise ConfigError(key, value, reason)
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(key, value, "must be a finite number")
+    for key in _AT_LEAST_ONE:
+        if isinstance(value := values.get(key), int) and value < 1:
+            raise ConfigError(key, value, "must be at least 1")
+    kernel = values.get("attention")
+    if isinstance(kernel, str) and kernel not in _KERNELS:
+        raise ConfigError("attention", kernel, alternatives(kernel, _KERNELS))
+    if values.get("hardware") == "cpu" and kernel not in (None, "autoselected", "dot_product"):
+        raise ConfigError("attention", kernel, "must be dot_product with hardware: cpu")
+    rate, length = values.get("per_device_batch_size"), values.get("max_target_length")
+    if tiled and isinstance(rate, float | int) and isinstance(length, int):
+        tiles, tokens = values["num_vocab_tiling"], int(rate * length)
+        if tokens % tiles:
+            reason = f"must divide per_device_batch_size * max_target_length = {tokens}"
+            raise ConfigError("num_vocab_tiling", tiles, reason)
+    for network in ("ici", "dcn"):
+        rest = [k for k, v in values.items() if k.startswith(f"{network}_") and v == -1]
+        if len(rest) > 1:
+            reason = f"only one of {', '.join(rest)} can take the devices that are left"
+            raise ConfigError(rest[-1], -1, reason)
+    if values.get("use_indexer") and not values.get("indexer_sparse_training"):
+        raise ConfigError("indexer_sparse_training", False, "must be true: else there is no loss")
+    lora = values.get("lora")
+    if isinstance(lora, Mapping) and lora.get("enable_lora"):
+        raise ConfigError("lora.enable_lora", True, "must be false: MaxText creates no adapters")
+    if isinstance(rate, float | int) and rate < 1:
+        raise ConfigError("per_device_batch_size", rate, "must be at least 1: rows would be lost")
+
+
+class RlaxMaxTextConfig(MaxTextConfig):
+    """Every key of MaxText, and ``rlax``."""
+
+    rlax: RlaxSection
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepared(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        _refuse(values)
+        # Orbax wants absolute paths and says so only when the first checkpoint is written.
+        paths = {
+            key: os.path.abspath(path)
+            for key in ("base_output_directory", "load_parameters_path", "load_full_state_path")
+            if isinstance(path := values.get(key), str) and path and "://" not in path
+        }
+        return {**values, **paths}
+
+
+class Config(pyconfig.HyperParameters):
+    """What MaxText reads its settings from; ``rlax`` is the validated section."""
+
+    @property
+    def rlax(self) -> RlaxSection:
+        return object.__getattribute__(self, "_pydantic_config").rlax
+
+
+def load(argv: Sequence[str], **overrides: Any) -> Config:
+    """Reads and validates a config; changes nothing else in the process.
+
+    Args:
+      argv: path of a ``.yml`` file, then ``key=value`` overrides; ``rlax.x.y=z`` works.
+      overrides: MaxText keys that win over both.
+
+    Raises:
+      ConfigError: names the dotted key, its value, and what would be right.
+    """
+    path, *rest = argv
+    if not (str(path).endswith(".yml") and Path(path).is_file()):
+        raise ConfigError("config", str(path), "no such .yml file")
+    try:
+        # The first argument stands for the program, as in sys.argv.
+        model = pyconfig._initialize_pydantic(
+            ["", str(path), *rest], config_class=RlaxMaxTextConfig, **overrides
+        )
+        return Config(model)
+    except ValidationError as error:
+        fields = RlaxMaxTextConfig.model_fields
+        raise errors.of_validation(error, fields, _given(argv)) from None
+    except (omegaconf.errors.OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError("config", str(path), " ".join(str(error).split())) from None
+    except _MAXTEXT_RAISES as error:
+        raise _explained(error, argv) from None
+
+
+# What MaxText raises where a config does not suit it.
+_MAXTEXT_RAISES = (
+    ValueError,
+    TypeError,
+    AssertionError,
+    NotImplementedError,
+    OSError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+)
+
+
+def load_to_check(argv: Sequence[str], **overrides: Any) -> Config:
+    """``load`` on this machine's processor, whatever devices the config is meant for."""
+    # MaxText's validation counts devices: let it count a processor.
+    jax.config.update("jax_platforms", "cpu")
+    return load(argv, skip_jax_distributed_system=True, **overrides)
+
+
+@contextmanager
+def passed_on(argv: Sequence[str]) -> Iterator[None]:
+    """Turns what MaxText raises inside into one ConfigError, and keeps its warnings back.
+
+    Raises:
+      ConfigError: names the key that MaxText's message seems to be about.
+    """
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    except _MAXTEXT_RAISES as error:
+        raise _explained(error, argv) from error
+    finally:
+        logging.disable(disabled)
+
+
+def without_effect(config: Config, argv: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Numbers that a file sets and ``model_name`` sets otherwise: key -> (given, in effect).
+
+    MaxText refuses that on the command line, and in a file lets the model's win.
+    """
+    if config.model_name == "default":
+        return {}
+    return {
+        key: (value, getattr(config, key))
+        for key, value in _given(argv).items()
+        if isinstance(value, int | float) and getattr(config, key) != value
+    }
+
+
+def _explained(error: Exception, argv: Sequence[str]) -> ConfigError:
+    fields = RlaxMaxTextConfig.model_fields
+    message = str(error) or type(error).__name__
+    return errors.of_text(message, fields, _given(argv), str(argv[0]))
+
+
+def _given(argv: Sequence[str]) -> dict[str, Any]:
+    """MaxText's keys as the file and the arguments set them."""
+    path, *rest = argv
+    merged = omegaconf.OmegaConf.merge(
+        omegaconf.OmegaConf.load(path), omegaconf.OmegaConf.from_cli(list(rest))
+    )
+    content: Any = omegaconf.OmegaConf.to_container(merged)
+    return {str(key): value for key, value in content.items() if key != "rlax"}
+
+
+def initialize(argv: Sequence[str], **overrides: Any) -> Config:
+    """``load`` for a trainer: also does to the process what MaxText's ``train.initialize`` does.
+
+    Different from upstream: TensorFlow is not imported, so that nothing of it needs hiding;
+    ``TFDS_DATA_DIR`` is set only if ``dataset_path`` is (an empty value would hide other data
+    sets); the goodput recorder is made by ``train_loop.run_train_loop``.
+
+    Raises:
+      ConfigError: as ``load``, and what MaxText's ``validate_train_config`` refuses.
+    """
+    import pathwaysutils
+
+    pathwaysutils.initialize()
+    jax.config.update("jax_default_prng_impl", "unsafe_rbg")
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if "xla_tpu_spmd_rng_bit_generator_unsafe" not in flags:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{flags} --xla_tpu_spmd_rng_bit_generator_unsafe=true"
+    config = load(argv, **overrides)
+    vertex = bool(config.use_vertex_tensorboard or os.environ.get("UPLOAD_DATA_TO_TENSORBOARD"))
+    train = lean_imports.import_trainer(vertex)
+    check(OVERRIDES, config.rlax.allow_untested_maxtext)
+    if jax.process_count() > 1:
+        raise ConfigError(
+            "skip_jax_distributed_system", False, "must be true: one trainer process is supported"
+        )
+    train.max_utils.print_system_information()
+    try:
+        train.train_utils.validate_train_config(config)
+    except (AssertionError, ValueError) as error:
+        raise _explained(error, argv) from None
+    jax.config.update("jax_use_shardy_partitioner", config.shardy)
+    jax.config.update(
+        "jax_remove_size_one_mesh_axis_from_type", config.remove_size_one_mesh_axis_from_type
+    )
+    if config.dataset_path:
+        os.environ["TFDS_DATA_DIR"] = config.dataset_path
+    if vertex:
+        train.VertexTensorboardManager().configure_vertex_tensorboard(config)
+    if config.te_comm_gemm_overlap != train.TeCommGemmOverlapPolicy.DISABLED:
+        train.max_utils.bootstrap_transformer_engine_cgemm(config)
+    train.mllog_utils.init_start(config)
+    return config

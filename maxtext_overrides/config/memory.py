@@ -1,0 +1,130 @@
+"""What a model needs of memory, from the shapes of its variables; nothing is allocated.
+
+Numbers are bytes of all devices of a process together, before padding and before what XLA adds:
+activations are not among them, which depend on the rematerialisation and on the compiler. The
+devices share one copy of the model; with data parallelism every replica holds another.
+
+Upstream symbols: ``model_creation_utils.create_nnx_abstract_model``, ``optimizers.get_optimizer``
+and ``maxtext_utils.create_learning_rate_schedule``; tested with MaxText 0.2.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.core.spmd import logical_axis_rules
+
+from maxtext_overrides.config.loading import Config
+from maxtext_overrides.upstream.lean_imports import unavailable
+from maxtext_overrides.variables import published
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMemory:
+    """Of a trainer.
+
+    Attributes:
+      parameters: how many numbers are trained.
+      weights: bytes of what a weight version holds.
+      gradients: bytes; with accumulation those of a micro-batch and their sum.
+      optimizer: bytes of the optimizer's state.
+      logits: bytes of one micro-batch's logits, or of one tile of them; of as many devices as the
+        config counts, one where it was loaded to be checked.
+    """
+
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    logits: int
+
+
+def of_training(config: Config) -> TrainingMemory:
+    """Shapes of the train state and of the logits; traces the model's forward pass.
+
+    Raises:
+      Exception: what MaxText says of a model that it cannot build or call; see
+        ``config.passed_on``.
+    """
+    model = _abstract_model(config, "train")
+    from maxtext.optimizers import optimizers
+    from maxtext.utils import maxtext_utils
+
+    graph, state = nnx.split(model)
+    parameters = nnx.filter_state(state, nnx.Param)
+    schedule = maxtext_utils.create_learning_rate_schedule(config)
+    optimizer = optimizers.get_optimizer(config, schedule, model)
+    return TrainingMemory(
+        parameters=sum(x.size for x in jax.tree.leaves(parameters)),
+        weights=_bytes(published(state)),
+        gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),
+        optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
+        logits=_logits(config, graph, state),
+    )
+
+
+def of_decoding(config: Config) -> tuple[int, int]:
+    """Bytes of the weights and of the key-value caches of all slots of a worker.
+
+    Args:
+      config: of a worker, as ``maxengine_model`` takes it.
+
+    Raises:
+      Exception: as ``of_training``.
+    """
+    state = nnx.state(_abstract_model(config, "autoregressive"))
+    return _bytes(published(state)), _bytes(nnx.filter_state(state, nnx.Cache))
+
+
+def _mesh(config: Config) -> jax.sharding.Mesh:
+    """One device under MaxText's axis names: shapes do not depend on how many there are."""
+    axes = tuple(config.mesh_axes)
+    return jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(axes)), axes)
+
+
+def _abstract_model(config: Config, mode: str) -> Any:
+    with unavailable("tensorflow", "google.cloud.aiplatform"):
+        from maxtext.utils.model_creation_utils import create_nnx_abstract_model
+
+    plain = config
+    if config.hardware != "cpu":
+        # Kernels of accelerators do not trace on a processor; they change no shape.
+        plain = Config(config._pydantic_config)
+        plain.get_keys()["attention"] = "dot_product"
+    return create_nnx_abstract_model(plain, _mesh(plain), model_mode=mode)[1]
+
+
+def _logits(config: Config, graph: Any, state: nnx.State) -> int:
+    """Of the forward pass of one micro-batch; with vocabulary tiling, of one tile."""
+    shape = (int(config.micro_batch_size_to_train_on), int(config.max_target_length))
+    tokens_bt = jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def logits(state: nnx.State, tokens_bt: jax.Array) -> Any:
+        return nnx.merge(graph, state, copy=True)(
+            decoder_input_tokens=tokens_bt,
+            decoder_positions=tokens_bt,
+            decoder_segment_ids=tokens_bt,
+            decoder_target_tokens=tokens_bt,
+            enable_dropout=False,
+        )
+
+    with jax.set_mesh(_mesh(config)), logical_axis_rules(config.logical_axis_rules):
+        found = jax.eval_shape(logits, state, tokens_bt)
+    if config.num_vocab_tiling == 1:
+        return _bytes(found)
+    # A tiled model returns none; one tile of float32 logits exists at a time.
+    return shape[0] * shape[1] * -(-int(config.vocab_size) // int(config.num_vocab_tiling)) * 4
+
+
+def _bytes(tree: Any) -> int:
+    """Bytes of every array, RNG keys left out."""
+    return sum(
+        x.size * x.dtype.itemsize
+        for x in jax.tree.leaves(tree)
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    )

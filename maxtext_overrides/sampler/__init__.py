@@ -1,0 +1,1 @@
+"""Generating with MaxText through its engine for JetStream."""

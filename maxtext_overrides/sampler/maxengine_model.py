@@ -1,0 +1,272 @@
+"""MaxEngine's model as pure functions: every variable an argument, caches in and out.
+
+MaxEngine closes over all variables that are no ``nnx.Param`` (router biases), prefills one prompt a
+call and computes logits for all its positions. Here its two abstract models, its cache layout and
+the meaning of its caches are used as they are; only the calls around them are ours.
+
+The upstream symbols are in ``OVERRIDES``; tested with MaxText 0.2.5 and flax 0.12.8. Delete when
+MaxEngine takes all variables as arguments and inserts several prompts at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from flax.core.spmd import logical_axis_rules
+
+from maxtext_overrides import tied_head
+from maxtext_overrides.upstream import jetstream_compat
+from maxtext_overrides.upstream.signatures import Override, check
+from maxtext_overrides.variables import UNPUBLISHED, published
+
+jetstream_compat.prepare()  # before MaxEngine, which looks for JetStream when it is imported
+
+from maxtext.common.common_types import (  # noqa: E402
+    DECODING_ACTIVE_SEQUENCE_INDICATOR,
+    MODEL_MODE_AUTOREGRESSIVE,
+    MODEL_MODE_PREFILL,
+)
+from maxtext.inference.maxengine import maxengine  # noqa: E402
+from maxtext.utils import sharding  # noqa: E402
+
+FASTEST_LAYOUT = {
+    # [batch, heads, sequence, head_dim] is how both attention products read the caches.
+    "prefill_cache_axis_order": "0,2,1,3",
+    "ar_cache_axis_order": "0,2,1,3",
+    "compute_axis_order": "0,2,1,3",
+}
+
+OVERRIDES = (
+    Override(
+        symbol="maxtext.inference.maxengine.maxengine.MaxEngine",
+        signature="(config, devices=None)",
+        sha256="128617ba10f6ce411d7d87f5e52328fed7df0628a2a2f33141d2cf5f7fea83b2",
+        why="its two abstract models are used; prefill, insert and generate are repeated here",
+        delete_when="it takes all variables as arguments and samples per slot",
+    ),
+    Override(
+        symbol="maxtext.inference.kvcache.KVCache",
+        signature="(*args, **kwargs)",
+        sha256="4ec4780769182a1c4b8556ae2318aa78230ddfb89c8fe0413a2a24d6da2ed6e1",
+        why="slots are filled by the names, axes and ring semantics of its variables",
+        delete_when="MaxEngine inserts several prompts into several slots at once",
+    ),
+    Override(
+        symbol="maxtext.layers.nnx_decoders.NNXDecoder",
+        signature="(*args, **kwargs)",
+        sha256="e3d160c72e9784492b3ee679a888c0c2a0ae84aa37cde6668c11b1c055e9f641",
+        why="prefill calls it and then its output head, on the last positions only",
+        delete_when="the model's prefill returns only the logits of the last position",
+    ),
+)
+
+Weights = Mapping[str, jax.Array]
+Path = tuple[Any, ...]
+Caches = dict[Path, jax.Array]
+
+_KEPT = ("cached_ar_key", "cached_ar_value", "cached_ar_key_scale", "cached_ar_value_scale")
+_CLEARED = ("cache_ar_segment_id", "cached_ar_lengths")
+
+
+class MaxEngineModel:
+    """Abstract models, shardings and the three functions that a decode engine jits.
+
+    Attributes:
+      slots: sequences decoded at once, ``per_device_batch_size`` times devices.
+      mesh: of MaxEngine.
+      row_shards: into how many parts the rows of a prefill are divided, one per device or fewer.
+      variables_like: name -> shape, dtype and sharding of what ``weights`` must hold.
+      caches_like: path -> shape, dtype and sharding of the decode caches.
+
+    Raises:
+      OverrideError: MaxText's source differs from what was tested.
+    """
+
+    def __init__(self, config: Any):
+        section = getattr(config, "rlax", None)
+        allow_untested = getattr(section, "allow_untested_maxtext", False)
+        check(OVERRIDES, allow_untested)
+        tied_head.install(allow_untested)
+        engine = maxengine.MaxEngine(config)
+        self.slots = int(engine.max_concurrent_decodes)
+        self.mesh = engine.mesh
+        self._rules = config.logical_axis_rules
+        self.row_shards = self._shards("activation_batch")
+        self._prefill_graph, self._prefill_state = nnx.split(engine.model)
+        self._decode_graph, self._decode_state = nnx.split(engine.model_ar)
+        with logical_axis_rules(self._rules):
+            shardings = sharding.nnx_construct_named_sharding(self._decode_state, self.mesh)
+        where = published(shardings)
+        self.variables_like = {
+            name: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=where[name])
+            for name, like in published(self._decode_state).items()
+        }
+        where = dict(nnx.to_flat_state(shardings))
+        self.caches_like: dict[Path, jax.ShapeDtypeStruct] = {}
+        self._axes: dict[Path, tuple[str, ...]] = {}
+        self._rng: dict[Path, jax.Array] = {}
+        for path, variable in nnx.to_flat_state(self._decode_state):
+            like = variable.get_value()
+            if isinstance(variable, nnx.Cache):
+                self.caches_like[path] = jax.ShapeDtypeStruct(
+                    like.shape, like.dtype, sharding=where[path].get_value()
+                )
+                self._axes[path] = _axis_names(variable)
+            elif isinstance(variable, nnx.RngState):
+                self._rng[path] = _resting(like)
+
+    def prefill(
+        self, weights: Weights, tokens_nl: jax.Array, lengths_n: jax.Array
+    ) -> tuple[jax.Array, Caches]:
+        """Runs n prompts, padded on the right.
+
+        The prefill caches are replaced whole by what is computed, so the model that MaxEngine
+        builds for one prompt takes a batch of them.
+
+        Returns:
+          Logits after each prompt's last token [n, vocab], and the caches of all prompts.
+        """
+        empty = {
+            path: jnp.zeros(variable.get_value().shape, variable.get_value().dtype)
+            for path, variable in nnx.to_flat_state(self._prefill_state)
+            if isinstance(variable, nnx.Cache)
+        }
+        model = self._merge(self._prefill_graph, self._prefill_state, weights, empty)
+        places_nl = jax.lax.broadcasted_iota(jnp.int32, tokens_nl.shape, 1)
+        inside_nl = (places_nl < lengths_n[:, None]).astype(jnp.int32)
+        with self._scope():
+            outputs = model.decoder(
+                shared_embedding=model.token_embedder,
+                decoder_input_tokens=tokens_nl,
+                decoder_positions=places_nl,
+                decoder_segment_ids=inside_nl * DECODING_ACTIVE_SEQUENCE_INDICATOR,
+                deterministic=True,
+                model_mode=MODEL_MODE_PREFILL,
+            )
+            hidden_nle = outputs[1]  # outputs[0], logits of every position, is never computed
+            last_n1e = jnp.take_along_axis(hidden_nle, (lengths_n - 1)[:, None, None], axis=1)
+            logits_n1v = model.decoder.apply_output_head(
+                model.token_embedder, last_n1e, True, MODEL_MODE_PREFILL
+            )
+        return logits_n1v[:, 0], _caches(model)
+
+    def step(
+        self, weights: Weights, caches: Caches, token_b: jax.Array, position_b: jax.Array
+    ) -> tuple[jax.Array, Caches]:
+        """One decode step of all slots: logits [slots, vocab] and the caches after it."""
+        model = self._merge(self._decode_graph, self._decode_state, weights, caches)
+        with self._scope():
+            logits_b1v = model(
+                token_b[:, None],
+                position_b[:, None],
+                enable_dropout=False,
+                model_mode=MODEL_MODE_AUTOREGRESSIVE,
+            )
+        return logits_b1v[:, 0], _caches(model)
+
+    def fan_out(
+        self,
+        caches: Caches,
+        prefix: Caches,
+        source_b: jax.Array,
+        fresh: jax.Array,
+    ) -> Caches:
+        """Writes each prompt's caches into its slots; the rules are those of MaxEngine's insert.
+
+        Slot after slot, so that it costs what the slots that are filled hold, not what all do.
+
+        Args:
+          caches: of all slots.
+          prefix: from ``prefill``.
+          source_b: int32 [slots], the prompt that a slot receives; -1 leaves the slot alone.
+          fresh: whether the ring of drawn tokens starts anew; true only if no slot is in use.
+        """
+        filled = {path: full for path, full in caches.items() if path[-1] not in _KEPT}
+        kept = {path: full for path, full in caches.items() if path[-1] in _KEPT}
+        for path in [path for path in filled if path[-1] == "cache_ar_index"]:
+            full = filled.pop(path)
+            kept[path] = jnp.where(fresh, jnp.zeros_like(full), full)
+        order_b = jnp.argsort(source_b < 0, stable=True)  # the slots that receive come first
+
+        def fill(i: jax.Array, filled: Caches) -> Caches:
+            slot = order_b[i]
+            return {
+                path: self._filled(path, full, prefix[path], slot, source_b[slot])
+                for path, full in filled.items()
+            }
+
+        return kept | jax.lax.fori_loop(0, jnp.sum(source_b >= 0), fill, filled)
+
+    def _filled(
+        self, path: Path, full: jax.Array, prefix: jax.Array, slot: jax.Array, row: jax.Array
+    ) -> jax.Array:
+        """One slot's part of a cache replaced by a row of what prefill computed, or cleared."""
+        name, axes = path[-1], self._axes[path]
+        batch = axes.index("cache_batch" if "cache_batch" in axes else "cache_scale_batch")
+        shape = list(full.shape)
+        shape[batch] = 1
+        if name in _CLEARED:
+            update = jnp.zeros(shape, full.dtype)
+        else:
+            update = jax.lax.dynamic_slice_in_dim(prefix, row, 1, batch).astype(full.dtype)
+        if name == "cache_prefill_segment_id":  # what is behind the prompt belongs to nothing
+            missing = full.shape[-1] - update.shape[-1]
+            update = jnp.pad(update, [(0, 0)] * (update.ndim - 1) + [(0, missing)])
+        elif name.startswith("cached_prefill_"):
+            for axis in (i for i, axis in enumerate(axes) if axis.endswith("_sequence")):
+                shape[axis] = update.shape[axis]
+        if list(update.shape) != shape:
+            raise ValueError(
+                f"{'.'.join(map(str, path))}: prefill computes {prefix.shape}, but MaxText "
+                f"allocates {full.shape}; MLA with head sizes other than head_dim needs "
+                "mla_naive_kvcache=false"
+            )
+        return jax.lax.dynamic_update_slice_in_dim(full, update, slot, batch)
+
+    def _shards(self, logical_axis: str) -> int:
+        (axes,) = linen.logical_to_mesh_axes((logical_axis,), self._rules)
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        return math.prod(self.mesh.shape[name] for name in names)
+
+    def _merge(self, graph: Any, abstract: nnx.State, weights: Weights, caches: Caches) -> Any:
+        flat = []
+        for path, variable in nnx.to_flat_state(abstract):
+            if isinstance(variable, nnx.Cache):
+                value = caches[path]
+            elif isinstance(variable, nnx.RngState):
+                value = self._rng[path]
+            elif isinstance(variable, UNPUBLISHED):
+                continue
+            else:
+                value = weights[".".join(map(str, path))]
+            flat.append((path, variable.replace(value)))
+        # copy=True: each trace needs variables of its own.
+        return nnx.merge(graph, nnx.from_flat_state(flat), copy=True)
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        with self.mesh, logical_axis_rules(self._rules):
+            yield
+
+
+def _caches(model: Any) -> Caches:
+    state = nnx.state(model, nnx.Cache)
+    return {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
+
+
+def _resting(like: jax.ShapeDtypeStruct) -> jax.Array:
+    """RNG state that a model without dropout never draws from."""
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), like.shape)
+    return jnp.zeros(like.shape, like.dtype)
+
+
+def _axis_names(variable: nnx.Variable) -> tuple[str, ...]:
+    names = variable.get_metadata().get("out_sharding") or ()
+    return (names,) if isinstance(names, str) else tuple(name or "" for name in names)

@@ -1,0 +1,1 @@
+"""MaxText training with another loss."""

@@ -1,0 +1,141 @@
+"""Copies of a model's weights beside those that train, and MaxText's parameter files of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Sharding
+
+from maxtext_overrides.trainer.train_loop import Loop, fresh_weights
+from maxtext_overrides.upstream.signatures import Override, check
+from maxtext_overrides.variables import UNPUBLISHED, published
+from rlax_plugin.errors import ConfigError
+
+_CHECKPOINTING = "maxtext.common.checkpointing"
+
+OVERRIDES = (
+    Override(
+        symbol=f"{_CHECKPOINTING}.load_params_from_path",
+        signature="(load_parameters_from_path, abstract_unboxed_params, "
+        "checkpoint_storage_concurrent_gb, use_ocdbt=True, use_zarr3=True, "
+        "enable_single_replica_ckpt_restoring=False)",
+        sha256="32d84fab51f02aae15d2f98d2df156ce7c9ae210c47e89f62aea2dae935a2c6f",
+        why="called, not replaced: nothing public loads a second set of parameters",
+        delete_when="MaxText documents it",
+    ),
+    Override(
+        symbol=f"{_CHECKPOINTING}.save_params_to_path",
+        signature="(checkpoint_dir, params, use_ocdbt=True, use_zarr3=True)",
+        sha256="07b9bcff463bb3b818155154b31f31db16f1cd412563d94b89cb3e9f628ab8c4",
+        why="called, not replaced: what it writes is what the above reads",
+        delete_when="MaxText documents it",
+    ),
+)
+
+Weights = Mapping[str, jax.Array]  # as ``variables.published`` names them
+
+
+class KeptWeights:
+    """Weights that no train step changes, sharded as the trainer's.
+
+    Args:
+      weights: on the devices, or in their host memory; nobody else changes or donates them.
+      shardings: name -> where they lie while they are used.
+    """
+
+    def __init__(self, weights: Weights, shardings: Mapping[str, Sharding]):
+        self._weights, self._shardings = dict(weights), dict(shardings)
+
+    @classmethod
+    def of(cls, loop: Loop, offload: bool) -> KeptWeights:
+        """A copy of the current weights; returns at once.
+
+        Args:
+          offload: keep it in host memory between uses.
+        """
+        current = published(loop.model_state)
+        shardings = {name: array.sharding for name, array in current.items()}
+        if not offload:
+            return cls(fresh_weights(loop), shardings)
+        host = {name: _resting(sharding, offload) for name, sharding in shardings.items()}
+        # Parameters that rest on the host themselves must not be shared: train steps donate them.
+        return cls(jax.device_put(current, host, may_alias=False), shardings)
+
+    def on_devices(self) -> Weights:
+        """To be used and dropped: of weights in host memory it is another copy."""
+        return jax.device_put(self._weights, self._shardings)
+
+
+def _resting(sharding: Sharding, offload: bool) -> Sharding:
+    return sharding.with_memory_kind("pinned_host") if offload else sharding
+
+
+def _parameters(loop: Loop) -> nnx.State:
+    return nnx.filter_state(loop.model_state, nnx.Not(nnx.Any(*UNPUBLISHED)))
+
+
+def save(path: str, loop: Loop) -> None:
+    """Writes the current weights where ``load``, or ``load_parameters_path``, finds them.
+
+    What was at ``path`` is replaced. The directory appears whole when all is written, and the call
+    returns then.
+
+    Raises:
+      OverrideError: MaxText is not what was tested.
+    """
+    checkpointing = _checkpointing(loop)
+    collections: dict[str, dict[Any, Any]] = {}
+    for place, variable in nnx.to_flat_state(_parameters(loop)):
+        # MaxText reads a variable from the collection of its class; a parameter's is "params".
+        collection = nnx.variable_name_from_type(type(variable), allow_register=True)
+        collections.setdefault(collection, {})[place] = variable.get_value()
+    checkpointing.save_params_to_path(
+        path,
+        {name: nnx.traversals.unflatten_mapping(flat) for name, flat in collections.items()},
+        loop.config.checkpoint_storage_use_ocdbt,
+        loop.config.checkpoint_storage_use_zarr3,
+    )
+
+
+def load(path: str, loop: Loop, offload: bool, key: str) -> KeptWeights:
+    """Reads weights with the names, shapes, dtypes and shardings of the trainer's.
+
+    Args:
+      path: a MaxText parameter checkpoint, or a training checkpoint's ``items``.
+      offload: see ``KeptWeights``; they are read into host memory.
+      key: of the config, to name in an error.
+
+    Raises:
+      ConfigError: there is no checkpoint, it cannot be read, or it is another model's.
+      OverrideError: MaxText is not what was tested.
+    """
+    checkpointing = _checkpointing(loop)
+
+    like = jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct(
+            array.shape, array.dtype, sharding=_resting(array.sharding, offload)
+        ),
+        _parameters(loop),
+    )
+    try:
+        found = checkpointing.load_params_from_path(
+            path,
+            like,
+            loop.config.checkpoint_storage_concurrent_gb,
+            loop.config.checkpoint_storage_use_ocdbt,
+            loop.config.checkpoint_storage_use_zarr3,
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(key, path, str(error)) from error
+    current = published(loop.model_state)
+    return KeptWeights(published(found), {n: a.sharding for n, a in current.items()})
+
+
+def _checkpointing(loop: Loop) -> Any:
+    from maxtext.common import checkpointing
+
+    check(OVERRIDES, loop.config.rlax.allow_untested_maxtext)
+    return checkpointing

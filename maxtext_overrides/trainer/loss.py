@@ -1,0 +1,183 @@
+"""The RL loss inside MaxText's own ``loss_fn``, and the same log-probs without a loss.
+
+The stock function runs as it is, except that the cross-entropy it calls is answered with zeros
+while it runs under the tracer. What it returns is then exactly its auxiliary terms (MoE load
+balance, multi-token prediction, indexer), and its router-bias updates come along. Added to them:
+
+    no accumulation     total = rl_sum / rl_weight + aux
+    accumulation        total = rl_sum + aux * rl_weight    (MaxText divides by sum(rl_weight))
+
+With ``num_vocab_tiling`` above 1 the model returns hidden states instead of logits, and the stock
+function calls another cross-entropy, which is answered likewise. Our tiles lie along the
+vocabulary; MaxText's, which only ``warm_start`` uses, along the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from maxtext_overrides.trainer import output_head
+from maxtext_overrides.upstream.signatures import Override, OverrideError
+from maxtext_overrides.vocabulary import dense_scores
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.loss import Scores
+
+Objective = Callable[[Scores, Mapping[str, jax.Array]], tuple[Any, Any, dict[str, Any]]]
+"""(scores, batch arrays, all [rows, length]) -> (sum, weight, additive metrics)."""
+
+LossFn = Callable[..., tuple[Any, dict[str, Any]]]  # with MaxText's signature
+ScoresFn = Callable[[Any, Mapping[str, jax.Array]], Scores]
+
+OVERRIDES = (
+    Override(
+        symbol="maxtext.trainers.pre_train.train.loss_fn",
+        signature="(model, config, data, dropout_rng, params, sparsity_state=None, is_train=True)",
+        sha256="7a97c1cc3bd1b19ab90e7f36930dfc7e8187bb4ced227b2014488d213ba4253a",
+        why="the objective needs log-probs of the targets; the stock loss is cross-entropy",
+        delete_when="MaxText's train_loop takes a loss function",
+    ),
+    Override(
+        symbol="maxtext.utils.max_utils.cross_entropy_with_logits",
+        signature="(logits, targets, z_loss=0.0)",
+        sha256="7ddc2f4ca57ab124252334bb78afecf505901bdbd5d4a25a10dde426c29b59ec",
+        why="replaced while the stock loss_fn is traced: there the logits can be had",
+        delete_when="MaxText's train_loop takes a loss function",
+    ),
+    Override(
+        symbol="maxtext.utils.gradient_accumulation.gradient_accumulation_loss_and_grad",
+        signature="(_loss_fn, config, model, params, params_shardings, data, dropout_rng)",
+        sha256="7807d0b23ab33c3cf629b1c9e15a967a1f9fb27683881629ce56c1264dcfd1fd",
+        why="relied on: it sums losses and aux['total_weights'] and divides once",
+        delete_when="MaxText documents what a loss returns under accumulation",
+    ),
+    Override(
+        symbol="maxtext.trainers.pre_train.train.vocab_tiling_nnx_loss",
+        signature="(model, hidden_states, data, config, is_train)",
+        sha256="bec30eccc6507cf1128dd00eb974d1b8f9e6558078b86b0b3ee47994dbabf862",
+        why="replaced likewise: with num_vocab_tiling there are hidden states, and no logits",
+        delete_when="MaxText's train_loop takes a loss function",
+    ),
+    *output_head.OVERRIDES,
+)
+
+
+def make_scores_fn(config: Any, temperature: float) -> ScoresFn:
+    """A forward pass of the trainer's model: its own graph and tiling, no loss, no gradient.
+
+    Args:
+      config: MaxText's.
+      temperature: above 0; what the logits are divided by.
+
+    Returns:
+      ``scores(model, data) -> Scores`` of ``data["targets"]``, to be traced by JAX under
+      ``Loop.shardings()``. ``model`` is what MaxText's loss_fn gets, an ``nnx.Module``
+      (``nnx.merge(graph, state)``), and is left unchanged; ``data`` holds MaxText's six arrays,
+      int32 [rows, length], others are ignored.
+    """
+
+    def scores(model: Any, data: Mapping[str, jax.Array]) -> Scores:
+        # A pass leaves intermediates in its model, and each trace needs variables of its own.
+        model = nnx.merge(*nnx.split(model), copy=True)
+        nnx.pop(model, nnx.Intermediate)
+        logits_btv = model(
+            decoder_input_tokens=data["inputs"],
+            decoder_positions=data["inputs_position"],
+            decoder_segment_ids=data["inputs_segmentation"],
+            enable_dropout=False,
+            decoder_target_tokens=data["targets"],
+            decoder_target_mask=data["targets_segmentation"],
+        )
+        if config.num_vocab_tiling > 1:
+            (hidden_bte,) = nnx.pop(model, nnx.Intermediate)["decoder"]["hidden_states"].get_value()
+            found = output_head.head_scores(model, hidden_bte, data["targets"], temperature)
+        else:
+            found = dense_scores(logits_btv, data["targets"], temperature)
+        return jax.lax.stop_gradient(found)
+
+    return scores
+
+
+@contextmanager
+def _replaced(train: Any, cross_entropy: Any, tiled_cross_entropy: Any) -> Iterator[None]:
+    """Replaces both in MaxText and puts them back however the block ends."""
+    max_utils = train.max_utils
+    stock = max_utils.cross_entropy_with_logits, train.vocab_tiling_nnx_loss
+    max_utils.cross_entropy_with_logits = cross_entropy
+    train.vocab_tiling_nnx_loss = tiled_cross_entropy
+    try:
+        yield
+    finally:
+        max_utils.cross_entropy_with_logits, train.vocab_tiling_nnx_loss = stock
+
+
+def make_loss_fn(train: Any, objective: Objective, temperature: float) -> LossFn:
+    """A ``loss_fn`` for MaxText's train step.
+
+    Args:
+      train: the module ``maxtext.trainers.pre_train.train``; its present ``loss_fn`` is called.
+      objective: traced by JAX. Its weight is a count, 0 or at least 1, as MaxText divides by
+        max(sum of weights, 1). Its metrics are sums; they come out in
+        ``aux["intermediate_outputs"]["rlax"]``, added up over micro-batches.
+      temperature: that the rollouts are drawn with.
+
+    Raises:
+      ConfigError: temperature 0; a greedy policy has no gradient.
+    """
+    if temperature <= 0:
+        raise ConfigError("rlax.rollouts.temperature", temperature, "must be above 0 to train")
+    stock_loss_fn = train.loss_fn
+
+    def loss_fn(
+        model: Any,
+        config: Any,
+        data: Mapping[str, jax.Array],
+        dropout_rng: Any,
+        params: Any,
+        sparsity_state: Any = None,
+        is_train: bool = True,
+    ) -> tuple[Any, dict[str, Any]]:
+        data = dict(data)  # the stock function cuts its arrays in place
+        scores: list[Scores] = []
+
+        def keep_scores(logits: jax.Array, targets: jax.Array, z_loss: float = 0.0) -> Any:
+            del targets, z_loss  # one-hot, unused and so never computed
+            scores.append(dense_scores(logits, data["targets"], temperature))
+            zeros = jnp.zeros(logits.shape[:-1], jnp.float32)
+            return zeros, zeros
+
+        def keep_tiled_scores(
+            model: Any, hidden_states: jax.Array, data: Any, config: Any, is_train: bool
+        ) -> Any:
+            del config, is_train
+            targets_bt = data["targets"]
+            scores.append(output_head.head_scores(model, hidden_states, targets_bt, temperature))
+            return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+
+        with _replaced(train, keep_scores, keep_tiled_scores):
+            auxiliary, aux = stock_loss_fn(
+                model, config, data, dropout_rng, params, sparsity_state, is_train
+            )
+        if len(scores) != 1:
+            raise OverrideError(
+                f"MaxText's loss_fn called its cross-entropy {len(scores)} times, expected once: "
+                "this config takes another path through it"
+            )
+        rl_sum, rl_weight, metrics = objective(scores[0], data)
+        if config.gradient_accumulation_steps > 1:
+            stock_weight = jnp.maximum(aux["total_weights"], 1)
+            total = rl_sum + auxiliary * (rl_weight / stock_weight)
+        else:
+            total = rl_sum / jnp.maximum(rl_weight, 1) + auxiliary
+        aux["xent_sum"], aux["total_weights"] = rl_sum, rl_weight
+        # Accumulation would add up the hidden states of all micro-batches.
+        aux["intermediate_outputs"].get("decoder", {}).pop("hidden_states", None)
+        aux["intermediate_outputs"]["rlax"] = metrics
+        return total, aux
+
+    return loss_fn

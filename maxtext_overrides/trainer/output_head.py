@@ -1,0 +1,91 @@
+"""MaxText's output head, applied to one tile of the vocabulary at a time.
+
+The decoder's own ``apply_output_head`` makes the logits, with a module that holds a tile of the
+weights in place of all of them: tied or not, every cast, scale and soft cap is what it is in the
+model. Only the final norm is applied beforehand, once for all tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+from flax import nnx
+
+from maxtext_overrides.upstream.signatures import Override
+from maxtext_overrides.vocabulary import Head, tiled_scores
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.loss import Scores
+
+OVERRIDES = (
+    Override(
+        symbol="maxtext.layers.nnx_decoders.NNXDecoder.apply_output_head",
+        signature="(self, shared_embedding, y, deterministic, model_mode, normalize_y=True)",
+        sha256="5476cfa81728072f4bd9cb54d6bc243954a972e91cad0329199e8439f4363314",
+        why="called with a stand-in for the decoder that has one tile of the head's weights",
+        delete_when="MaxText tiles its logits along the vocabulary",
+    ),
+)
+
+_ROWS_AND_LENGTH = ("activation_embed_and_logits_batch", "activation_length")
+
+
+def head_scores(
+    model: Any, hidden_bte: jax.Array, targets_bt: jax.Array, temperature: float
+) -> Scores:
+    """Log-prob of the targets and entropy in ``num_vocab_tiling`` tiles; to be traced by JAX.
+
+    Args:
+      model: MaxText's ``Transformer``.
+      hidden_bte: what its last layer returned.
+      targets_bt: int32 [rows, length].
+      temperature: above 0.
+
+    Raises:
+      ConfigError: the head has more than one array of weights, or is not MaxText's own.
+    """
+    from maxtext.layers.nnx_decoders import NNXDecoder
+    from maxtext.utils.sharding import create_sharding
+
+    config, mesh, decoder = model.config, model.mesh, model.decoder
+    tiles, rules = config.num_vocab_tiling, config.logical_axis_rules
+    if not isinstance(decoder, NNXDecoder):
+        raise ConfigError("num_vocab_tiling", tiles, f"must be 1 with a {type(decoder).__name__}")
+    tied = config.logits_via_embedding
+    graph, state = nnx.split(model.token_embedder if tied else decoder.logits_dense)
+    arrays, structure = jax.tree.flatten(state)
+    if len(arrays) != 1:
+        reason = f"must be 1 with an output head of several arrays: {', '.join(map(str, state))}"
+        raise ConfigError("num_vocab_tiling", tiles, reason)
+    weights = arrays[0]
+    axis, tile_axes = (0, ("vocab", None)) if tied else (1, (None, "vocab"))
+
+    def placed(array: jax.Array, *axes: str | None) -> jax.Array:
+        return jax.lax.with_sharding_constraint(array, create_sharding(mesh, axes, rules))
+
+    def logits_btw(hidden_bte: jax.Array, tile: jax.Array) -> jax.Array:
+        part = nnx.merge(graph, jax.tree.unflatten(structure, [placed(tile, *tile_axes)]))
+        stand_in = SimpleNamespace(
+            config=config, mesh=mesh, logits_dense=part, dropout=lambda y, deterministic: y
+        )
+        logits_btw = NNXDecoder.apply_output_head(
+            stand_in, part, hidden_bte, True, "train", normalize_y=False
+        )
+        return placed(logits_btw, *_ROWS_AND_LENGTH, "activation_vocab")
+
+    # Every tile needs all features of a token: gathered here they are gathered once.
+    hidden_bte = placed(decoder.decoder_norm(hidden_bte), *_ROWS_AND_LENGTH, None)
+    shards = _shards(weights.shape[axis], create_sharding(mesh, ("vocab",), rules))
+    return tiled_scores(
+        Head(logits_btw, axis, tiles, shards), hidden_bte, weights, targets_bt, temperature
+    )
+
+
+def _shards(vocabulary: int, sharding: jax.sharding.NamedSharding) -> int:
+    """Parts that the mesh divides the vocabulary into; 1 where it does not divide it evenly."""
+    axes = sharding.spec[0] if sharding.spec else None
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    shards = math.prod(sharding.mesh.shape[name] for name in names)
+    return shards if vocabulary % shards == 0 else 1

@@ -1,0 +1,438 @@
+"""Runs MaxText's stock ``train_loop`` with our batches, our loss and our events.
+
+Steps are RL steps and count from 1. Each has u updates, ``rlax.objective.updates_per_step``, and
+each update is a train step of MaxText: step s is what MaxText calls (s - 1) u .. s u - 1, from 0.
+``steps``, ``checkpoint_period`` and the learning-rate schedule count train steps; a checkpoint that
+falls due inside an RL step is saved at its end, under the label s u - 1. Everything happens on the
+calling thread, in this order:
+
+    on_start(completed)  batches(s)  [u train steps]  before_checkpoint(s)  [save]  on_step_end(s)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from maxtext_overrides import tied_head
+from maxtext_overrides.trainer import loss as rl_loss
+from maxtext_overrides.trainer.updates import StepMetrics, Updates
+from maxtext_overrides.upstream import lean_imports
+from maxtext_overrides.upstream.signatures import Override, check, resolve
+from maxtext_overrides.variables import published
+from rlax_plugin.errors import TrainingError
+
+log = logging.getLogger("rlax.maxtext")
+
+MAXTEXT_ARRAYS: dict[str, np.dtype] = {
+    f"{side}{suffix}": np.dtype(np.int32)
+    for side in ("inputs", "targets")
+    for suffix in ("", "_position", "_segmentation")
+}
+
+_TRAIN = "maxtext.trainers.pre_train.train"
+
+OVERRIDES = (
+    Override(
+        symbol="maxtext.input_pipeline.input_pipeline_interface.create_data_iterator",
+        signature="(config, mesh)",
+        sha256="a9232500346700b48e580e79d34c93c5ce778252f5fa2233eb845c3fa886a6d4",
+        why="batches come from the controller",
+        delete_when="train_loop takes a data iterator",
+    ),
+    Override(
+        symbol="maxtext.utils.maxtext_utils.get_shaped_batch",
+        signature="(config, batch_sharding=None, is_eval=False)",
+        sha256="1a3c9e1cc8c240adcbb3395636be75fd3940f18a42887c5b799aea954854f1bd",
+        why="batches hold more arrays than MaxText's six",
+        delete_when="train_loop takes the shapes of a batch",
+    ),
+    Override(
+        symbol="maxtext.utils.train_utils.setup_train_loop",
+        signature="(config, recorder, devices=None)",
+        sha256="206fd13e03738e5b518eea297a03b9eb4372c77e11d489b18f1201b8b7d32e96",
+        why="wrapped: the weights exist when it returns, seconds before the first step",
+        delete_when="train_loop calls back once its state is there",
+    ),
+    Override(
+        symbol="maxtext.utils.train_utils.validate_completed_steps",
+        signature="(completed_steps, config_steps)",
+        sha256="5af1a7fbf5f5e9690e25a7536b6b31c193a58098ce17b224ffb2f88b5953d0be",
+        why="a run that was killed behind its last checkpoint is finished, not refused",
+        delete_when="train_loop returns when nothing is left to train",
+    ),
+    Override(
+        symbol=f"{_TRAIN}.train_step",
+        signature="(model, config, state_mesh_shardings, params_shardings, state, data, "
+        "dropout_rng=None)",
+        sha256="e68464f0c15a65b7227e5c0f28d09cc1feecd94b9b5f90e06eb649cc8e7f9412",
+        why="wrapped: metrics of the loss leave it only with record_internal_nn_metrics, which "
+        "would also make every layer of the model compute statistics",
+        delete_when="train_step returns metrics that a loss puts into aux",
+    ),
+    Override(
+        symbol=f"{_TRAIN}.record_activation_metrics",
+        signature="(output_metrics, intermediate_outputs, config)",
+        sha256="06a340c8b174173a6fd52e01321e42840d118281c3efd53d0ce7abadf8f5d415",
+        why="puts the loss's metrics where the loop's caller finds them",
+        delete_when="train_step returns metrics that a loss puts into aux",
+    ),
+    Override(
+        symbol=f"{_TRAIN}.training_loop_iteration",
+        signature="(jax_device_state, python_vars, immutable_data)",
+        sha256="d649a852204a918a0a0f95f545655faccd420dcff55c6a8322a3ff60bb7048c6",
+        why="wrapped: something happens after every step",
+        delete_when="train_loop calls back after a step",
+    ),
+    Override(
+        symbol="maxtext.common.checkpointing.save_checkpoint",
+        signature="(checkpoint_manager, step, state, config=None, data_iterator=None, force=False)",
+        sha256="251902bcdd93f422a0a6b7125e06b093e4be8a861f4e6d3c9164b44c2bd33d29",
+        why="wrapped: the controller's state is saved before each checkpoint, and none is saved "
+        "inside an RL step",
+        delete_when="train_loop calls back before it saves",
+    ),
+    Override(
+        symbol=f"{_TRAIN}.train_loop",
+        signature="(config, recorder, state=None)",
+        sha256="d4c7c722db956cb6efa8150bb497da1f9e80182fd2b4db3e6a07533ee6375515",
+        why="runs as it is; the above relies on which of them it calls, and when",
+        delete_when="all of the above are gone",
+    ),
+)
+
+
+@dataclass(slots=True)
+class Loop:
+    """What callers see of the running loop.
+
+    Attributes:
+      config: of this loop.
+      completed: finished steps, those of earlier processes included.
+      started_from: ``completed`` when this process began.
+      mesh: the devices.
+      graph: the model's ``nnx.GraphDef``.
+      model_state: the model's variables after ``completed`` steps. The next train step donates
+        their buffers: read or copy them before ``batches`` or ``on_step_end`` returns.
+    """
+
+    config: Any
+    completed: int
+    started_from: int
+    mesh: Any
+    graph: Any
+    model_state: Any
+
+    @contextmanager
+    def shardings(self) -> Iterator[None]:
+        """Mesh and axis rules under which the model is called."""
+        from flax.core.spmd import logical_axis_rules
+
+        with jax.set_mesh(self.mesh), logical_axis_rules(self.config.logical_axis_rules):
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What is called from inside the loop. An exception in any of them ends the loop with it.
+
+    Attributes:
+      batches: step -> arrays [rows, length], for all of the step's updates; may block.
+      on_step_end: (loop, metrics) after each step; True saves a checkpoint and ends the loop.
+        Metrics are device values: MaxText's scalars, means over the step's updates, and the
+        objective's sums over them, under their own names.
+      on_start: once the weights are there, before the train step is compiled.
+      before_checkpoint: step, right before MaxText saves the checkpoint of that step.
+    """
+
+    batches: Callable[[int], Mapping[str, np.ndarray]]
+    on_step_end: Callable[[Loop, Mapping[str, Any]], bool]
+    on_start: Callable[[Loop], None] = lambda loop: None
+    before_checkpoint: Callable[[int], None] = lambda step: None
+
+
+@jax.jit
+def _copy(arrays: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
+    return jax.tree.map(jnp.copy, arrays)
+
+
+def fresh_weights(loop: Loop) -> Mapping[str, jax.Array]:
+    """The variables of a weight version in buffers of their own, dtypes as the model has them.
+
+    Returns at once; the copy runs after the step that computes the weights.
+    """
+    return _copy(published(loop.model_state))
+
+
+class _NothingLeft(Exception):
+    """The checkpoint is of the last step."""
+
+
+class _Extension:
+    """The replacements of one run of the loop and what they have to remember."""
+
+    def __init__(
+        self, train: Any, config: Any, events: Events, arrays: Mapping[str, np.dtype], rl: bool
+    ):
+        self.train, self.config, self.events, self.arrays = train, config, events, arrays
+        self.rl = rl
+        chosen = config.rlax.objective
+        self.updates = (
+            Updates(chosen.epochs, chosen.mini_batches, config.rlax.seed) if rl else Updates()
+        )
+        self.metrics = StepMetrics()
+        self.save_due = False
+        self.loop: Loop | None = None
+        self.failure: Exception | None = None
+
+    @contextmanager
+    def _remembered(self) -> Iterator[None]:
+        # MaxText turns errors of the data path into StopTraining and those of a checkpoint into
+        # RuntimeError; the original is raised again after the loop.
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    def started(self) -> Loop:
+        if self.loop is None:
+            raise TrainingError("MaxText asked for a batch before setup_train_loop returned")
+        return self.loop
+
+    def _data(self) -> Iterator[dict[str, np.ndarray]]:
+        with self._remembered():
+            while True:
+                step = self.started().completed + 1
+                yield from self.updates.of(step, self._batch(step))
+
+    def _batch(self, step: int) -> dict[str, np.ndarray]:
+        batch = self.events.batches(step)
+        rows = self.config.global_batch_size_to_load * self.updates.mini_batches
+        shape = (rows, self.config.max_target_length)
+        for name, dtype in self.arrays.items():
+            found = batch.get(name)
+            if found is None or found.shape != shape or found.dtype != dtype:
+                what = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
+                raise TrainingError(
+                    f"batch of step {step}: {name} is {what}, expected {dtype}{list(shape)}"
+                )
+        return {name: batch[name] for name in self.arrays}
+
+    def create_data_iterator(self, config: Any, mesh: Any) -> tuple[Any, None]:
+        del config, mesh
+        return self._data(), None
+
+    def get_shaped_batch(
+        self, config: Any, batch_sharding: Any = None, is_eval: bool = False
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        del is_eval
+        shape = (config.global_batch_size_to_load, config.max_target_length)
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
+            for name, dtype in self.arrays.items()
+        }
+
+    def validate_completed_steps(self, completed_steps: int, config_steps: int) -> None:
+        """Refuses nothing: ``setup_train_loop`` below ends the loop."""
+
+    def setup_train_loop(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def setup(config: Any, recorder: Any, devices: Any = None) -> Any:
+            result = stock(config, recorder, devices)
+            model, mesh, state = result[3], result[4], result[-1]
+            trained = self.train.get_first_step(model, state)
+            completed, extra = divmod(trained, self.updates.per_step)
+            graph, model_state = nnx.split(state.model)
+            self.loop = Loop(config, completed, completed, mesh, graph, model_state)
+            with self._remembered():
+                if extra:
+                    raise TrainingError(
+                        f"the checkpoint is of {trained} updates, which is no whole number of "
+                        f"steps of {self.updates.per_step}: rlax.objective.epochs = "
+                        f"{self.updates.epochs} or mini_batches = {self.updates.mini_batches} "
+                        "is not what the run was started with"
+                    )
+                self.events.on_start(self.loop)
+            if trained >= config.steps:
+                raise _NothingLeft
+            return result
+
+        return setup
+
+    def train_step(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def train_step(model: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+            # Only this function sees the flag: the model's layers read their own config.
+            recording = type(config)(config._pydantic_config)
+            recording.get_keys()["record_internal_nn_metrics"] = 1
+            return stock(model, recording, *args, **kwargs)
+
+        return train_step
+
+    def record_activation_metrics(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def record(output_metrics: Any, intermediate_outputs: Any, config: Any) -> None:
+            output_metrics["rlax"] = intermediate_outputs.get("rlax", {})
+            if self.config.record_internal_nn_metrics:
+                stock(output_metrics, intermediate_outputs, config)
+
+        return record
+
+    def training_loop_iteration(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def iteration(jax_device_state: Any, python_vars: Any, immutable_data: Any) -> Any:
+            loop = self.started()
+            metrics = stock(jax_device_state, python_vars, immutable_data)
+            self.metrics.add(metrics["scalar"], metrics.get("rlax", {}))
+            completed, extra = divmod(python_vars["step"] + 1, self.updates.per_step)
+            if extra:
+                return metrics
+            state = jax_device_state["state"]
+            loop.completed, loop.model_state = completed, state.model
+            saving = (python_vars["checkpoint_manager"], state, python_vars["data_iterator"])
+            if self.save_due:
+                self._save(*saving)
+            with self._remembered():
+                stop = self.events.on_step_end(loop, self.metrics.take())
+            if stop:
+                self._save_once(*saving)
+                raise self.train.exceptions.StopTraining(f"asked to after step {loop.completed}")
+            return metrics
+
+        return iteration
+
+    def _save(self, manager: Any, state: Any, data_iterator: Any) -> None:
+        """Saves the checkpoint of the step just finished, whatever ``checkpoint_period`` says."""
+        label = self.started().completed * self.updates.per_step - 1
+        self.train.checkpointing.save_checkpoint(
+            manager, label, state, self.config, data_iterator, force=True
+        )
+
+    def _save_once(self, manager: Any, state: Any, data_iterator: Any) -> None:
+        """The same, unless the loop already has; on disk when it returns."""
+        if manager is None:
+            return
+        checkpointing = self.train.checkpointing
+        label = self.started().completed * self.updates.per_step - 1
+        checkpointing.wait_until_finished(manager)
+        if label not in checkpointing.all_steps(manager):
+            self._save(manager, state, data_iterator)
+            checkpointing.wait_until_finished(manager)
+
+    def save_checkpoint(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def save(
+            checkpoint_manager: Any,
+            step: int,
+            state: Any,
+            config: Any = None,
+            data_iterator: Any = None,
+            force: bool = False,
+        ) -> Any:
+            completed, extra = divmod(step + 1, self.updates.per_step)
+            self.save_due = bool(extra)  # until this RL step ends
+            if extra:
+                return False
+            with self._remembered():
+                self.events.before_checkpoint(completed)
+                return stock(checkpoint_manager, step, state, config, data_iterator, force)
+
+        return save
+
+
+@contextmanager
+def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[None]:
+    """Checks what is replaced, replaces it, and puts it back however the block ends.
+
+    Raises:
+      OverrideError: MaxText is not what was tested.
+    """
+    declared = OVERRIDES + (rl_loss.OVERRIDES if extension.rl else ())
+    check(declared, extension.config.rlax.allow_untested_maxtext)
+    replacements: dict[str, Any] = {}
+    for override in OVERRIDES:
+        _, name, stock = resolve(override.symbol)
+        if name in ("create_data_iterator", "get_shaped_batch", "validate_completed_steps"):
+            replacements[override.symbol] = getattr(extension, name)
+        elif name in ("train_step", "record_activation_metrics") and not extension.rl:
+            continue
+        elif name != "train_loop":
+            replacements[override.symbol] = getattr(extension, name)(stock)
+    if loss_fn is not None:
+        replacements[f"{_TRAIN}.loss_fn"] = loss_fn
+    with ExitStack() as undo:
+        for symbol, replacement in replacements.items():
+            module, name, stock = resolve(symbol)
+            undo.callback(setattr, module, name, stock)
+            setattr(module, name, replacement)
+        yield
+
+
+def run_train_loop(
+    config: Any,
+    events: Events,
+    *,
+    arrays: Mapping[str, np.dtype] = MAXTEXT_ARRAYS,
+    objective: rl_loss.Objective | None = None,
+) -> Loop:
+    """Runs MaxText's ``train_loop`` from the newest checkpoint, if any, to ``config.steps``.
+
+    With a checkpoint of that step it returns after ``on_start``: nothing is left to train.
+
+    Args:
+      config: of ``config.initialize``. With an objective, ``rlax.objective`` says how many updates
+        a step has; they must divide ``steps``.
+      events: see there.
+      arrays: names and dtypes of the arrays of a batch that the device gets, all
+        [rows, max_target_length].
+      objective: the RL objective; None trains with MaxText's own loss.
+
+    Returns:
+      The loop as it ended, by ``config.steps`` or because ``on_step_end`` asked for it.
+
+    Raises:
+      OverrideError: MaxText is not what was tested.
+      TrainingError: a batch of wrong shape; the loss became NaN or infinite; the checkpoint lies
+        inside an RL step, because ``rlax.objective`` has changed.
+      Exception: whatever ``events`` raised, unchanged.
+    """
+    train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
+    tied_head.install(config.rlax.allow_untested_maxtext)
+    extension = _Extension(train, config, events, arrays, rl=objective is not None)
+    loss_fn = None
+    if objective is not None:
+        temperature = config.rlax.rollouts.temperature
+        loss_fn = rl_loss.make_loss_fn(train, objective, temperature)
+    recorder = train.create_goodput_recorder(config)
+    train.record_goodput(recorder, train.RECORD_JOB_START_TIME)
+    with (
+        extension_points(extension, loss_fn),
+        train.maybe_monitor_goodput(config),
+        _original(extension),
+        train.max_utils.maybe_get_transformer_engine_context(config),
+        contextlib.suppress(_NothingLeft),
+    ):
+        train.train_loop(config, recorder)
+    return extension.started()
+
+
+@contextlib.contextmanager
+def _original(extension: _Extension) -> Iterator[None]:
+    """Raises what really went wrong, where MaxText swallowed, wrapped or exited instead."""
+    try:
+        yield
+    except SystemExit as error:
+        raise TrainingError(
+            "the loss is NaN or infinite (abort_on_nan_loss, abort_on_inf_loss)"
+        ) from error
+    except Exception as error:
+        if extension.failure is not None and error is not extension.failure:
+            raise extension.failure from None
+        raise
+    if extension.failure is not None:
+        raise extension.failure

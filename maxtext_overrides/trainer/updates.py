@@ -1,0 +1,101 @@
+"""One RL step as several MaxText steps: the mini-batches it hands out, the metrics it adds up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlax_plugin.objective.diagnostics import GAP_SUMS
+
+log = logging.getLogger("rlax.trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """The optimizer updates of one RL step; each is a MaxText step.
+
+    Attributes:
+      epochs: passes over the step's batch.
+      mini_batches: updates per pass, each on as many rows.
+      seed: of the order of rows.
+    """
+
+    epochs: int = 1
+    mini_batches: int = 1
+    seed: int = 0
+
+    @property
+    def per_step(self) -> int:
+        return self.epochs * self.mini_batches
+
+    def of(self, step: int, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+        """The batch of every update, in order.
+
+        Each epoch deals the rows out anew: sorted by their trained tokens, every ``mini_batches``
+        neighbours go to as many mini-batches at random. So all get about as many tokens, and none
+        is without any as long as there are ``mini_batches`` rows that have some. The whole batch,
+        if there is one mini-batch, stays as it is.
+
+        Args:
+          step: RL step, counts from 1; with ``seed`` and epoch it decides the order.
+          batch: name -> [rows, length], ``rl_mask`` among them; ``mini_batches`` divides the rows.
+        """
+        supervised = "rl_mask" not in batch
+        if not supervised and np.count_nonzero(batch["rl_mask"].any(axis=1)) < self.mini_batches:
+            log.warning(
+                "step %d: a mini-batch has no token to train; momentum and weight decay move the "
+                "weights all the same",
+                step,
+            )
+        for epoch in range(self.epochs):
+            if self.mini_batches == 1:
+                yield dict(batch)
+                continue
+            rng = np.random.default_rng((self.seed, step, epoch))
+            order_b = rng.permutation(len(batch["rl_mask"]))  # decides between equal rows
+            tokens_b = batch["rl_mask"][order_b].sum(axis=1)
+            order_b = order_b[np.argsort(-tokens_b, kind="stable")]
+            rows = rng.permuted(order_b.reshape(-1, self.mini_batches), axis=1)
+            for rows_b in rows.T:
+                yield {name: array[rows_b] for name, array in batch.items()}
+
+
+@jax.jit
+def _added(a: Any, b: Any) -> Any:
+    return jax.tree.map(jnp.add, a, b)
+
+
+class StepMetrics:
+    """Metrics of an RL step's updates, added up on the device; nothing waits for them."""
+
+    def __init__(self) -> None:
+        self._totals: tuple[Any, Any] | None = None
+        self._updates = 0
+
+    def add(self, scalars: Mapping[str, Any], sums: Mapping[str, Any]) -> None:
+        """What one update reports: MaxText's scalars, and the objective's sums.
+
+        Only before the first update do trainer and sampler hold equal weights: the log-prob gap of
+        the others is left out.
+        """
+        found = (dict(scalars), dict(sums))
+        if self._updates:
+            for name in found[1].keys() & GAP_SUMS:
+                found[1][name] = jnp.zeros_like(found[1][name])
+        self._totals = found if self._totals is None else _added(self._totals, found)
+        self._updates += 1
+
+    def take(self) -> dict[str, Any]:
+        """The scalars' means over the updates and the sums of the sums; starts anew."""
+        assert self._totals is not None, "no update has been added"
+        (scalars, sums), updates = self._totals, self._updates
+        self._totals, self._updates = None, 0
+        if updates > 1:
+            scalars = {name: value / updates for name, value in scalars.items()}
+        return scalars | sums

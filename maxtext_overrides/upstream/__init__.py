@@ -1,0 +1,1 @@
+"""What is relied on in MaxText and JetStream as they are: signatures, imports, compatibility."""

@@ -1,0 +1,205 @@
+"""A supervised warm start by MaxText's ordinary loop and loss, stopped inside a window of pass@1.
+
+Validation pass@1 is exact: the mean over problems of exp(sum of the answer's token log-probs) at
+the rollouts' temperature, from one teacher-forced forward pass. Nothing is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from maxtext_overrides.config.loading import Config, initialize
+from maxtext_overrides.trainer.scoring import target_logprobs_of
+from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, Loop, run_train_loop
+from rlax_plugin.errors import ConfigError, TrainingError
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import Prompt
+
+_RECORD = "warm_start.json"
+
+
+class AnsweredPrompts(PromptSource, Protocol):
+    """A prompt source that knows the right completions."""
+
+    def answer_tokens(self, prompt: Prompt) -> np.ndarray:
+        """int32 [answer_length], stop token included."""
+        ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+
+def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dict[str, np.ndarray]:
+    """MaxText's arrays, one problem per row; ``targets_segmentation`` is 1 on answer tokens only.
+
+    Returns:
+      name -> int32 [len(prompts), length].
+
+    Raises:
+      ConfigError: a problem is longer than a row.
+    """
+    arrays = {name: np.zeros((len(prompts), length), d) for name, d in MAXTEXT_ARRAYS.items()}
+    for side in ("inputs", "targets"):
+        arrays[side].fill(source.pad_id)
+        arrays[f"{side}_position"][:] = np.arange(length)
+    for row, prompt in enumerate(prompts):
+        tokens = np.concatenate((prompt.tokens, source.answer_tokens(prompt)))
+        used = len(tokens) - 1
+        if used > length:
+            raise ConfigError("max_target_length", length, f"must be at least {used}")
+        arrays["inputs"][row, :used] = tokens[:-1]
+        arrays["targets"][row, :used] = tokens[1:]
+        arrays["inputs_segmentation"][row, :used] = 1
+        arrays["targets_segmentation"][row, len(prompt.tokens) - 1 : used] = 1
+    return arrays
+
+
+class PassAt1:
+    """Exact pass@1 on fixed problems.
+
+    Args:
+      arrays: of ``rows``.
+      temperature: that completions are drawn with.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], temperature: float):
+        self._arrays, self._temperature = arrays, temperature
+        self._forward: Any = None
+
+    def __call__(self, loop: Loop) -> float:
+        with loop.shardings():
+            if self._forward is None:
+                self._forward = self._compiled(loop.graph)
+            return float(np.mean(np.exp(self._forward(loop.model_state, dict(self._arrays)))))
+
+    def _compiled(self, graph: Any) -> Callable[..., Any]:
+        @jax.jit
+        def answer_logprob_b(model_state: Any, data: Mapping[str, Any]) -> jax.Array:
+            logprobs_bt = target_logprobs_of(graph, model_state, data, self._temperature)
+            return jnp.sum(jnp.where(data["targets_segmentation"] != 0, logprobs_bt, 0.0), axis=1)
+
+        return answer_logprob_b
+
+
+def _configure(argv: Sequence[str], rl_config: Config) -> Config:
+    warm = rl_config.rlax.warm_start
+    devices = rl_config.num_target_devices
+    if warm.batch_rows % devices:
+        raise ConfigError(
+            "rlax.warm_start.batch_rows",
+            warm.batch_rows,
+            f"must be a multiple of {devices} devices",
+        )
+    return initialize(
+        argv,
+        run_name=f"{rl_config.run_name}/warm_start",
+        steps=warm.steps,
+        per_device_batch_size=warm.batch_rows // devices,
+        gradient_accumulation_steps=1,
+        learning_rate=warm.learning_rate,
+        learning_rate_schedule_steps=warm.steps,
+        learning_rate_final_fraction=1.0,  # constant: when it ends is not known beforehand
+        warmup_steps_fraction=0.0,
+        enable_checkpointing=True,
+        async_checkpointing=False,
+        save_checkpoint_on_start=False,
+        save_checkpoint_on_completion=False,
+        checkpoint_period=warm.steps + 1,  # none but the one at the end
+    )
+
+
+def _finished(files: RunFiles) -> str | None:
+    """Path of the finished warm start's weights, if there is one."""
+    record = files.get_json(_RECORD)
+    if record is None:
+        return None
+    items = f"checkpoints/{record['step'] - 1}/items"
+    return files.location(items) if files.exists(items) else None
+
+
+def warm_start(
+    argv: Sequence[str],
+    rl_config: Config,
+    source: AnsweredPrompts,
+    on_progress: Callable[[int, float], None] = lambda step, pass_at_1: None,
+) -> str:
+    """Trains on right answers until validation pass@1 is in the config's window.
+
+    Skipped if it was finished before, or if ``rlax.warm_start.directory`` names one. Runs MaxText's
+    loop under ``<run_name>/warm_start``.
+
+    Args:
+      argv: of the RL run.
+      rl_config: loaded from it.
+      source: of problems and answers; "train" is trained on, "validation" looked at.
+      on_progress: called with step and pass@1 at every look.
+
+    Returns:
+      Path for MaxText's ``load_parameters_path``.
+
+    Raises:
+      ConfigError: the config cannot work; there is no finished warm start in ``directory``.
+      TrainingError: pass@1 jumped over the window, or the steps ran out below it.
+    """
+    warm = rl_config.rlax.warm_start
+    own = f"{rl_config.base_output_directory}/{rl_config.run_name}/warm_start"
+    files = RunFiles(warm.directory or own)
+    if done := _finished(files):
+        return done
+    if warm.directory:
+        raise ConfigError(
+            "rlax.warm_start.directory", warm.directory, "no warm start has ended there"
+        )
+    config = _configure(argv, rl_config)
+    shown = source.prompts("train")[: warm.train_problems or None]
+    examples = rows(source, shown, config.max_target_length)
+    held_out = source.prompts("validation")[: warm.problems]
+    pass_at_1 = PassAt1(
+        rows(source, held_out, config.max_target_length), config.rlax.rollouts.temperature
+    )
+    count = len(examples["inputs"])
+    if count < warm.batch_rows:
+        raise ConfigError("rlax.warm_start.batch_rows", warm.batch_rows, f"must be <= {count}")
+    latest = 0.0
+
+    def batches(step: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng((config.rlax.seed, step))
+        chosen = rng.choice(count, warm.batch_rows, replace=False, shuffle=False)
+        return {name: array[chosen] for name, array in examples.items()}
+
+    def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> bool:
+        nonlocal latest
+        del metrics
+        # It climbs from a half to the whole of the goal within a few steps.
+        near = latest >= warm.pass_at_1_from / 2
+        if not near and loop.completed % warm.check_every:
+            return False
+        latest = pass_at_1(loop)
+        on_progress(loop.completed, latest)
+        if latest > warm.pass_at_1_to:
+            raise TrainingError(
+                f"warm start: validation pass@1 is {latest:.3f} at step {loop.completed}, above "
+                f"rlax.warm_start.pass_at_1_to = {warm.pass_at_1_to}: lower its learning_rate or "
+                "check_every"
+            )
+        if latest < warm.pass_at_1_from:
+            return False
+        # Counts with the checkpoint only.
+        record = {"step": loop.completed, "pass_at_1": latest, "problems": warm.problems}
+        files.put_json(_RECORD, record)
+        return True
+
+    run_train_loop(config, Events(batches=batches, on_step_end=on_step_end))
+    done = _finished(files)
+    if done is None:
+        raise TrainingError(
+            f"warm start: validation pass@1 is {latest:.3f} after rlax.warm_start.steps = "
+            f"{warm.steps}, below rlax.warm_start.pass_at_1_from = {warm.pass_at_1_from}"
+        )
+    return done

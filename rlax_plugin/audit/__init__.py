@@ -1,6 +1,0 @@
-"""``rlax audit``: proves from a run's records that nothing was lost and nothing trained twice."""
-
-from rlax_plugin.audit.auditor import audit
-from rlax_plugin.audit.report import Figures, Report, Rule, Violation
-
-__all__ = ["Figures", "Report", "Rule", "Violation", "audit"]

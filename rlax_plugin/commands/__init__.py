@@ -1,0 +1,1 @@
+"""What the command line calls, beside training and serving."""

@@ -1,0 +1,62 @@
+"""One pass over a run's journal and the files it names, in the order in which things happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlax_plugin.commands.audit.contents import Contents
+from rlax_plugin.commands.audit.history import History
+from rlax_plugin.commands.audit.limits import read_limits
+from rlax_plugin.commands.audit.report import Findings, Report, Rule
+from rlax_plugin.commands.audit.snapshots import Snapshots
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.journal import JournalError
+
+
+def audit(
+    files: RunFiles, progress: Callable[[int, int], object] = lambda done, of: None
+) -> Report:
+    """Proves that a run obeyed the rules, or names the first one that it broke.
+
+    Reads the run's directory only, and changes nothing; the run may go on meanwhile. The audit ends
+    where the journal is broken: what comes after it proves nothing.
+
+    Args:
+      progress: called after each segment with the segments done and their number.
+
+    Raises:
+      ConfigError: it is not the directory of a run.
+      RlaxError: a file is there and cannot be read.
+    """
+    report = Report(files.location())
+    figures, findings = report.figures, Findings(report)
+    snapshots = Snapshots(files, findings)  # before the journal: see there
+    last = journal.last_number(files)
+    if not last:
+        reason = "is no run directory, or nothing has happened in it yet: it holds no journal"
+        raise ConfigError("RUN", files.url, reason)
+    limits = read_limits(files)
+    history = History(limits, figures, findings)
+    contents = Contents(files, limits, figures, findings)
+    snapshots.compare(0, journal.START, history)
+    try:
+        for segment, checksum in journal.read(files, until=last):
+            findings.segment = segment.number
+            history.begin_segment(segment.number)
+            for event in segment.events:
+                history.apply(event)
+            contents.check(segment, history)
+            snapshots.compare(segment.number, checksum, history)
+            figures.segments += 1
+            progress(segment.number, last)
+    except JournalError as error:
+        findings.segment = error.number
+        findings.violation(Rule.JOURNAL_BROKEN, str(error))
+    else:
+        findings.segment = None
+        snapshots.end(last)
+    history.end()
+    contents.end()
+    return report

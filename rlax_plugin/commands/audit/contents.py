@@ -1,0 +1,297 @@
+"""The samples on disk, held against the events that speak of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlax_plugin.commands.audit.history import Alive, History
+from rlax_plugin.commands.audit.limits import Limits
+from rlax_plugin.commands.audit.report import Figures, Findings, Rule
+from rlax_plugin.objective.batches import place, sizes
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.journal import FileRecord, JournalError, Segment
+from rlax_plugin.records.samples import Judged
+from rlax_plugin.types import Group, Rollout
+
+
+class Contents:
+    """Checks the files that segments name, once a segment's events are added up.
+
+    Memory: 16 bytes per sample, for its seed.
+    """
+
+    def __init__(self, files: RunFiles, limits: Limits, figures: Figures, findings: Findings):
+        self._files, self._limits = files, limits
+        self._figures, self._findings = figures, findings
+        self._seeds, self._groups = array("Q"), array("q")  # of all samples scored
+
+    def check(self, segment: Segment, history: History) -> None:
+        """Everything about a segment's files.
+
+        Raises:
+          RlaxError: one is there and cannot be read.
+        """
+        batch = self._read(segment, segment.batch, Rule.BATCH_DIFFERS)
+        others = self._read(segment, segment.rollouts, Rule.ROLLOUTS_DIFFER)
+        if batch is not None:
+            self._check_batch(segment, batch, history)
+        if batch is None or others is None:
+            return  # reported; who should be where is not known
+        in_batch = [group.id for group, _ in batch]
+        wanted = sorted(history.scored.keys() - in_batch)
+        self._check_ids(Rule.ROLLOUTS_DIFFER, "the rollouts file", others, wanted, None)
+        for group, refused in (*batch, *others):
+            if (one := history.scored.get(group.id)) is not None:
+                self._check_scored(group, refused, one)
+            elif (one := history.batch.get(group.id)) is not None and one.digest:
+                self._check_unchanged(group, refused, one, segment.step)
+        for group, refused in others:
+            if group.advantages is not None:
+                self._findings.violation(
+                    Rule.JUDGEMENT_DIFFERS,
+                    f"group {group.id}: expected no advantages outside of a batch, found "
+                    f"{group.advantages.tolist()}",
+                    group=group.id,
+                )
+            if (one := history.alive.get(group.id)) is not None:
+                one.digest = _digest((group, refused))
+
+    def end(self) -> None:
+        """Looks for samples of two groups that share a seed."""
+        seeds, groups = np.array(self._seeds), np.array(self._groups)
+        order = np.argsort(seeds, kind="stable")
+        seeds, groups = seeds[order], groups[order]
+        for i in np.flatnonzero((seeds[1:] == seeds[:-1]) & (groups[1:] != groups[:-1])):
+            one, other = int(groups[i]), int(groups[i + 1])
+            self._findings.violation(
+                Rule.REPEATED_SEED,
+                f"group {other}: expected a seed of its own for every sample, found {seeds[i]}, "
+                f"which is of group {one} as well",
+                group=other,
+            )
+
+    def _read(self, segment: Segment, record: FileRecord | None, rule: Rule) -> list[Judged] | None:
+        try:
+            return journal.read_samples(self._files, segment, record)
+        except JournalError as error:
+            self._findings.violation(rule, str(error), step=segment.step)
+            return None
+
+    def _check_ids(
+        self, rule: Rule, where: str, judged: Sequence[Judged], wanted: list[int], step: int | None
+    ) -> bool:
+        found = [group.id for group, _ in judged]
+        if step is None:
+            found.sort()  # only a batch has an order
+        if found == wanted:
+            return True
+        differing = sorted(set(found) ^ set(wanted))
+        self._findings.violation(
+            rule,
+            f"expected the groups {wanted} in {where}, found {found}",
+            step=step,
+            group=differing[0] if differing else None,
+        )
+        return False
+
+    # --- a batch -------------------------------------------------------------------------------
+
+    def _check_batch(self, segment: Segment, batch: list[Judged], history: History) -> None:
+        step, steps = segment.step, [event.step for event in history.trained]
+        if steps != ([] if step is None else [step]):
+            self._findings.violation(
+                Rule.STEP_ORDER,
+                f"the segment commits the batch of step {step} and says that steps {steps} train: "
+                "expected the same one, or none",
+                step=step,
+            )
+            return
+        wanted = [group for event in history.trained for group in event.groups]
+        same = self._check_ids(Rule.BATCH_DIFFERS, f"the batch of step {step}", batch, wanted, step)
+        if not same or step is None:
+            return
+        (trained,) = history.trained
+        oldest = []
+        for group, _ in batch:
+            problem = _malformed(group, self._limits.group_size)
+            if problem:
+                self._findings.violation(
+                    Rule.BATCH_DIFFERS, f"group {group.id} {problem}", step=step, group=group.id
+                )
+                continue
+            versions = np.concatenate([r.versions for r in group.rollouts])
+            self._check_versions(group.id, step, int(versions.min()), int(versions.max()))
+            oldest.append(int(versions.min()))
+            self._figures.samples += len(group.rollouts)
+            self._figures.tokens += len(versions)
+        self._check_fits(step, [group for group, _ in batch])
+        staleness = step - min(oldest, default=step)
+        self._figures.max_staleness = max(self._figures.max_staleness, staleness)
+        if len(oldest) == len(batch) and staleness != trained.staleness:
+            self._findings.violation(
+                Rule.STALENESS_DIFFERS,
+                f"step {step} says that its staleness is {trained.staleness}: expected "
+                f"{staleness}, as its samples say",
+                step=step,
+            )
+
+    def _check_fits(self, step: int, groups: list[Group]) -> None:
+        limits, sizes_n = self._limits, sizes(groups)
+        if place(sizes_n, limits.rows, limits.row_tokens, limits.sequences_per_row) is None:
+            self._findings.violation(
+                Rule.WRONG_BATCH,
+                f"step {step} trains {len(sizes_n)} samples of {sum(sizes_n)} positions: expected "
+                f"as many as fit {limits.rows} rows of {limits.row_tokens}, with "
+                f"{limits.sequences_per_row} samples each at most",
+                step=step,
+            )
+
+    def _check_versions(self, group: int, step: int, oldest: int, newest: int) -> None:
+        if newest >= step:
+            self._findings.violation(
+                Rule.FUTURE_VERSION,
+                f"group {group} trains at step {step} with tokens of version {newest}: expected "
+                f"at most {step - 1}",
+                step=step,
+                group=group,
+            )
+        if step - oldest > (limit := self._limits.max_staleness):
+            self._findings.violation(
+                Rule.TOO_STALE,
+                f"group {group} trains at step {step} with tokens of version {oldest}: expected a "
+                f"staleness of at most {limit}, found {step - oldest}",
+                step=step,
+                group=group,
+            )
+
+    def _check_unchanged(
+        self, group: Group, refused: str | None, one: Alive, step: int | None
+    ) -> None:
+        if (found := _digest((group, refused))) != one.digest:
+            self._findings.violation(
+                Rule.SAMPLES_CHANGED,
+                f"group {group.id} trains with samples of checksum {found}: expected "
+                f"{one.digest}, those of segment {one.home}, in which it was scored",
+                step=step,
+                group=group.id,
+            )
+
+    # --- a group that was scored ---------------------------------------------------------------
+
+    def _check_scored(self, group: Group, refused: str | None, one: Alive) -> None:
+        self._seeds.extend(r.seed for r in group.rollouts)
+        self._groups.extend([group.id] * len(group.rollouts))
+        problems = (
+            (Rule.GENERATION_DIFFERS, self._generation(group, one)),
+            (Rule.JUDGEMENT_DIFFERS, self._judgement(group, refused, one)),
+            (Rule.MIXED_VERSIONS, self._mixed(group)),
+            (Rule.REPEATED_SEED, _repeated_seed(group)),
+        )
+        for rule, problem in problems:
+            if problem:
+                message = f"group {group.id}: {problem}"
+                self._findings.violation(rule, message, group=group.id)
+
+    def _generation(self, group: Group, one: Alive) -> str | None:
+        event = one.generated
+        if event is None:
+            return None  # reported
+        versions = np.concatenate([r.versions for r in group.rollouts])
+        said = {
+            "prompt": one.prompt,
+            "attempt": event.attempt,
+            "samples": event.samples,
+            "tokens": event.tokens,
+            "oldest version": event.oldest_version,
+            "newest version": event.newest_version,
+        }
+        found = {
+            "prompt": group.prompt.id,
+            "attempt": group.attempt,
+            "samples": len(group.rollouts),
+            "tokens": sum(len(r.tokens) for r in group.rollouts),
+            "oldest version": int(versions.min()) if len(versions) else None,
+            "newest version": int(versions.max()) if len(versions) else None,
+        }
+        return _first_difference(said, found)
+
+    def _judgement(self, group: Group, refused: str | None, one: Alive) -> str | None:
+        event = one.scored
+        assert event is not None
+        rewards = group.rewards[~np.isnan(group.rewards)]
+        said = {
+            "reason for refusal": event.refused,
+            "rewards": event.scored,
+            "passed samples": event.passed,
+        }
+        found = {
+            "reason for refusal": refused,
+            "rewards": len(rewards),
+            "passed samples": int(np.sum(rewards >= self._limits.pass_threshold)),
+        }
+        return _first_difference(said, found)
+
+    def _mixed(self, group: Group) -> str | None:
+        goes_on = self._limits.on_new_weights == "continue"
+        for rollout in group.rollouts:
+            change = np.diff(rollout.versions)
+            if np.any(change < 0 if goes_on else change != 0):
+                wanted = "never an older version after a newer one" if goes_on else "one version"
+                return (
+                    f"sample {rollout.index}: expected {wanted} (on_new_weights is "
+                    f"{self._limits.on_new_weights}), found {_runs(rollout)}"
+                )
+        return None
+
+
+def _first_difference(said: dict[str, object], found: dict[str, object]) -> str | None:
+    for name, value in said.items():
+        if found[name] != value:
+            return f"{name}: expected {value!r}, as the journal says, found {found[name]!r}"
+    return None
+
+
+def _malformed(group: Group, size: int) -> str | None:
+    """Why a group cannot be part of a batch."""
+    indices = [r.index for r in group.rollouts]
+    if indices != list(range(size)):
+        return f"has the samples {indices}: expected 0 to {size - 1}"
+    if group.advantages is None:
+        return "has no advantages"
+    for rollout in group.rollouts:
+        if rollout.finish_reason == "cancelled":
+            return f"has an unfinished sample, {rollout.index}"
+        lengths = {len(rollout.tokens), len(rollout.logprob_full), len(rollout.versions)}
+        if len(lengths) > 1 or lengths == {0}:
+            return f"has a sample, {rollout.index}, without a log-prob and a version per token"
+    return None
+
+
+def _repeated_seed(group: Group) -> str | None:
+    seeds = [r.seed for r in group.rollouts]
+    if len(set(seeds)) == len(seeds):
+        return None
+    return f"expected a seed of its own for every sample, found {seeds}"
+
+
+def _runs(rollout: Rollout) -> str:
+    """A sample's versions as they follow each other, each once per run."""
+    versions = rollout.versions
+    starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
+    return ", then ".join(str(int(versions[i])) for i in starts)
+
+
+def _digest(judged: Judged) -> str:
+    """Checksum of what was drawn and scored, on which training depends."""
+    group, refused = judged
+    arrays = ("tokens", "logprob_full", "logprob_sampled", "versions")
+    content = [
+        (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), refused),
+        *((r.index, r.seed, r.finish_reason, r.worker, r.reward) for r in group.rollouts),
+        *(getattr(r, name).tobytes() for r in group.rollouts for name in arrays),
+    ]
+    return journal.checksum(repr(content).encode())

@@ -1,0 +1,72 @@
+"""What a run's config demands of its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import yaml
+
+from rlax_plugin.config import Batches, Curation, Rollouts, Section, Staleness
+from rlax_plugin.config.validation import validate
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.records.files import CONFIG, RunFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the run's config demands; see ``rlax_plugin.config`` for the meaning.
+
+    Attributes:
+      tokens_per_batch: 0: ``groups_per_step`` groups make a batch.
+      rows, row_tokens, sequences_per_row: of a batch.
+    """
+
+    max_staleness: int
+    on_new_weights: str
+    group_size: int
+    groups_per_step: int
+    tokens_per_batch: int
+    rows: int
+    row_tokens: int
+    sequences_per_row: int
+    pass_threshold: float
+
+
+def read_limits(files: RunFiles) -> Limits:
+    """From the config that lies in the run's directory.
+
+    Raises:
+      ConfigError: it is missing or damaged.
+    """
+    location = files.location(CONFIG)
+    try:
+        document = yaml.safe_load(files.get(CONFIG))
+    except FileNotFoundError:
+        reason = "is missing: without the run's config nothing can be judged"
+        raise ConfigError(location, None, reason) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(location, None, f"is no YAML: {error}") from error
+    section = document.get("rlax") if isinstance(document, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(location, None, "has no section rlax:")
+
+    def part[S: Section](model: type[S], name: str, *keys: str) -> S:
+        # Only what is needed, so that a run of an earlier version can be audited as well.
+        given = section.get(name) or {}
+        return validate(model, {key: given[key] for key in keys if key in given}, f"rlax.{name}")
+
+    size, per_step = "group_size", "groups_per_step"
+    lengths = "max_prompt_tokens", "max_new_tokens"
+    rollouts = part(Rollouts, "rollouts", "on_new_weights", size, per_step, *lengths)
+    batches = part(Batches, "batches", "rows", "sequences_per_row", "tokens")
+    return Limits(
+        max_staleness=part(Staleness, "staleness", "max_staleness").max_staleness,
+        on_new_weights=rollouts.on_new_weights,
+        group_size=rollouts.group_size,
+        groups_per_step=rollouts.groups_per_step,
+        tokens_per_batch=batches.tokens,
+        rows=batches.rows or rollouts.groups_per_step * rollouts.group_size,
+        row_tokens=rollouts.max_prompt_tokens + rollouts.max_new_tokens,
+        sequences_per_row=batches.sequences_per_row,
+        pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
+    )

@@ -1,0 +1,76 @@
+"""An audit on the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlax_plugin.commands.audit.auditor import audit
+from rlax_plugin.commands.audit.report import Figures, Report, Violation
+from rlax_plugin.records.files import RunFiles
+
+_WARNINGS_SHOWN = 3
+
+
+def audit_with_progress(files: RunFiles) -> Report:
+    """``audit``, with a bar on standard error if that is a terminal."""
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("segments", total=None)
+        return audit(files, lambda done, of: bar.update(task, completed=done, total=of))
+
+
+def print_report(console: Console, report: Report) -> None:
+    """The figures, then the verdict."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right")
+    table.add_column(overflow="fold", style="dim")
+    for name, value, remark in _rows(report.figures):
+        table.add_row(name, f"{value:,}", remark)
+    console.print(table)
+    for warning in report.warnings[:_WARNINGS_SHOWN]:
+        console.print(Text.assemble(("warning: ", "bold yellow"), warning), soft_wrap=True)
+    if (more := len(report.warnings) - _WARNINGS_SHOWN) > 0:
+        console.print(f"and {more} more warnings")
+    if report.violation is None:
+        said = "every group is accounted for, none trained twice, none too stale"
+        console.print(Text.assemble(("clean: ", "bold green"), said), soft_wrap=True)
+        return
+    console.print(_verdict(report.violation), soft_wrap=True)
+    if (total := report.violations.total()) > 1:
+        console.print(f"{total} violations in all: {_counts(report.violations)}", soft_wrap=True)
+
+
+def _verdict(found: Violation) -> Text:
+    places = (("segment", found.segment), ("step", found.step), ("group", found.group))
+    where = ", ".join(f"{name} {number}" for name, number in places if number is not None)
+    return Text.assemble(
+        ("violation: ", "bold red"), (found.rule, "bold"), f" at {where}: " if where else ": ",
+        found.message,
+    )  # fmt: skip
+
+
+def _rows(figures: Figures) -> list[tuple[str, int, str]]:
+    return [
+        ("groups issued", figures.issued, ""),
+        ("  trained", figures.trained, f"in {figures.steps:,} steps"),
+        ("  filtered", figures.filtered.total(), _counts(figures.filtered)),
+        ("  dropped", figures.dropped.total(), _counts(figures.dropped)),
+        ("  ready", figures.ready, "admitted, not trained yet"),
+        ("  in flight", figures.open, "issued, not scored yet"),
+        ("samples trained", figures.samples, f"{figures.tokens:,} tokens"),
+        ("largest staleness", figures.max_staleness, "versions"),
+        ("groups issued again", figures.reissued, "to another worker, or after a restart"),
+        ("restarts", figures.restarts, ""),
+        ("journal segments", figures.segments, ""),
+    ]
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common())

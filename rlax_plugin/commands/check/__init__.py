@@ -1,0 +1,73 @@
+"""What ``rlax check`` tells of a config: what runs where, how much of it, and doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlax_plugin.commands.check.deadlines import deadlines, in_words
+from rlax_plugin.commands.check.examined import Examined, examine, examine_parts
+from rlax_plugin.commands.check.warnings import doubts
+from rlax_plugin.commands.check.words import numbers, words
+from rlax_plugin.text.amounts import in_bytes
+
+__all__ = ["Examined", "examine", "examine_parts", "explanation", "show"]
+
+
+def explanation(config: Examined) -> dict[str, Any]:
+    """Everything that ``show`` prints, as JSON.
+
+    Returns:
+      ``words``: heading -> title -> text; ``numbers``: name -> number; ``memory_bytes``: key of a
+      part -> what for -> bytes; ``deadlines``: key -> what is given, needed and suggested, in
+      seconds; ``warnings``: of ``key`` and ``text``.
+    """
+    checked = config.checked or {}
+    needed = deadlines(config).values()
+    found = [*doubts(config), *(doubt for facts in checked.values() for doubt in facts.warnings)]
+    found += [(need.key, need.text) for need in needed if not need.holds]
+    return {
+        "words": words(config) | {"Deadlines": in_words(config)},
+        "numbers": numbers(config),
+        "memory_bytes": {key: dict(facts.memory) for key, facts in checked.items() if facts.memory},
+        "deadlines": {
+            need.key: {
+                "given_s": need.given_s,
+                "needed_s": need.needed_s,
+                "suggested_s": need.suggested_s,
+            }
+            for need in needed
+        },
+        "warnings": [{"key": key, "text": text} for key, text in found],
+    }
+
+
+def show(console: Console, document: Mapping[str, Any]) -> None:
+    """Prints an ``explanation``."""
+    for heading, texts in document["words"].items():
+        _print_section(console, heading, texts)
+    for key, memory in document["memory_bytes"].items():
+        sizes = {what: in_bytes(size) for what, size in memory.items()}
+        total = {"together": f"{in_bytes(sum(memory.values()))}, activations not counted"}
+        _print_section(console, f"Memory of {key}, each process, all its devices", sizes | total)
+    for warning in document["warnings"]:
+        console.print()
+        text = Text.assemble(
+            ("warning: ", "yellow"), (warning["key"], "bold"), f" {warning['text']}"
+        )
+        console.print(text, soft_wrap=True)
+
+
+def _print_section(console: Console, heading: str, texts: Mapping[str, str]) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, text in texts.items():
+        table.add_row(Text(f"  {title}"), Text(text))
+    console.print()
+    console.print(Text(heading, "bold"))
+    console.print(table)

@@ -1,0 +1,137 @@
+"""What a config is allowed to say, and perhaps does not mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+
+from rlax_plugin.commands.check.examined import Examined
+from rlax_plugin.commands.check.words import plural
+from rlax_plugin.objective.advantages import Outcomes
+from rlax_plugin.text.amounts import in_bytes
+
+Doubt = tuple[str, str]
+"""(config key, one sentence)."""
+
+# Up to it, a pretrained model hardly gets to its answer.
+_FEW_NEW_TOKENS = 64
+
+
+def doubts(config: Examined) -> Iterator[Doubt]:
+    """What is allowed, and perhaps not meant."""
+    yield from _doubts_of_groups(config)
+    yield from _doubts_of_length(config)
+    yield from _doubts_of_rewards(config)
+    yield from _doubts_of_memory(config)
+    section, evaluation = config.section, config.section.evaluation
+    for key in ("run_name", "base_output_directory", "steps"):
+        if not config.maxtext.get(key):
+            yield key, "is not set: rlax train needs it, in the config or as key=value"
+    if not evaluation.problems:
+        yield "rlax.evaluation.problems", "is 0: nothing will tell whether held-out problems gain"
+    elif config.prompts is not None and config.prompts.held_out < evaluation.problems:
+        yield (
+            "rlax.evaluation.problems",
+            f"{evaluation.problems}: the split {evaluation.split!r} has {config.prompts.held_out}",
+        )
+    if section.warm_start.enabled and not config.warm_starts:
+        yield (
+            "rlax.warm_start.enabled",
+            f"is true, and trainer {section.trainer.name} has no warm start: it is ignored",
+        )
+    if section.objective.allow_uncorrected:
+        yield "rlax.objective.allow_uncorrected", "is true: old samples may train uncorrected"
+    if section.allow_untested_maxtext:
+        yield "rlax.allow_untested_maxtext", "is true: overrides of MaxText are not verified"
+    if section.deterministic:
+        yield "rlax.deterministic", "is true: groups are decoded one after the other, slowly"
+
+
+def _doubts_of_groups(config: Examined) -> Iterator[Doubt]:
+    section, rollouts = config.section, config.section.rollouts
+    size, gates = rollouts.group_size, section.curation.gates
+    key = "rlax.rollouts.group_size"
+    if size == 1 and not _advantages(config, [1.0, 0.0], [0, 1]).any():
+        yield key, "is 1, and advantages are relative to the group: every one is 0"
+    elif size > 1 and not gates and not _advantages(config, [1.0] * size, [0] * size).any():
+        yield (
+            "rlax.curation.gates",
+            "is empty: groups whose rewards are all equal take up rows of the batch and teach "
+            "nothing; mixed_outcome of rlax_curation keeps them out",
+        )
+    needed = config.samples * section.staleness.steps_ahead * section.curation.oversample
+    if config.workers and rollouts.slots * config.workers >= 2 * needed:
+        yield (
+            "rlax.rollouts.slots",
+            f"{rollouts.slots} on {plural(config.workers, 'worker')}, for {needed:,.0f} samples "
+            "at a time: half of the slots stay empty",
+        )
+    if 0 < rollouts.temperature < 0.5 and size > 1:
+        yield (
+            "rlax.rollouts.temperature",
+            f"{rollouts.temperature:g} makes the samples of a group alike",
+        )
+
+
+def _doubts_of_memory(config: Examined) -> Iterator[Doubt]:
+    """What trainer and workers take, if their devices are this machine's processor."""
+    checked = config.checked or {}
+    if config.maxtext.get("hardware") != "cpu" or not checked:
+        return
+    engine = "rlax.rollouts.engine"
+    needed = {
+        key: sum(facts.memory.values()) * ((config.workers or 1) if key == engine else 1)
+        for key, facts in checked.items()
+    }
+    total, there = sum(needed.values()), psutil.virtual_memory().total
+    if total > there:
+        yield (
+            max(needed, key=needed.__getitem__),
+            f"takes most of {in_bytes(total)} that trainer and workers need together, "
+            f"activations not counted, and this machine has {in_bytes(there)}",
+        )
+
+
+def _doubts_of_rewards(config: Examined) -> Iterator[Doubt]:
+    curation = config.section.curation
+    sets = config.section.evaluation.sets.values()
+    most = max(len(rewards) for rewards in (config.section.rewards, *(s.rewards for s in sets)))
+    if most > 1 and "pass_threshold" not in curation.model_fields_set:
+        yield (
+            "rlax.curation.pass_threshold",
+            f"is left at {curation.pass_threshold:g}, and a sample passes if the sum of its {most} "
+            "rewards reaches it: set what a right answer alone is worth",
+        )
+
+
+def _advantages(config: Examined, rewards: list[float], groups: list[int]) -> np.ndarray:
+    """Of samples of one token."""
+    lengths_n = np.ones(len(rewards), int)
+    return np.asarray(
+        config.slots.advantages(Outcomes(np.array(rewards), lengths_n, np.array(groups)))
+    )
+
+
+def _doubts_of_length(config: Examined) -> Iterator[Doubt]:
+    section, maxtext = config.section, config.maxtext
+    tokens = section.rollouts.max_new_tokens
+    pretrained = maxtext.get("model_name", "default") != "default"
+    if pretrained and tokens <= _FEW_NEW_TOKENS:
+        yield "rlax.rollouts.max_new_tokens", f"{tokens} leaves a pretrained model little room"
+    if config.prompts is None:
+        return
+    groups = config.groups
+    if groups is not None and groups < config.prompts.train:
+        yield (
+            "steps",
+            f"{config.maxtext['steps']}: {groups:,} groups are fewer than the "
+            f"{config.prompts.train:,} training prompts: some are never asked",
+        )
+    limit, longest = section.rollouts.max_prompt_tokens, config.prompts.longest
+    if limit > max(2 * longest, longest + 16):
+        yield (
+            "rlax.rollouts.max_prompt_tokens",
+            f"{limit}, and the longest prompt has {longest}: every row carries the rest as padding",
+        )

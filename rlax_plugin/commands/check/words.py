@@ -1,0 +1,202 @@
+"""A config in words, and its batch arithmetic in numbers."""
+
+from __future__ import annotations
+
+from rlax_plugin.commands.check.examined import Examined
+from rlax_plugin.config import Evaluation
+from rlax_plugin.objective.loss import choices
+
+Words = dict[str, str]
+
+
+def words(config: Examined) -> dict[str, Words]:
+    """Heading -> title -> text."""
+    return {
+        "Processes": _processes(config),
+        "One step": _one_step(config),
+        "The run": _run(config),
+        "Staleness": {"staleness": _staleness(config)},
+        "Objective": _objective(config),
+        "Files": _files(config),
+        **{key: dict(facts.says) for key, facts in (config.checked or {}).items() if facts.says},
+    }
+
+
+def numbers(config: Examined) -> dict[str, int | float]:
+    """The arithmetic of batches, for machines; what is not known is left out."""
+    section, steps = config.section, config.rl_steps
+    rollouts, samples = section.rollouts, config.samples
+    found: dict[str, int | float | None] = {
+        "workers": config.workers,
+        "groups_per_step": rollouts.groups_per_step,
+        "samples_per_step": samples,
+        "rows_per_step": section.batch_rows,
+        "row_tokens": section.row_tokens,
+        "completion_tokens_per_step": samples * rollouts.max_new_tokens,
+        "updates_per_step": section.objective.updates_per_step,
+        "rl_steps": steps,
+        "groups": config.groups,
+    }
+    if config.prompts is not None:
+        found["training_prompts"] = config.prompts.train
+        found["epochs"] = config.groups and config.groups / config.prompts.train
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _on_maxtext(config: Examined) -> bool:
+    """Whether an update is a step of MaxText."""
+    return config.section.trainer.name == "maxtext"
+
+
+def _processes(config: Examined) -> Words:
+    section, workers = config.section, config.workers
+    network, weights = section.network, section.weights
+    port = f"port {network.port}" if network.port else "any free port"
+    if network.prometheus_port is not None:
+        port += f"; /metrics on {network.prometheus_port or 'any free port'}"
+    slots = f"{section.rollouts.engine.name}, {plural(section.rollouts.slots, 'slot')} each"
+    rewards = ", ".join(choice.name for choice in section.rewards)
+    server = weights.parameter_server
+    return {
+        "trainer": f"1: {section.trainer.name}, with the controller on {network.host}, {port}",
+        "rollout workers": f"{workers or 'as many as join'}: {slots}; launcher "
+        f"{section.launcher.name}",
+        "reward processes": f"{section.reward_processes}: {rewards}; "
+        f"{section.deadlines.reward_s:g} s a call",
+        "parameter server": "inside the trainer" if server == "embedded" else f"at {server}",
+    }
+
+
+def _one_step(config: Examined) -> Words:
+    section = config.section
+    rollouts, batches = section.rollouts, section.batches
+    samples = config.samples
+    words = {
+        "samples": f"{rollouts.groups_per_step:,} groups x {rollouts.group_size} = {samples:,} "
+        f"samples of at most {rollouts.max_new_tokens:,} tokens, at temperature "
+        f"{rollouts.temperature:g}",
+        "batch": f"{plural(section.batch_rows, 'row')} of {section.row_tokens:,} tokens (prompt "
+        f"{rollouts.max_prompt_tokens:,} + completion {rollouts.max_new_tokens:,}): at most "
+        f"{samples * rollouts.max_new_tokens:,} tokens train",
+    }
+    if batches.sequences_per_row > 1:
+        words["batch"] += f"; up to {batches.sequences_per_row} samples are packed into a row"
+    if batches.tokens:
+        words["batch"] += f"; full with {batches.tokens:,} completion tokens"
+    objective = section.objective
+    each = ", each a step of MaxText" if _on_maxtext(config) else ""
+    words["updates"] = (
+        f"{objective.epochs} epoch(s) x {objective.mini_batches} mini-batch(es) = "
+        f"{plural(objective.updates_per_step, 'update')}{each}; then one weight version"
+    )
+    return words
+
+
+def _run(config: Examined) -> Words:
+    section, steps = config.section, config.rl_steps
+    evaluation, source = section.evaluation, section.prompt_source.name
+    words = {}
+    if steps is not None and (groups := config.groups) is not None:
+        count = config.maxtext["steps"]
+        updates = f"{plural(count, 'step')} of MaxText"
+        if not _on_maxtext(config):
+            updates = plural(count, "update")
+        words["steps"] = f"{updates} = {plural(steps, 'RL step')}, {groups:,} groups"
+        if config.prompts is not None:
+            epochs = groups / config.prompts.train
+            words["steps"] += f", {epochs:.3g} times the {config.prompts.train:,} prompts"
+    words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
+    gates = ", ".join(choice.name for choice in section.curation.gates)
+    words["prompts"] += f"; groups must pass {gates}" if gates else "; every group trains"
+    if config.warm_starts:
+        words["warm start"] = (
+            f"supervised, at most {section.warm_start.steps:,} steps, until pass@1 on held-out "
+            f"problems is {section.warm_start.pass_at_1_from:g}"
+        )
+    words["evaluation"] = _evaluation(evaluation)
+    return words
+
+
+def _evaluation(evaluation: Evaluation) -> str:
+    if not evaluation.problems:
+        return "none"
+    total = evaluation.problems * evaluation.samples
+    measures = [f"pass@{k}" for k in evaluation.k]
+    measures += [f"majority@{k}" for k in evaluation.majority_k]
+    often = f"every {evaluation.every} steps, " if evaluation.every else ""
+    more = f"; further sets: {', '.join(evaluation.sets)}" if evaluation.sets else ""
+    return (
+        f"{often}before and after training: {evaluation.problems:,} problems of "
+        f"{evaluation.split} x {evaluation.samples} samples = {total:,} completions, "
+        f"{', '.join(measures)}{more}"
+    )
+
+
+def _staleness(config: Examined) -> str:
+    section = config.section
+    j, k = section.staleness.reload_every, section.staleness.max_staleness
+    if (j, k) == (1, 1):
+        return "lockstep, on-policy: each batch is generated with the weights that it updates"
+    name = "one step off-policy" if (j, k) == (1, 2) else "off-policy"
+    reload = "every version" if j == 1 else f"one of {j} versions"
+    arriving = {
+        "finish": "finish on the old ones",
+        "continue": "go on with the new ones",
+        "discard": "start again",
+    }[section.rollouts.on_new_weights]
+    return (
+        f"{name}: workers load {reload}, and a sample trains while its oldest token is at most "
+        f"{plural(k, 'version')} behind the update's; up to "
+        f"{plural(section.staleness.steps_ahead, 'step')} of groups are outstanding, the next "
+        f"batch's included; running samples {arriving} when weights arrive"
+    )
+
+
+def _objective(config: Examined) -> Words:
+    section, algorithm = config.section, config.slots.algorithm
+    parts = {key: choice.name for key, _, choice in choices(algorithm)}
+    corrections = [name for key, name in parts.items() if key.startswith("corrections")]
+    shown = {k: v for k, v in parts.items() if "corrections" not in k and v not in ("one", "none")}
+    policy = {
+        "sampler": "the sampler's own log-probs",
+        "reprefill": "computed again by the trainer, with the weights that drew the sample as far "
+        "as it keeps them",
+        "proximal": "computed by the trainer, with the weights before the batch's first update",
+    }[algorithm.old_policy]
+    words = {
+        "preset": f"{section.objective.preset}: "
+        + ", ".join(f"{slot} {name}" for slot, name in shown.items()),
+        "old policy": policy,
+        "corrections": ", ".join(corrections) or "none",
+    }
+    kl = algorithm.kl
+    words["KL"] = "none, and no reference policy is kept"
+    if kl.coefficient:
+        words["KL"] = f"{kl.coefficient:g} x {kl.estimator} to the reference, in the {kl.placement}"
+    if algorithm.entropy_coefficient:
+        words["entropy"] = f"bonus of {algorithm.entropy_coefficient:g} a nat"
+    if algorithm.overlong.penalty:
+        words["overlong"] = f"up to {algorithm.overlong.penalty:g} off the reward"
+    if algorithm.mask_truncated:
+        words["truncated samples"] = "do not train"
+    return words
+
+
+def _files(config: Examined) -> Words:
+    section, maxtext = config.section, config.maxtext
+    base = str(maxtext.get("base_output_directory") or "base_output_directory")
+    run = f"{base.rstrip('/')}/{maxtext.get('run_name') or 'run_name'}"
+    weights = section.weights
+    words = {
+        "run": run,
+        "weights": f"{weights.path or f'{run}/weights'}, {weights.store.name}, the newest "
+        f"{weights.keep}",
+    }
+    if section.state_dir:
+        words["ledger and logs"] = section.state_dir
+    words["metrics"] = ", ".join(["metrics.jsonl", *(c.name for c in section.trackers)])
+    return words

@@ -1,0 +1,78 @@
+"""From a trainer's checkpoint to a weight version that workers can load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.commands.evaluate.target import Target
+from rlax_plugin.errors import ConfigError, TrainingError
+from rlax_plugin.ports.protocols import Arrays, CheckpointReader, TrainerLink
+from rlax_plugin.types import Canary
+from rlax_plugin.weights.publisher import Publisher
+
+
+def checkpoint_reader(trainer: object, name: str) -> CheckpointReader:
+    """The trainer, if it can read checkpoints.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    if not isinstance(trainer, CheckpointReader):
+        raise ConfigError(
+            "rlax.trainer.name",
+            name,
+            "has no publish_checkpoint, so it cannot read a checkpoint: give --version",
+        )
+    return trainer
+
+
+def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
+    """The checkpoint's name below ``checkpoints/``.
+
+    Args:
+      known: of the run: step -> name.
+
+    Raises:
+      ConfigError: there is none of that step or name.
+    """
+    step, wanted = target.step, target.checkpoint
+    found = known.get(step, "") if step is not None else wanted
+    if found not in known.values():
+        key, value = ("--step", step) if step is not None else ("RUN", target.typed)
+        there = ", ".join(f"{step} ({name})" for step, name in sorted(known.items())) or "none"
+        reason = f"{target.run.url} has no such checkpoint; of these steps it has some: {there}"
+        raise ConfigError(key, value, reason)
+    return found
+
+
+class CheckpointLink(TrainerLink):
+    """Takes weights from a trainer that does not train."""
+
+    def __init__(self, publisher: Publisher, canary_tokens: np.ndarray):
+        self._publisher, self._canary_tokens = publisher, canary_tokens
+
+    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
+        raise TrainingError("a checkpoint is read to be measured, and does not train")
+
+    @property
+    def canary_tokens(self) -> np.ndarray:
+        return self._canary_tokens
+
+    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+        self._publisher.publish(step, arrays, canary)
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Nothing: no step is trained."""
+
+    def before_checkpoint(self, step: int) -> None:
+        """Nothing: there is no controller whose state would belong to it."""
+
+    def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
+        """Nothing: reading a checkpoint has no phases."""
+
+    @property
+    def stop_requested(self) -> bool:
+        return True

@@ -1,0 +1,112 @@
+"""What is to be measured: a run's weight version or one of its checkpoints, and where it is."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.run_directory import state_directory
+from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
+from rlax_plugin.records.endpoints import endpoints
+from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.kept import kept_version
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be measured.
+
+    Attributes:
+      run: the run's directory.
+      version: a weight version; None: the newest, unless it is a checkpoint.
+      step: the step of a checkpoint; None: no checkpoint, or one given by name.
+      checkpoint: its name below ``checkpoints/``; empty: none was given.
+      typed: how all of this was given, for messages.
+    """
+
+    run: RunFiles
+    version: int | None = None
+    step: int | None = None
+    checkpoint: str = ""
+    typed: str = ""
+
+    @property
+    def is_checkpoint(self) -> bool:
+        return self.step is not None or bool(self.checkpoint)
+
+
+def find_target(text: str, version: int | None, step: int | None) -> Target:
+    """Reads ``RUN``, ``RUN@VERSION`` or ``RUN/checkpoints/NAME``.
+
+    Raises:
+      ConfigError: it is none of these, or more than one thing is asked for.
+    """
+    typed, text = text, text.rstrip("/")
+    if RunFiles(text).exists(CONFIG):
+        target = Target(RunFiles(text), version, step, typed=typed)
+    else:
+        parent, name = posixpath.split(text.removesuffix("/items"))
+        run, at, number = text.rpartition("@")
+        if posixpath.basename(parent) == "checkpoints":
+            target = Target(RunFiles(posixpath.dirname(parent) or "."), version, step, name, typed)
+        elif at and number.isdigit() and version is None:
+            target = Target(RunFiles(run), int(number), step, typed=typed)
+        else:
+            target = Target(RunFiles(text), typed=typed)
+        if not target.run.exists(CONFIG):
+            raise ConfigError(
+                "RUN",
+                typed,
+                "is no run directory, RUN@VERSION, or RUN/checkpoints/NAME: a run has a config.yml",
+            )
+    given = {"--version": target.version, "--step": step, "a checkpoint": target.checkpoint or None}
+    if len(several := [name for name, value in given.items() if value is not None]) > 1:
+        raise ConfigError("RUN", typed, f"{' and '.join(several)} are given: give one of them")
+    return target
+
+
+async def find_version(
+    target: Target, section: RlaxSection, undo: AsyncExitStack
+) -> tuple[WeightVersion, bool]:
+    """The weight version, under a lease if the run is going on; ``undo`` gives the lease back.
+
+    Args:
+      section: the run's own.
+
+    Returns:
+      The version, and whether the run is going on.
+
+    Raises:
+      ConfigError: the run has no such version.
+      WeightsError: its record of them is damaged, or the version's bytes are gone.
+    """
+    address = section.weights.parameter_server
+    if address == "embedded":
+        known = endpoints(state_directory(section, target.run))
+        address = known.parameter_server if known is not None else ""
+    if address:
+        client = ParameterServerClient(address, section.deadlines.rpc_s)
+        undo.push_async_callback(client.close)
+        if await _serves(client, target.run, section):
+            return await undo.enter_async_context(client.acquire(target.version)), True
+    return kept_version(target.run, target.version), False
+
+
+async def _serves(client: ParameterServerClient, run: RunFiles, section: RlaxSection) -> bool:
+    """Whether a parameter server answers, and with versions of this run."""
+    try:
+        latest = await client.latest()
+    except (WeightsError, DeadlineError):
+        return False  # the run was killed, so that its endpoints are still on record
+    if latest is None:
+        return False
+    weights = RunFiles(section.weights.path or run.location("weights"))
+    here, there = weights.location(), posixpath.dirname(latest.path)
+    if weights.is_local:
+        here, there = os.path.realpath(here), os.path.realpath(there)
+    return here == there

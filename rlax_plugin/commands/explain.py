@@ -1,0 +1,310 @@
+"""What ``rlax objective`` tells: presets, the parts in their slots, and one update in numbers.
+
+``docs/objectives.md`` holds what ``markdown`` writes, so that neither can drift from the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import yaml
+from pydantic import BaseModel
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rlax_plugin.build import NotLoadedError, Registry, registry_for
+from rlax_plugin.commands.listing import markdown_table
+from rlax_plugin.config import SLOTS, Algorithm, Choice, NoOptions, RlaxSection
+from rlax_plugin.config.loading import overridden
+from rlax_plugin.config.validation import yaml_text
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.loss import algorithm_of, choices
+from rlax_plugin.objective.presets import Preset
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.testing.objectives import (
+    BUILT_IN,
+    evaluate_objective,
+    section_of,
+    slots_of,
+    unused_arrays,
+)
+
+KINDS = ("aggregation", "importance_weight", "advantage", "gradient_term", "correction")
+PREFIX = "rlax.objective"
+
+
+def section_for(
+    name: str = "", overrides: Sequence[str] = (), plugins: Sequence[str] = ()
+) -> RlaxSection:
+    """A config that holds an objective, and nothing else.
+
+    Args:
+      name: of the preset.
+      overrides: ``key=value``, every key below ``rlax.objective``.
+      plugins: to be loaded besides the built-in one; installed ones that the objective needs are
+        found without.
+
+    Raises:
+      ConfigError: an override is wrong, or of something else.
+    """
+    for override in overrides:
+        if not override.startswith(f"{PREFIX}."):
+            raise ConfigError("command line", override, f"must be a key below {PREFIX}.")
+    content = overridden({"rlax": {"objective": {"preset": name}}}, overrides)
+    loaded = (*BUILT_IN, *plugins)
+    section = section_of(content["rlax"]["objective"], loaded)
+    # No config lists plug-ins here: whatever is installed may be meant, one plug-in at a time.
+    while name and (missing := _not_loaded(section)):
+        if len(missing.plugins) > 1:
+            offering = " and ".join(map(repr, missing.plugins))
+            reason = f"plug-ins {offering} both offer it: choose one with --plugin"
+            raise ConfigError(missing.key, missing.value, reason)
+        loaded += missing.plugins
+        section = section.model_copy(update={"plugins": loaded})
+    return section
+
+
+def _not_loaded(section: RlaxSection) -> NotLoadedError | None:
+    """What the objective chooses of a plug-in that is installed and not loaded so far."""
+    registry = registry_for(section)
+    try:
+        for use in registry.objective_uses(section):
+            registry.offer(use.kind, use.choice.name, use.key)
+    except NotLoadedError as error:
+        return error
+    return None
+
+
+def presets_of(registry: Registry) -> dict[str, Preset]:
+    """Every preset that the loaded plug-ins offer, in their order."""
+    return {
+        name: _built(registry, "objective", name, f"{PREFIX}.preset")
+        for name in registry.offers["objective"]
+    }
+
+
+def part_text(registry: Registry, kind: str, name: str) -> str:
+    """What a part says of itself: the docstring of its options or, if it has none, its own."""
+    extension = registry.offer(kind, name, f"{PREFIX}.{kind}").extension
+    documented = extension.config_class
+    if documented is NoOptions:
+        documented = _built(registry, kind, name, f"{PREFIX}.{kind}")
+    return inspect.cleandoc(documented.__doc__ or "").replace("``", "`")
+
+
+def _built(registry: Registry, kind: str, name: str, key: str) -> Any:
+    """A part without options."""
+    section = section_of({}, registry.manager.names)
+    context = BuildContext.outside_run(section)
+    return registry.part(kind, Choice(name=name), key, context)
+
+
+def _short(choice: Choice | None) -> str:
+    """A choice on one line, as a call."""
+    if choice is None:
+        return ""
+    options = ", ".join(f"{name}={yaml_text(value)}" for name, value in choice.options.items())
+    return f"{choice.name}({options})" if options else choice.name
+
+
+# The command line.
+
+
+def list_presets(console: Console, registry: Registry) -> None:
+    """Formula and parts of every preset."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("preset", no_wrap=True)
+    table.add_column("formula, to be maximised, and the parts it is made of")
+    for name, preset in presets_of(registry).items():
+        parts = [choice.name for _, _, choice in choices(preset)]
+        formula = Text(f"{preset.formula.strip()}\n")
+        table.add_row(Text(name, "bold"), formula.append(", ".join(parts), "dim"))
+    console.print(table)
+    console.print("\nrlax objective NAME tells what one of them computes.", style="dim")
+
+
+def show_preset(console: Console, section: RlaxSection) -> None:
+    """A preset with what the section changes of it, and the worked example."""
+    registry = registry_for(section)
+    name = section.objective.preset
+    preset = _built(registry, "objective", name, f"{PREFIX}.preset")
+    algorithm = algorithm_of(section.objective, preset)
+    console.print(Text.assemble((name, "bold"), f"  {preset.title}"))
+    if preset.paper:
+        console.print(Text(preset.paper, "cyan"))
+    if preset.formula:
+        console.print(Padding(Text(preset.formula.rstrip()), (1, 2)))
+    console.print(_parts_table(registry, algorithm))
+    for title, rows in (
+        ("Conventions", [("-", line) for line in preset.conventions]),
+        ("Elsewhere", list(preset.peers.items())),
+    ):
+        if rows:
+            console.print(_pairs(title, rows))
+    console.print(worked_example(section))
+
+
+def _pairs(title: str, rows: Sequence[tuple[str, str]]) -> Group:
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    for left, right in rows:
+        table.add_row(left, Text(right))
+    return Group(Text(title, "bold"), table, Text())
+
+
+def _parts_table(registry: Registry, algorithm: Algorithm) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("rlax.objective.", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("meaning", overflow="fold")
+    for key, kind, choice in choices(algorithm):
+        text = " ".join(part_text(registry, kind, choice.name).split())
+        table.add_row(Text(key, "bold"), Text(choice.name, "bold"), Text(text))
+        options = registry.options(kind, choice, f"{PREFIX}.{key}")
+        _add_fields(table, options, "  ")
+        table.add_row()
+    _add_fields(table, algorithm, "")
+    table.add_row()
+    return table
+
+
+def _add_fields(table: Table, model: BaseModel, prefix: str) -> None:
+    """A row per number; what is itself a section, field by field; choices have rows already."""
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, Choice | tuple) or (name in SLOTS):
+            continue
+        if isinstance(value, BaseModel):
+            _add_fields(table, value, f"{prefix}{name}.")
+            continue
+        default = "" if field.is_required() else f"default {yaml_text(field.get_default())}"
+        meaning = "; ".join(filter(None, (field.description, default)))
+        table.add_row(Text(f"{prefix}{name}"), Text(yaml_text(value)), Text(meaning, "dim"))
+
+
+# Four samples of one prompt: pi_theta/mu of each token.
+RATIOS = ((1.1, 1.3, 0.7), (1.0, 0.6), (1.5, 0.95, 1.05, 0.9), (6.0,))
+REWARDS = (1.0, 0.0, 0.0, 1.0)
+BEHAVIOUR = 0.1  # mu of every token
+
+
+def worked_example(section: RlaxSection) -> RenderableType:
+    """One update with four samples, token by token."""
+    length = max(map(len, RATIOS))
+    mask_bt = np.array([[t < len(row) for t in range(length)] for row in RATIOS])
+    ratio_bt = np.array([[*row, *[1.0] * (length - len(row))] for row in RATIOS])
+    behaviour_bt = np.full(ratio_bt.shape, np.log(BEHAVIOUR))
+    optional = {
+        # As if a first update had already gone half of the way.
+        "proximal_logprobs_bt": behaviour_bt + np.log(ratio_bt) / 2,
+        "reference_logprobs_bt": behaviour_bt,
+        "entropy_bt": np.ones(ratio_bt.shape),
+    }
+    unused = unused_arrays(slots_of(section), optional, ratio_bt.shape, len(RATIOS))
+    found = evaluate_objective(
+        section.objective,
+        logprobs_bt=behaviour_bt + np.log(ratio_bt),
+        behaviour_logprobs_bt=behaviour_bt,
+        rewards_b=REWARDS,
+        mask_bt=mask_bt,
+        group_size=len(RATIOS),
+        plugins=section.plugins,
+        # A limit matters where somebody asks what a punishment does.
+        max_new_tokens=(
+            section.rollouts.max_new_tokens if section.objective.overlong.model_fields_set else None
+        ),
+        **{name: array_bt for name, array_bt in optional.items() if name not in unused},
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("sample", "reward", "pi/mu", "pi/pi_old", "A", "weight", "dL/dlog pi"):
+        table.add_column(heading, justify="right")
+    for row, t in np.argwhere(mask_bt):
+        numbers = (found.ratio_bt, found.advantages_bt, found.weights_bt, found.grad_bt)
+        table.add_row(
+            str(row + 1) if t == 0 else "",
+            f"{REWARDS[row]:g}" if t == 0 else "",
+            f"{ratio_bt[row, t]:g}",
+            *(f"{x_bt[row, t] + 0.0:.4f}" for x_bt in numbers),  # + 0.0: no minus at 0
+        )
+    metrics = ", ".join(
+        f"{name.removeprefix('objective/')} {value:.4g}"
+        for name, value in found.metrics.items()
+        if name.startswith("objective/")
+    )
+    return Group(
+        Text("Worked example", "bold"),
+        table,
+        Text(f"\nloss {found.loss:.6g}, to be minimised", "bold"),
+        Text(
+            "One prompt, one row per token. mu = 0.1, pi_ref = mu, entropy 1 nat, L_max 4; where "
+            "the trainer computes pi_old, it is sqrt(pi mu), as in a batch's later updates. "
+            "weight = agg * is * corrections, normalised.",
+            "dim",
+        ),
+        Text(f"metrics: {metrics}", "dim"),
+    )
+
+
+# The document.
+
+
+def markdown(registry: Registry) -> str:
+    """The generated part of ``docs/objectives.md``."""
+    found = presets_of(registry)
+    blocks = [
+        "## Presets",
+        *_preset_table(found),
+        *(block for name, preset in found.items() for block in _preset_blocks(name, preset)),
+        "## Parts",
+        "Each is chosen by its name; beside the name stand its options. The text is the part's "
+        "own, from the code.",
+        *(block for kind in KINDS for block in _kind_blocks(registry, kind)),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _preset_table(found: Mapping[str, Preset]) -> Iterator[str]:
+    rows = [["preset", "agg", "is", "advantage", "grad_1", "grad_2", "pi_old"]]
+    for name, preset in found.items():
+        slots = [f"`{_short(getattr(preset, slot))}`" for slot in SLOTS]
+        rows.append([f"[{name}](#{name})", *slots, preset.old_policy])
+    yield markdown_table(rows)
+
+
+def _preset_blocks(name: str, preset: Preset) -> Iterator[str]:
+    yield f"### {name}"
+    yield f"{preset.title}, <{preset.paper}>"
+    yield f"```text\n{preset.formula.rstrip()}\n```"
+    yield f"```yaml\n{_yaml(preset)}```"
+    if preset.conventions:
+        yield "\n".join(f"- {line}" for line in preset.conventions)
+    if preset.peers:
+        yield "Elsewhere:"
+        yield "\n".join(f"- **{library}**: {text}" for library, text in preset.peers.items())
+
+
+def _yaml(preset: Preset) -> str:
+    """A preset as one would write it under ``rlax.objective``."""
+    slots = {slot: getattr(preset, slot).model_dump(mode="json") for slot in SLOTS}
+    others = preset.model_dump(
+        mode="json", include=set(Algorithm.model_fields) - set(SLOTS), exclude_defaults=True
+    )
+    return yaml.safe_dump(slots | others, sort_keys=False, default_flow_style=None, width=90)
+
+
+def _kind_blocks(registry: Registry, kind: str) -> Iterator[str]:
+    yield f"### {kind.replace('_', ' ').capitalize()}s"
+    for name, offer in registry.offers[kind].items():
+        yield f"#### {name}"
+        yield f"```text\n{part_text(registry, kind, name)}\n```"
+        rows = [["option", "default", "meaning"]]
+        for option, field in offer.extension.config_class.model_fields.items():
+            default = "" if field.is_required() else f"`{yaml_text(field.get_default())}`"
+            rows.append([f"`{option}`", default, field.description or ""])
+        if len(rows) > 1:
+            yield markdown_table(rows)

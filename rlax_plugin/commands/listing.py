@@ -1,0 +1,123 @@
+"""What ``rlax plugins`` lists: installed plug-ins, and the parts that a config would use.
+
+And how the documents that commands write lay a table out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlax_plugin.build import Registry, Use
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.validation import yaml_text
+from rlax_plugin.errors import PluginError
+from rlax_plugin.ports.manager import Installed, Manager, installed
+
+
+def installed_rows() -> list[dict[str, Any]]:
+    """Every installed plug-in: where it comes from, and what it offers or why it cannot."""
+    return [_plugin_row(plugin) for plugin in installed()]
+
+
+def loaded_rows(registry: Registry) -> list[dict[str, Any]]:
+    """Every plug-in that a config lists, in its order, installed or a bare module."""
+    return [_plugin_row(registry.manager.origin(name)) for name in registry.manager.names]
+
+
+def _plugin_row(plugin: Installed) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+    }
+    try:
+        offers = Registry(Manager([plugin.name])).offers
+        row["offers"] = {kind: sorted(names) for kind, names in offers.items() if names}
+    except PluginError as error:
+        row["error"] = str(error)
+    return row
+
+
+def used_rows(registry: Registry, section: RlaxSection) -> list[dict[str, Any]]:
+    """Every part that a config chooses, with its options."""
+    return [_used_row(registry, use) for use in registry.uses(section)]
+
+
+def _used_row(registry: Registry, use: Use) -> dict[str, Any]:
+    offer = registry.offer(use.kind, use.choice.name, use.key)
+    options = registry.options(use.kind, use.choice, use.key)
+    origin = registry.manager.origin(offer.plugin)
+    return {
+        "key": use.key,
+        "kind": use.kind,
+        "name": use.choice.name,
+        "plugin": offer.plugin,
+        "distribution": origin.distribution,
+        "version": origin.version,
+        "options": {
+            name: {
+                "value": getattr(options, name),
+                "default": None if field.is_required() else field.get_default(),
+                "required": field.is_required(),
+                "description": field.description or "",
+            }
+            for name, field in type(options).model_fields.items()
+        },
+    }
+
+
+def print_installed(console: Console, rows: list[dict[str, Any]]) -> None:
+    """``installed_rows`` as a table."""
+    if not rows:
+        console.print("No plug-in is installed as an entry point of group rlax_plugin.")
+        return
+    _print_plugins(console, "installed plug-ins", rows)
+
+
+def print_loaded(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
+    """``loaded_rows`` as a table."""
+    _print_plugins(console, f"plug-ins that {config} lists", rows)
+
+
+def _print_plugins(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("name", "offers", "distribution", "version"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "version"))
+    for row in rows:
+        if "error" in row:
+            offers = Text(row["error"], "red")
+        else:
+            lines = [f"{kind}: {', '.join(names)}" for kind, names in row["offers"].items()]
+            offers = Text("\n".join(lines) or "observes only")
+        table.add_row(row["name"], offers, row["distribution"], row["version"])
+    console.print(table)
+
+
+def print_used(console: Console, config: str, rows: list[dict[str, Any]]) -> None:
+    """``used_rows`` as a table."""
+    table = Table(
+        title=f"what {config} would use", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
+    for row in rows:
+        source = f"{row['distribution']} {row['version']}".strip()
+        origin = f"{row['kind']} of {row['plugin']}" + (f" ({source})" if source else "")
+        table.add_row(Text(row["key"], "bold"), Text(row["name"], "bold"), Text(origin))
+        for name, option in row["options"].items():
+            default = "" if option["required"] else f"default {yaml_text(option['default'])}"
+            meaning = "; ".join(filter(None, (option["description"], default)))
+            table.add_row(Text(f"  {name}"), Text(yaml_text(option["value"])), Text(meaning, "dim"))
+    console.print(table)
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its heading."""
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

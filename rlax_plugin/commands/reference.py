@@ -1,0 +1,319 @@
+"""The reference of the config: every key of ``rlax:``, and the options of every built-in part.
+
+All of it is read off the config classes. ``rlax config`` prints it, and docs/config.md holds what
+``markdown`` writes, so that neither can drift from the code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import itertools
+import re
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlax_plugin.build import Registry
+from rlax_plugin.commands.listing import markdown_table
+from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section
+from rlax_plugin.config.validation import yaml_text
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.ports.manager import Manager, installed
+
+NAME = "NAME"  # stands for a name that the config chooses
+
+# Where a part is chosen -> its kind.
+PARTS = {
+    "rlax.prompt_source": "prompt_source",
+    "rlax.rewards": "reward",
+    "rlax.rollouts.engine": "rollout_engine",
+    "rlax.curation.sampler": "sampler",
+    "rlax.curation.gates": "gate",
+    "rlax.objective.preset": "objective",
+    "rlax.objective.aggregation": "aggregation",
+    "rlax.objective.importance_weight": "importance_weight",
+    "rlax.objective.advantage": "advantage",
+    "rlax.objective.grad_1": "gradient_term",
+    "rlax.objective.grad_2": "gradient_term",
+    "rlax.objective.corrections": "correction",
+    "rlax.weights.store": "weight_store",
+    "rlax.launcher": "launcher",
+    "rlax.trackers": "tracker",
+    "rlax.trainer": "trainer",
+    f"rlax.evaluation.sets.{NAME}.prompt_source": "prompt_source",
+    f"rlax.evaluation.sets.{NAME}.rewards": "reward",
+}
+
+# Names end in their unit.
+_UNITS = {"s": "seconds", "tokens": "tokens", "steps": "steps", "mib": "MiB"}
+_SAID_ONCE = (INT32_MAX, YEAR_S)  # in the introduction
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the config, or an option of a part.
+
+    Attributes:
+      key: dotted.
+      type: in words, with unit and bounds.
+      default: as YAML; empty where it must be given.
+      meaning: its description.
+      kind: of the part that is chosen there; empty where none is.
+    """
+
+    key: str
+    type: str
+    default: str
+    meaning: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys that stand together.
+
+    Attributes:
+      title: the section's dotted key, or kind and name of a part.
+      text: what the section is, or which plug-in offers the part.
+      keys: in the order of the class.
+    """
+
+    title: str
+    text: str
+    keys: tuple[Key, ...]
+
+
+def sections(model: type[BaseModel] = RlaxSection, key: str = "rlax") -> Iterator[Keys]:
+    """The section of a config class, then those inside it."""
+    own: list[Key] = []
+    inside: list[tuple[type[BaseModel], str]] = []
+    for name, field in model.model_fields.items():
+        place, section = f"{key}.{name}", _section_in(field.annotation)
+        if section is None:
+            own.append(_key(place, name, field))
+        elif section is field.annotation:
+            inside.append((section, place))
+        else:  # a mapping of names to sections
+            own.append(_key(place, name, field))
+            inside.append((section, f"{place}.{NAME}"))
+    yield Keys(key, _prose(model), tuple(own))
+    for section, place in inside:
+        yield from sections(section, place)
+
+
+def parts(kind: str = "") -> Iterator[tuple[str, Keys]]:
+    """(kind, options) of every built-in part of ``kind``; default: of all kinds."""
+    for offered, offers in _built_in().offers.items():
+        for name, offer in offers.items() if kind in ("", offered) else ():
+            fields = offer.extension.config_class.model_fields
+            keys = tuple(_key(option, option, field) for option, field in fields.items())
+            yield offered, Keys(name, f"`{offer.plugin}`", keys)
+
+
+def find(wanted: str) -> list[Keys]:
+    """What there is to say about a section, a key, a part or its key, or an option below it.
+
+    Args:
+      wanted: dotted key, with or without the leading ``rlax.`` and the index of a list, or the last
+        word of one; or the name of a built-in part.
+
+    Raises:
+      ConfigError: there is no such key or part.
+    """
+    stem = re.sub(r"\.\d+(?=\.|$)", "", wanted).removeprefix("rlax.")
+    key = stem if stem == "rlax" else f"rlax.{stem}"
+    found = []
+    for section in sections():
+        keys = [k for k in section.keys if _is(k, stem) or k.key.startswith(f"{key}.")]
+        if keys:
+            found.append(replace(section, keys=tuple(keys)))
+    kinds = {k.kind: "" for section in found for k in section.keys if k.kind and _is(k, stem)}
+    for place, kind in PARTS.items():
+        if key.startswith(f"{place}."):
+            kinds[kind] = key.removeprefix(f"{place}.")
+    for kind, option in kinds.items():
+        for _, part in parts(kind):
+            keys = [k for k in part.keys if option in ("", k.key)]
+            if keys or not option:
+                found.append(_titled(kind, replace(part, keys=tuple(keys))))
+    shown = {block.title for block in found}
+    named = (_titled(kind, part) for kind, part in parts() if part.title == wanted)
+    found += [part for part in named if part.title not in shown]
+    if not found:
+        known = [name for s in sections() for name in (s.title, *(k.key for k in s.keys))]
+        (nearest,) = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+        place = nearest.rpartition(".")[0]
+        beside = [k for k in known if k.rpartition(".")[0] == place]
+        offered = {part.title for _, part in parts()}
+        if near := difflib.get_close_matches(wanted, offered, n=1, cutoff=0.7):
+            reason = f"no such key, and no such part; did you mean {near[0]!r}?"
+            raise ConfigError(wanted, None, reason)
+        raise ConfigError(wanted, None, f"no such key; {alternatives(key, beside)}")
+    return found
+
+
+def _titled(kind: str, part: Keys) -> Keys:
+    return replace(part, title=f"{_spoken(kind)} {part.title}")
+
+
+def _is(known: Key, stem: str) -> bool:
+    return f".{known.key}".endswith(f".{stem}")
+
+
+@functools.cache
+def _built_in() -> Registry:
+    names = [p.name for p in installed() if p.distribution == "rlax-plugin"]
+    return Registry(Manager([*names, "rlax_plugin.testing"]))
+
+
+def _key(key: str, name: str, field: FieldInfo) -> Key:
+    kind = PARTS.get(key, "")
+    unit = "" if "_per_" in name else _UNITS.get(name.split("_")[-1], "")
+    words = _words(field.annotation, field.metadata, unit)
+    if kind:
+        words = re.sub("part|text", f"part: {_spoken(kind)}", words)
+    return Key(key, words, _default(field), field.description or "", kind)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    default = field.get_default(call_default_factory=True)
+    return f"{{name: {default.name}}}" if isinstance(default, Choice) else yaml_text(default)
+
+
+def _spoken(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def _prose(model: type[BaseModel]) -> str:
+    return inspect.cleandoc(model.__doc__ or "").replace("``", "`")
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """A field's own config class, or the one of a mapping's values."""
+    values = typing.get_args(annotation)[1:] if typing.get_origin(annotation) is dict else ()
+    for candidate in (annotation, *values):
+        if inspect.isclass(candidate) and issubclass(candidate, Section):
+            return candidate
+    return None
+
+
+def _words(annotation: Any, metadata: Sequence[Any], unit: str) -> str:
+    """A type in words, such as ``whole number of tokens, at least 1``."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _words(inner[0], [*metadata, *inner[1:]], unit)
+    if origin in (typing.Union, types.UnionType):
+        return "; or ".join(_words(each, metadata, unit) for each in inner)
+    if origin is tuple:
+        not_empty = " of at least one" if any(hasattr(m, "min_length") for m in metadata) else ""
+        return f"list{not_empty}, each: {_words(inner[0], (), unit)}"
+    if origin is dict:
+        return "mapping of names"
+    if origin is typing.Literal:
+        return " or ".join(yaml_text(value) for value in inner)
+    nouns = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+    if annotation is type(None):
+        return "null"
+    if inspect.isclass(annotation) and issubclass(annotation, Choice):
+        return "part"
+    noun = nouns.get(annotation) or str(getattr(annotation, "__name__", annotation))
+    if unit and annotation in (int, float):
+        noun += f" of {unit}"
+    return ", ".join([noun, *_bounds(metadata)])
+
+
+def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
+    for item in metadata:
+        if isinstance(item, FieldInfo):  # of an alias such as ``PositiveInt``
+            yield from _bounds(item.metadata)
+        for attribute, words in _BOUNDS.items():
+            bound = getattr(item, attribute, None)
+            if bound is not None and bound not in _SAID_ONCE:
+                yield f"{words} {bound:g}"
+
+
+def show(console: Console, found: Sequence[Keys]) -> None:
+    """Prints keys as tables, one per section or part."""
+    for block in found:
+        none = "" if block.keys else "  no options"
+        console.print(Text.assemble((block.title, "bold"), none))
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for key in block.keys:
+            name = key.key.removeprefix(f"{block.title}.")
+            default = f"default {key.default}" if key.default else "must be given"
+            facts = Text(f"{key.type}; {default}")
+            table.add_row(Text(f"  {name}"), facts.append(f"\n{key.meaning}", "dim"))
+        if block.keys:
+            console.print(table)
+
+
+_INTRODUCTION = """\
+# The config
+
+<!-- Written by `rlax config --markdown`; a test compares. -->
+
+Every key of the section `rlax:` in a MaxText config, then the options of every built-in part. On \
+a terminal, `rlax config rlax.rollouts` explains a section, `rlax config rlax.launcher.workers` a \
+key and `rlax config wandb` a part; `rlax check CONFIG` says what is wrong with a config, `rlax \
+plugins CONFIG` what it uses. Any key can be given on the command line too, as \
+`rlax.rollouts.group_size=4`.
+
+A part is chosen as a mapping with its name, beside which its options stand: \
+`launcher: {name: local, workers: 2}`. Where a part is the default, its name may be left out: \
+`launcher: {workers: 2}`. Keys without a default must be given; null means that nothing is chosen. \
+Unless a key says otherwise, whole numbers are at most 2147483647, seconds at most a year, and \
+other numbers finite. Everything outside `rlax:` is MaxText's."""
+
+
+def markdown() -> str:
+    """docs/config.md, whole."""
+    blocks = [_INTRODUCTION]
+    for section in sections():
+        blocks += [f"## {section.title}", section.text]
+        if section.keys:
+            blocks.append(_markdown_keys(section.keys, section.title))
+    blocks += [
+        "# Parts",
+        "Those of the objective's slots, and the presets, are explained in "
+        "[objectives.md](objectives.md). What `rlax_plugin.testing` offers is for runs without a "
+        "model, in seconds.",
+    ]
+    for kind, group in itertools.groupby(parts(), key=lambda offered: offered[0]):
+        blocks.append(f"## {_spoken(kind).capitalize()}")
+        bare = []
+        for _, part in group:
+            if part.keys:
+                blocks += [f"### {part.title}", f"Of {part.text}.", _markdown_keys(part.keys, "")]
+            else:
+                bare.append(f"`{part.title}` ({part.text})")
+        if bare:
+            blocks.append(f"Without options: {', '.join(bare)}.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_keys(keys: Sequence[Key], section: str) -> str:
+    rows = [["key" if section else "option", "type", "default", "meaning"]]
+    for key in keys:
+        words = key.type
+        if key.kind:
+            what = _spoken(key.kind)
+            words = words.replace(what, f"[{what}](#{what.replace(' ', '-')})")
+        default = f"`{key.default}`" if key.default else ""
+        meaning = key.meaning.replace("<", r"\<").replace("|", r"\|")
+        rows.append([f"`{key.key.removeprefix(f'{section}.')}`", words, default, meaning])
+    return markdown_table(rows)

@@ -1,0 +1,175 @@
+"""The charts of the page, by section. All take one run or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlax_plugin.commands.report import special
+from rlax_plugin.commands.report.run import RunData
+from rlax_plugin.commands.report.series import Chart, Lines, chart, column, present
+from rlax_plugin.metrics import names as metric_names
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Charts under one heading."""
+
+    title: str
+    charts: list[Chart]
+    note: str = ""
+
+
+_REWARD = Lines(
+    "reward", "Reward", "mean reward per sample", (("reward/mean", "reward"),),
+    "Of all groups that were scored in a step, also of those that did not train.",
+)  # fmt: skip
+_LENGTH = Lines(
+    "length", "Completion length", "tokens per sample, mean",
+    (("length/issued_mean", "scored"), ("length/trained_mean", "trained")),
+    "Where the lines part, training prefers short or long answers.",
+)  # fmt: skip
+_ERRORS = Lines(
+    "reward-errors", "Failed rewards", "samples per step", (("reward/errors", "errors"),),
+    "Samples whose reward raised or took too long; they never count as 0.",
+)  # fmt: skip
+_STALENESS = Lines(
+    "staleness", "Staleness", "weight versions",
+    (("staleness/mean", "mean"), ("staleness/max", "largest")),
+    "Version that the update makes, less that of a sample's oldest token; on-policy is 1.",
+)  # fmt: skip
+_FLEET = Lines("workers", "Workers", "workers ready", (("rollout/workers", "workers"),))
+_GAP = Lines(
+    "logprob-gap", "Log-prob gap", "|trainer - sampler|, nats per token",
+    (("logprob_gap/mean", "mean"), ("logprob_gap/p95", "95th percentile"),
+     ("logprob_gap/max", "largest")),
+    "Between what the sampler recorded and what the trainer computes with the same weights. Exact "
+    "agreement, 0, has no place on this axis.", log=True,
+)  # fmt: skip
+_BESIDE = Lines(
+    "beside", "Time beside the training loop", "seconds, log scale",
+    (("time/generate_s", "generating"), ("time/reward_s", "scoring, per group"),
+     ("time/commit_s", "writing the batch"), ("time/publish_s", "publishing weights")),
+    "Runs while the loop trains; what does not fit beside it shows as waiting.", log=True,
+)  # fmt: skip
+_STEP_TIME = Lines("step-time", "Time per step", "seconds", (("time/step_s", "step"),))
+_PACKING = Lines(
+    "packing", "Packing", "share of the batch's positions, %",
+    (("batch/packing_efficiency", "filled with tokens"),), scale=100,
+)  # fmt: skip
+
+_REWARD_PART = "reward_part/"
+_SHOWN_ELSEWHERE = {
+    metric
+    for lines in (_REWARD, _LENGTH, _ERRORS, _STALENESS, _FLEET, _GAP, _BESIDE, _PACKING)
+    for metric, _ in lines.metrics
+} | {
+    "step", "time/step_s", "time/wait_s", "time/train_s", "time/publish_on_loop_s",
+    "curation/groups_issued", "curation/groups_scored", "curation/groups_filtered",
+    "curation/groups_dropped", "rollout/tokens", "train/tokens", "batch/rows",
+    "logprob_gap/tokens", "objective/tokens", "objective/sequences",
+    "learning/total_weights",
+}  # fmt: skip
+
+
+def sections(runs: Sequence[RunData]) -> list[Section]:
+    """Every section that any of the runs has something to show in."""
+    several = len(runs) > 1
+    found = [
+        Section(
+            "Learning",
+            present(
+                chart(_REWARD, runs),
+                _reward_parts(runs),
+                special.reward_over_time(runs) if several else None,
+                *special.evaluations(runs),
+                chart(_LENGTH, runs),
+                _if_any(_ERRORS, runs),
+            ),
+        ),
+        Section(
+            "Curation",
+            present(
+                *_each(special.pass_rates, runs),
+                special.refused_share(runs) if several else special.fates(runs[0]),
+            ),
+        ),
+        Section(
+            "Staleness and weights",
+            present(
+                chart(_STALENESS, runs),
+                *_each(special.weight_versions, runs),
+                _if_varied(_FLEET, runs),
+                chart(_GAP, runs),
+            ),
+        ),
+        Section(
+            "Time",
+            present(
+                special.mean_phases(runs) if several else special.phases(runs[0]),
+                chart(_STEP_TIME, runs) if several else chart(_BESIDE, runs),
+                special.throughput(runs),
+                _if_varied(_PACKING, runs),
+            ),
+        ),
+        Section("Objective and optimiser", *_others(runs, _of_objective)),
+        Section("Further metrics", *_others(runs, lambda name: not _of_objective(name))),
+    ]
+    return [section for section in found if section.charts]
+
+
+def _each(make: Callable[[RunData], Chart | None], runs: Sequence[RunData]) -> list[Chart]:
+    """A chart per run, with its name where there are several."""
+    charts = present(*map(make, runs))
+    if len(runs) == 1:
+        return charts
+    return [replace(made, title=f"{made.title}: {made.of}") for made in charts]
+
+
+def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
+    """What each of several rewards gives."""
+    names = sorted({n for run in runs for n in run.metrics if n.startswith(_REWARD_PART)})
+    pairs = tuple((name, name.removeprefix(_REWARD_PART)) for name in names)
+    caption = "The means of each of rlax.rewards, whose sum is the reward."
+    lines = Lines("reward-parts", "Rewards, one by one", "mean per sample", pairs, caption)
+    return chart(lines, runs) if names else None
+
+
+def _of_objective(name: str) -> bool:
+    return name.startswith(("objective/", "learning/"))
+
+
+def _others(runs: Sequence[RunData], wanted: Callable[[str], bool]) -> tuple[list[Chart], str]:
+    """A chart for each of the other metrics, and a sentence on those that never change."""
+    names = sorted({name for run in runs for name in run.metrics} - _SHOWN_ELSEWHERE)
+    charts, constant = [], []
+    for name in filter(wanted, names):
+        if name.startswith(("evaluation", _REWARD_PART)):  # shown with intervals, or together
+            continue
+        row = metric_names.find(name)
+        short = name.rpartition("/")[2]
+        unit, meaning = (row.unit, row.meaning) if row and not row.is_pattern else ("", "")
+        if unit in ("", "1"):
+            unit = short.replace("_", " ")
+        lines = Lines(name.replace("/", "-"), name, unit, ((name, short),), meaning)
+        if (found := _if_varied(lines, runs)) is not None:
+            charts.append(found)
+        elif (values := _finite(lines, runs)).size:
+            constant.append(f"{name} = {values[0]:g}")
+    return charts, f"Always the same: {', '.join(constant)}" if constant else ""
+
+
+def _if_any(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
+    return chart(lines, runs) if _finite(lines, runs).any() else None
+
+
+def _if_varied(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
+    values = _finite(lines, runs)
+    return chart(lines, runs) if values.size and np.ptp(values) > 0 else None
+
+
+def _finite(lines: Lines, runs: Sequence[RunData]) -> np.ndarray:
+    values = np.concatenate([column(run, metric) for run in runs for metric, _ in lines.metrics])
+    return values[np.isfinite(values)]

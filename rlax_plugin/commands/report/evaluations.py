@@ -1,0 +1,104 @@
+"""Held-out evaluations, as ``evaluation/*.json`` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlax_plugin.config.loading import decides
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.evaluation import statistics
+from rlax_plugin.evaluation.statistics import Estimate
+from rlax_plugin.metrics import names
+from rlax_plugin.records.files import RunFiles
+
+SOLVED = "problems solved"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One figure of one evaluation.
+
+    Attributes:
+      moment: "before", "after", or the file's name.
+      held_out: name of the set.
+      measure: e.g. "pass_at_1" or "length_mean".
+      version: weight version; equals the training step that produced it.
+      overrides: key=value of what differed from the run's settings: not comparable if any did.
+    """
+
+    moment: str
+    held_out: str
+    measure: str
+    version: int
+    estimate: Estimate
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def solved(self) -> bool:
+        """Whether it is a share of problems solved."""
+        return statistics.is_score(self.measure)
+
+    @property
+    def label(self) -> str:
+        """E.g. "pass@1" or "length mean"."""
+        return statistics.label(self.measure)
+
+    @property
+    def family(self) -> str:
+        """What it can share an axis with: ``SOLVED``, or its unit."""
+        row = names.find(f"evaluation/{self.measure}")
+        return SOLVED if self.solved or row is None else row.unit
+
+
+def read_evaluations(files: RunFiles, main_set: str) -> tuple[Measured, ...]:
+    """Every estimate with an interval, ordered by set, measure and version.
+
+    Args:
+      main_set: name of the set whose figures carry none, in records of earlier versions.
+
+    Raises:
+      RlaxError: a file is damaged.
+    """
+    found = []
+    for name in files.names("evaluation"):
+        if not name.endswith(".json"):
+            continue
+        document = files.get_json(f"evaluation/{name}") or {}
+        try:
+            passed = {key: value for key, value in document.items() if key.startswith("pass_at_")}
+            sets = document.get("sets") or {main_set: passed}
+            found += [
+                Measured(
+                    name.removesuffix(".json"),
+                    held_out,
+                    measure,
+                    document["version"],
+                    Estimate.from_json(value),
+                    tuple(filter(decides, document.get("overrides", ()))),
+                )
+                for held_out, measures in sets.items()
+                for measure, value in measures.items()
+            ]
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise RlaxError(f"evaluation/{name} is damaged: {error!r}") from error
+    return tuple(sorted(found, key=lambda m: (m.held_out, m.measure, m.version)))
+
+
+def set_apart(found: Iterable[Measured]) -> tuple[tuple[Measured, ...], list[str]]:
+    """What can be compared, and a sentence on each evaluation that had settings of its own."""
+    found = tuple(found)
+    others: dict[str, list[Measured]] = {}
+    for one in found:
+        if one.overrides:
+            others.setdefault(one.moment, []).append(one)
+    sentences = []
+    for moment, measured in others.items():
+        figures = ", ".join(
+            f"{m.label} {m.estimate.value:.3f} on {m.held_out}" for m in measured if m.solved
+        )
+        sentences.append(
+            f"evaluation/{moment}.json was measured with {' '.join(measured[0].overrides)} and is "
+            f"on no curve: version {measured[0].version}, {figures}"
+        )
+    return tuple(one for one in found if not one.overrides), sentences

@@ -1,0 +1,177 @@
+"""A run in numbers: the cards of a report, and the tables of a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlax_plugin.commands.report.evaluations import Measured
+from rlax_plugin.commands.report.run import RunData
+from rlax_plugin.config.loading import leaves
+
+_MISSING = "\N{EN DASH}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its name, as it is shown."""
+
+    name: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A figure of the held-out evaluation, before and after training."""
+
+    held_out: str
+    label: str
+    problems: int
+    before: str
+    after: str
+    change: str
+
+
+def state(run: RunData) -> str:
+    """One word or two on how the run ended, if it has."""
+    if not run.summary:
+        return "not ended"
+    return "complete" if run.summary.get("complete") else "stopped early"
+
+
+def figures(run: RunData) -> list[Figure]:
+    """What the records say; a figure of a part that is missing is left out."""
+    return [found for found in (make(run) for make in _FIGURES) if found is not None]
+
+
+def _from_summary(
+    name: str, key: str, form: Callable[[Any], str], remark: str = ""
+) -> Callable[[RunData], Figure | None]:
+    def make(run: RunData) -> Figure | None:
+        value = run.summary.get(key)
+        return None if value is None else Figure(name, form(value), remark)
+
+    return make
+
+
+def _steps(run: RunData) -> Figure:
+    updates = run.config.get("steps")
+    per_step = run.setting("objective", "epochs", 1) * run.setting("objective", "mini_batches", 1)
+    steps = int(max(run.steps, default=0))
+    return Figure("steps", f"{steps:,}", f"of {updates // per_step:,}" if updates else "")
+
+
+def _reward(run: RunData) -> Figure | None:
+    rewards = [r for r in run.metrics.get("reward/mean", []) if not math.isnan(r)]
+    if not rewards:
+        return None
+    first, last = (sum(part) / len(part) for part in (rewards[:10], rewards[-10:]))
+    return Figure("reward", f"{first:.3f} → {last:.3f}", "mean of the first and last 10 steps")
+
+
+def _groups(run: RunData) -> Figure | None:
+    issued = run.summary.get("groups_issued")
+    if issued is None:
+        return None
+    why = run.summary.get("groups_filtered_why") or {}
+    told = ", ".join(f"{name}: {count:,}" for name, count in why.items())
+    admitted = f"{run.summary.get('groups_admitted', 0):,} admitted"
+    return Figure("groups issued", f"{issued:,}", f"{admitted}; {told}" if told else admitted)
+
+
+def _workers(run: RunData) -> Figure | None:
+    seen = run.summary.get("workers_seen")
+    if seen is None:
+        return None
+    workers, trainer = (run.summary.get(f"{who}_restarts", 0) for who in ("worker", "trainer"))
+    return Figure(
+        "workers seen", f"{seen:,}", f"restarts: {workers:,}; of the trainer: {trainer:,}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """E.g. "42.0 s", "10 min 6 s", "2 h 5 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+_FIGURES: tuple[Callable[[RunData], Figure | None], ...] = (
+    _steps,
+    _reward,
+    _from_summary("wall time", "wall_s", duration, "of the last process, start-up included"),
+    _from_summary("generated", "generated_tokens_per_s", lambda v: f"{v:,.0f} tokens/s"),
+    _from_summary("trained", "train_tokens_per_s", lambda v: f"{v:,.0f} tokens/s"),
+    _from_summary("tokens generated", "tokens_generated", _whole),
+    _groups,
+    _from_summary("largest staleness", "max_staleness_seen", _whole, "versions; on-policy is 1"),
+    _from_summary(
+        "log-prob gap", "logprob_gap_p95", lambda v: f"{v:.2g}", "nats, largest p95 of any step"
+    ),
+    _from_summary("weight versions", "weight_versions", _whole),
+    _workers,
+    _from_summary("failed rewards", "reward_errors", _whole, "samples"),
+)
+
+
+def changes(run: RunData) -> list[Change]:
+    """The held-out evaluation before and after; a dash where one is missing."""
+    before, after = (
+        {(m.held_out, m.measure): m for m in run.measured if m.moment == moment}
+        for moment in ("before", "after")
+    )
+    known = before | after
+    keys = sorted(known, key=lambda key: (key[0], not known[key].solved, key[1]))
+    return [_change(before.get(key), after.get(key)) for key in keys]
+
+
+def _change(before: Measured | None, after: Measured | None) -> Change:
+    known = after or before
+    assert known is not None
+    change = _MISSING
+    if before and after:
+        difference = after.estimate.value - before.estimate.value
+        change = f"{100 * difference:+.1f} points" if known.solved else f"{difference:+.3f}"
+    return Change(
+        known.held_out,
+        known.label,
+        known.estimate.problems,
+        _estimate(before),
+        _estimate(after),
+        change,
+    )
+
+
+def _estimate(measured: Measured | None) -> str:
+    if measured is None:
+        return _MISSING
+    low, high = measured.estimate.ci95
+    return f"{measured.estimate.value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def side_by_side(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+    """(name, a value per run) for every figure that any run has."""
+    columns: list[dict[str, str]] = []
+    for run in runs:
+        column = {"state": state(run)} | {f.name: f.value for f in figures(run)}
+        column |= {f"{c.label} on {c.held_out}": f"{c.before} → {c.after}" for c in changes(run)}
+        columns.append(column)
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    return [(name, [column.get(name, _MISSING) for column in columns]) for name in names]
+
+
+def config_differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+    """(dotted key, a value per run) for every key of the configs that is not the same in all."""
+    columns = [{key: str(value) for key, value in leaves(run.config)} for run in runs]
+    keys = sorted({key for column in columns for key in column})
+    rows = [(key, [column.get(key, _MISSING) for column in columns]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]

@@ -1,0 +1,98 @@
+"""Puts a page together: everything in one file, which asks no network for anything."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+import plotly.offline
+from markupsafe import Markup
+
+from rlax_plugin.commands.report import figures
+from rlax_plugin.commands.report.charts import Section, sections
+from rlax_plugin.commands.report.rollouts import Rollouts
+from rlax_plugin.commands.report.run import RunData
+from rlax_plugin.commands.report.series import COLOURS
+from rlax_plugin.text.harmless import harmless
+
+
+def packed(text: str) -> str:
+    """gzip in base64: small, and nothing in it can end the element that holds it."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("rlax_plugin.commands.report")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: harmless(value) if isinstance(value, str) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+    def source(name: str) -> Markup:
+        """A file of ours as it is: style or script."""
+        return Markup(loader.get_source(environment, name)[0])
+
+    environment.globals["source"] = source
+    return environment
+
+
+def report_page(run: RunData, rollouts: Rollouts) -> str:
+    """The page of one run."""
+    found = sections([run])
+    blobs = {"rollouts": rollouts.index}
+    blobs |= {f"tokens-{number}": text for number, text in enumerate(rollouts.chunks)}
+    return _render(
+        "report.html",
+        blobs if rollouts.shown else {},
+        found,
+        run=run,
+        state=figures.state(run),
+        figures=figures.figures(run),
+        changes=figures.changes(run),
+        shown=rollouts.shown,
+        recorded=rollouts.recorded,
+    )
+
+
+def compare_page(runs: Sequence[RunData]) -> str:
+    """The page of several runs, overlaid."""
+    return _render(
+        "compare.html",
+        {},
+        sections(runs),
+        runs=runs,
+        colours=COLOURS,
+        states=[figures.state(run) for run in runs],
+        figures=figures.side_by_side(runs),
+        differences=figures.config_differences(runs),
+    )
+
+
+def _render(template: str, blobs: dict[str, str], found: list[Section], **values: Any) -> str:
+    texts = {"plotly": plotly.offline.get_plotlyjs(), "charts": _charts_json(found)} | blobs
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            sections=found,
+            blobs={name: packed(text) for name, text in texts.items()},
+            nonce=secrets.token_hex(16),
+            **values,
+        )
+    )
+
+
+def _charts_json(found: Sequence[Section]) -> str:
+    charts = {chart.key: chart.figure for section in found for chart in section.charts}
+    return f"{{{','.join(f'{json.dumps(key)}:{f.to_json()}' for key, f in charts.items())}}}"

@@ -1,0 +1,213 @@
+"""The rollouts of the page: a table of all that are shown, and their tokens in chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rlax_plugin.build import build_part
+from rlax_plugin.commands.report.choosing import (
+    GroupAt,
+    choose,
+    fits,
+    groups_in,
+    read_parquet,
+    sample_files,
+)
+from rlax_plugin.commands.report.run import Progress, RunData
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.validation import validate
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.records import samples
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.text.harmless import harmless
+
+CHUNK = 500
+"""Rollouts whose tokens are unpacked together when one of them is opened."""
+
+_LISTS = ["tokens", "logprob_full", "versions"]
+_ROW = [
+    name
+    for name in samples.SCHEMA.names
+    if not pa.types.is_list(samples.SCHEMA.field(name).type) or name == "reward_parts"
+]
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """What the page shows of a run's rollouts.
+
+    Attributes:
+      index: JSON text of the table: a list per column.
+      chunks: JSON texts of tokens, milli-nats and versions of ``CHUNK`` rollouts each.
+      shown, recorded: numbers of rollouts.
+    """
+
+    index: str
+    chunks: list[str]
+    shown: int
+    recorded: int
+
+
+@dataclass(slots=True)
+class _Index:
+    """Columns, one entry per rollout; ``prompt`` and ``fate`` count in the lists of that name."""
+
+    prompts: dict[str, int] = field(default_factory=dict)
+    texts: list[dict[str, str]] = field(default_factory=list)
+    fates: dict[str, int] = field(default_factory=dict)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, row: Mapping[str, Any], fate: str, arrays: Mapping[str, np.ndarray]) -> None:
+        # A reference may hold anything; the rest does only if an earlier version wrote it.
+        row = {name: harmless(v) if isinstance(v, str) else v for name, v in row.items()}
+        prompt = self.prompts.setdefault(row["prompt_id"], len(self.prompts))
+        if prompt == len(self.texts):
+            text = {"id": row["prompt_id"], "text": row["prompt"], "reference": row["reference"]}
+            self.texts.append(text)
+        logprobs, versions = arrays["logprob_full"], arrays["versions"]
+        values = {
+            "step": row["step"],
+            "group": row["group_id"],
+            "sample": row["sample"],
+            "attempt": row["attempt"],
+            "prompt": prompt,
+            "completion": row["completion"],
+            "tokens": len(logprobs),
+            "logprob": round(float(logprobs.mean()), 4) if len(logprobs) else None,
+            "reward": row["reward"],
+            "parts": row["reward_parts"],
+            "error": row["reward_error"],
+            "advantage": row["advantage"],
+            "passrate": row["measured_pass_rate"],
+            "oldest": int(versions.min()) if len(versions) else None,
+            "newest": int(versions.max()) if len(versions) else None,
+            "finish": row["finish_reason"],
+            "worker": row["worker"],
+            "seed": str(row["seed"]),  # 64 bits are more than a number in JavaScript holds
+            "fate": self.fates.setdefault(harmless(fate), len(self.fates)),
+        }
+        for name, value in values.items():
+            self.columns.setdefault(name, []).append(value)
+
+    def to_json(
+        self, rewards: list[str], vocabulary: Mapping[int, str], stops: Iterable[int]
+    ) -> str:
+        document = {
+            "rewards": rewards,
+            "prompts": self.texts,
+            "fates": list(self.fates),
+            "chunk": CHUNK,
+            "vocabulary": vocabulary,
+            "stops": list(stops),
+            "columns": self.columns,
+        }
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+
+
+def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts:
+    """Reads a run's samples and lays out what the page shows of them.
+
+    Raises:
+      RlaxError: the file system fails.
+    """
+    groups = _recorded_groups(files, run, progress)
+    if not groups:
+        run.missing.append("batches/ and rollouts/ hold nothing: no rollout was recorded so far")
+    if large := sum(not fits(group) for group in groups):
+        run.missing.append(f"{large} groups of rollouts, each of which is too large for a page")
+    chosen = choose(groups)
+    index, chunks, used = _Index(), list[dict[str, list[Any]]](), set[int]()
+    by_file = {name: list(found) for name, found in groupby(_in_files(chosen), lambda g: g.file)}
+    for done, (name, wanted) in enumerate(by_file.items(), start=1):
+        with run.noting():
+            rows = samples.only(read_parquet(files, name), {group.group for group in wanted})
+            for row, arrays in _rows(rows):
+                index.add(row, _fate(name, row, run), arrays)
+                if not chunks or len(chunks[-1]["tokens"]) == CHUNK:
+                    chunks.append({"tokens": [], "logprobs": [], "versions": []})
+                chunks[-1]["tokens"].append(arrays["tokens"].tolist())
+                chunks[-1]["logprobs"].append(_milli(arrays["logprob_full"]))
+                chunks[-1]["versions"].append(_runs(arrays["versions"]))
+                used.update(chunks[-1]["tokens"][-1])
+        progress("tokens", done, len(by_file))
+    return Rollouts(
+        index=index.to_json(_reward_names(run), *_vocabulary(run, used)),
+        chunks=[json.dumps(chunk, separators=(",", ":")) for chunk in chunks],
+        shown=len(index.columns.get("step", ())),
+        recorded=sum(group.samples for group in groups),
+    )
+
+
+def _recorded_groups(files: RunFiles, run: RunData, progress: Progress) -> list[GroupAt]:
+    """Every group once: one that has trained as its batch has it."""
+    groups: dict[int, GroupAt] = {}
+    names = sample_files(files)
+    for done, name in enumerate(names, start=1):
+        with run.noting():
+            for group in groups_in(files, name):
+                groups.setdefault(group.group, group)
+        progress("rollouts", done, len(names))
+    return list(groups.values())
+
+
+def _in_files(chosen: Iterable[GroupAt]) -> list[GroupAt]:
+    return sorted(chosen, key=lambda group: (group.file, group.step, group.group))
+
+
+def _rows(table: pa.Table) -> Iterable[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    lists = [table[name].to_pylist() for name in _LISTS]
+    for row, *values in zip(table.select(_ROW).to_pylist(), *lists, strict=True):
+        yield row, {name: np.asarray(v) for name, v in zip(_LISTS, values, strict=True)}
+
+
+def _fate(file: str, row: Mapping[str, Any], run: RunData) -> str:
+    if row["refused"]:
+        return f"refused: {row['refused']}"
+    if file.startswith("batches/"):
+        return "trained"
+    dropped = run.history.dropped.get(row["group_id"]) if run.history else None
+    return f"dropped: {dropped}" if dropped else "not trained yet"
+
+
+def _milli(logprobs: np.ndarray) -> list[int]:
+    """Thousandths of a nat: what colours and a tooltip need, in few bytes."""
+    return np.rint(np.nan_to_num(logprobs, neginf=-1e3) * 1000).astype(int).tolist()
+
+
+def _runs(versions: np.ndarray) -> list[int]:
+    """[version, tokens in a row, version, ...]."""
+    return [x for version, found in groupby(versions.tolist()) for x in (version, len(list(found)))]
+
+
+def _reward_names(run: RunData) -> list[str]:
+    """Of ``rlax.rewards``, in the order of a sample's parts."""
+    rewards = (run.config.get("rlax") or {}).get("rewards") or []
+    return [str(reward.get("name")) for reward in rewards if isinstance(reward, dict)]
+
+
+def _vocabulary(run: RunData, used: set[int]) -> tuple[dict[int, str], tuple[int, ...]]:
+    """Texts of the tokens that occur, and the stop ids, from the run's prompt source.
+
+    Both are empty without one.
+    """
+    if not used or not run.config.get("rlax"):
+        return {}, ()
+    try:
+        section = validate(RlaxSection, run.config["rlax"], "rlax")
+        context = BuildContext.outside_run(section)
+        key = "prompt_source"
+        source = build_part(key, section.prompt_source, f"rlax.{key}", context)
+        alone = ((token, source.decode(np.array([token], np.int32))) for token in sorted(used))
+        texts = {token: harmless(text) for token, text in alone}
+        return texts, tuple(source.stop_ids)
+    except (RlaxError, ImportError, OSError, ValueError) as error:
+        run.missing.append(f"texts of tokens: the run's prompt source cannot be used here: {error}")
+        return {}, ()

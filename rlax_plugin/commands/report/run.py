@@ -1,0 +1,154 @@
+"""What a run has written down, as far as it has: each part may be missing, and is then named."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import posixpath
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from rlax_plugin.commands.report.evaluations import Measured, read_evaluations, set_apart
+from rlax_plugin.commands.report.history import History, read_history
+from rlax_plugin.controller import descent
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.metrics import file
+from rlax_plugin.records.files import CONFIG, RunFiles
+
+Progress = Callable[[str, int, int], object]
+"""Called with what is being read, how much of it is done, and of how much."""
+
+_PARTS = (CONFIG, "config.json", "metrics.jsonl", "summary.json", "journal", "batches")
+_LOOKED_AT = 20  # entries of a directory that is no run's, to name runs in it
+
+
+def no_progress(what: str, done: int, of: int) -> None:
+    """Shows nothing."""
+
+
+@dataclass(slots=True)
+class RunData:
+    """A run as its records tell it, without its rollouts.
+
+    Attributes:
+      name: of the run; in a comparison unlike any other's.
+      location: path or URL, as it was given.
+      config: the run's merged config, MaxText's keys and ``rlax``.
+      started_from: ``RUN@STEP`` of another run, whose weights it started from; empty: none.
+      summary: ``summary.json``.
+      metrics: name -> a value per recorded step, NaN where a step has none; always has "step".
+      measured: held-out evaluations with the run's settings, by set, measure and weight version.
+      history: what the journal tells; None without one.
+      missing: sentences on what could not be shown, and why.
+    """
+
+    name: str
+    location: str
+    config: dict[str, Any] = field(default_factory=dict)
+    started_from: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=lambda: {"step": []})
+    measured: tuple[Measured, ...] = ()
+    history: History | None = None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[float]:
+        return self.metrics["step"]
+
+    def setting(self, section: str, key: str, default: Any = None) -> Any:
+        """A value below ``rlax.<section>`` of the config."""
+        part = (self.config.get("rlax") or {}).get(section)
+        return part.get(key, default) if isinstance(part, dict) else default
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """What cannot be read is said on the page; the rest is shown all the same."""
+        try:
+            yield
+        except RlaxError as error:
+            self.missing.append(str(error))
+
+
+def open_run(run: str) -> RunFiles:
+    """The directory of a run.
+
+    Raises:
+      ConfigError: it holds none of a run's records; names runs beside or below it.
+    """
+    files = RunFiles(run)
+    if any(files.exists(part) for part in _PARTS):
+        return files
+    reason = "is no run directory: none of " + ", ".join(_PARTS) + " is there"
+    candidates = files.names("")[:_LOOKED_AT]
+    parent, name = posixpath.split(files.location().rstrip("/"))
+    if below := [name for name in candidates if files.exists(f"{name}/config.yml")]:
+        reason += f"; runs in it: {', '.join(below)}"
+    elif near := difflib.get_close_matches(
+        name, [other for other in RunFiles(parent).names("") if other != name], n=1
+    ):
+        reason += f"; did you mean {posixpath.join(parent, near[0])!r}?"
+    raise ConfigError("RUN", run, reason)
+
+
+def run_name(files: RunFiles) -> str:
+    """The last part of a run's path."""
+    return posixpath.basename(files.location().rstrip("/"))
+
+
+def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
+    """Reads all but the rollouts. A run that goes on, or was killed, is read as far as it came.
+
+    Raises:
+      RlaxError: the file system fails.
+    """
+    run = RunData(run_name(files), files.url)
+    with run.noting():
+        run.config = _read_config(files)
+    with run.noting():
+        run.started_from = str(descent.recorded(files) or "")
+    with run.noting():
+        run.metrics = _read_metrics(files)
+    with run.noting():
+        run.summary = files.get_json("summary.json") or {}
+        if not run.summary:
+            raise RlaxError("summary.json is not there: the run goes on, or did not end by itself")
+    main_set = str(run.setting("evaluation", "split", "test"))
+    with run.noting():
+        run.measured, others = set_apart(read_evaluations(files, main_set))
+        run.missing += others
+        if not (run.measured or others):
+            raise RlaxError("evaluation/ holds nothing: no held-out evaluation was made so far")
+    run.history = read_history(files, progress)
+    run.missing += run.history.problems if run.history else ["journal/ is not there"]
+    return run
+
+
+def _read_config(files: RunFiles) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(files.get(CONFIG))
+    except FileNotFoundError:
+        raise RlaxError("config.yml is not there") from None
+    except yaml.YAMLError as error:
+        raise RlaxError(f"config.yml is damaged: {error}") from error
+    if not isinstance(document, dict):
+        raise RlaxError("config.yml is damaged: it holds no keys and values")
+    return document
+
+
+def _read_metrics(files: RunFiles) -> dict[str, list[float]]:
+    try:
+        rows = file.by_step(files.get(file.NAME).decode())
+    except FileNotFoundError:
+        raise RlaxError("metrics.jsonl is not there: no step has ended so far") from None
+    ordered = [rows[step] for step in sorted(rows)]
+    names = {name for row in ordered for name in row} | {"step"}
+    return {name: [_number(row.get(name)) for row in ordered] for name in sorted(names)}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

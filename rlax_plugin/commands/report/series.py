@@ -1,0 +1,212 @@
+"""Lines over training steps: which metrics make a chart, and how they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from rlax_plugin.commands.report.run import RunData
+
+# Told apart on white and on black, and by most who see colours differently.
+COLOURS = (
+    "#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#ec4899", "#0ea5e9", "#84cc16",
+)  # fmt: skip
+NEUTRAL = "#8a93a3"
+DASHES = ("solid", "dot", "dash", "dashdot")
+MAX_POINTS = 1000  # of a line; beyond, each point is the mean of as many steps as needed
+_SMOOTHED_FROM = 30  # points; fewer can be read as they are
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One panel of the page.
+
+    Attributes:
+      key: unique on the page, an HTML id.
+      caption: a sentence that tells how to read it; may be "".
+      of: name of the run that it is of; "" where it is of all.
+    """
+
+    key: str
+    title: str
+    caption: str
+    figure: go.Figure
+    of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A chart of metrics over steps.
+
+    Attributes:
+      unit: title of the y axis.
+      metrics: (metric, label) pairs.
+      scale: values are multiplied by it, e.g. 100 for percent.
+    """
+
+    key: str
+    title: str
+    unit: str
+    metrics: tuple[tuple[str, str], ...]
+    caption: str = ""
+    log: bool = False
+    scale: float = 1.0
+
+
+def layout(x: str, y: str, **more: object) -> go.Layout:
+    """Axis titles and what all charts have in common; the page adds the colours of its theme."""
+    common: dict[str, object] = {
+        "xaxis": {"title": {"text": x}},
+        "yaxis": {"title": {"text": y}},
+        "hovermode": "x unified",
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "showlegend": True,
+        "template": "none",
+    }
+    return go.Layout(**common | more)
+
+
+def thinned(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """At most ``MAX_POINTS`` means of neighbours; NaN where all of them are."""
+    values = np.asarray(values, np.float64)
+    per_point = -(-len(values) // MAX_POINTS)
+    if per_point <= 1:
+        return values
+    padded = np.pad(values, (0, -len(values) % per_point), constant_values=np.nan)
+    return _mean(padded.reshape(-1, per_point))
+
+
+def smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean of ``window`` points around each, of fewer at the ends; NaN stays NaN.
+
+    Args:
+      window: odd.
+    """
+    half = window // 2
+    padded = np.pad(values, half, constant_values=np.nan)
+    means = _mean(np.lib.stride_tricks.sliding_window_view(padded, window))
+    return np.where(np.isnan(values), np.nan, means)
+
+
+def _mean(rows: np.ndarray) -> np.ndarray:
+    counts = np.sum(~np.isnan(rows), axis=1)
+    return np.where(counts > 0, np.nansum(rows, axis=1) / np.maximum(counts, 1), np.nan)
+
+
+def line(
+    steps: Sequence[float],
+    values: Sequence[float] | np.ndarray,
+    label: str,
+    *,
+    colour: str,
+    dash: str = "solid",
+    group: str = "",
+) -> list[go.Scatter]:
+    """The values as they are, and their running mean where they are many.
+
+    ``meta`` tells the page which is which; the legend has neither, see ``legend``.
+
+    Args:
+      group: of the legend's entry that hides and shows the line.
+    """
+    x, y = thinned(steps), thinned(values)
+    style = {"color": colour, "dash": dash, "width": 2}
+    common = {"x": x, "legendgroup": group or label, "showlegend": False}
+    if len(x) < _SMOOTHED_FROM:
+        mode, dots = "lines+markers", {"size": 4}
+        return [go.Scatter(y=y, name=label, line=style, mode=mode, marker=dots, **common)]
+    window = 2 * (len(x) // _SMOOTHED_FROM) + 1
+    # A value between two missing ones is on no line.
+    common["mode"] = "lines+markers" if np.isnan(y).any() else "lines"
+    common["marker"] = {"size": 4}
+    name = f"{label}, mean of {window}"
+    return [
+        go.Scatter(y=y, name=label, line=style | {"width": 1}, opacity=0.35, meta="raw", **common),
+        go.Scatter(y=smoothed(y, window), name=name, line=style, meta="mean", **common),
+    ]
+
+
+def style(number: int, index: int, several: bool) -> dict[str, str]:
+    """Colour and dash of a metric's line: a colour per metric or, with several runs, per run."""
+    colour = COLOURS[(number if several else index) % len(COLOURS)]
+    return {"color": colour, "dash": DASHES[index % len(DASHES)] if several else "solid"}
+
+
+def legend(labels: Iterable[str], several: bool) -> list[go.Scatter]:
+    """An entry per metric: its colour, or its dash where colours are for runs."""
+    return [
+        go.Scatter(
+            x=[None],
+            y=[None],
+            name=label,
+            mode="lines",
+            legendgroup=label,
+            line={"width": 2} | style(0, index, several) | ({"color": NEUTRAL} if several else {}),
+        )
+        for index, label in enumerate(labels)
+    ]
+
+
+def lines_of(
+    runs: Sequence[RunData], found: Sequence[tuple[str, Sequence[np.ndarray]]]
+) -> list[go.Scatter]:
+    """Lines over steps: a colour per metric; with several runs, per run, and a dash per metric.
+
+    Args:
+      found: (label, values of each run) per metric.
+    """
+    several = len(runs) > 1
+    traces = legend([label for label, _ in found], several) if len(found) > 1 else []
+    drawn = []
+    for index, (label, of_runs) in enumerate(found):
+        for number, (run, values) in enumerate(zip(runs, of_runs, strict=True)):
+            if not np.isfinite(values).any():
+                continue
+            name = label
+            if several:
+                name = f"{run.name}: {label}" if len(found) > 1 else run.name
+            look = style(number, index, several)
+            drawn += line(
+                run.steps, values, name, colour=look["color"], dash=look["dash"], group=label
+            )
+    return traces + drawn if drawn else []
+
+
+def column(run: RunData, metric: str) -> np.ndarray:
+    """A metric's values, NaN in all steps where the run has none."""
+    return np.asarray(run.metrics.get(metric, [np.nan] * len(run.steps)), np.float64)
+
+
+def chart(lines: Lines, runs: Sequence[RunData]) -> Chart | None:
+    """None if no run has any of the metrics."""
+    found = []
+    for metric, label in lines.metrics:
+        of_runs = [column(run, metric) * lines.scale for run in runs]
+        if lines.log:  # 0 has no place on a log axis
+            of_runs = [np.where(values > 0, values, np.nan) for values in of_runs]
+        found.append((label, of_runs))
+    figure = go.Figure(lines_of(runs, found), layout("training step", lines.unit))
+    if not figure.data:
+        return None
+    if lines.log:
+        figure.update_yaxes(type="log", exponentformat="power")
+    if len(runs) == 1:
+        mark_resumes(figure, runs[0])
+    return Chart(lines.key, lines.title, lines.caption, figure)
+
+
+def mark_resumes(figure: go.Figure, run: RunData) -> None:
+    """A line where another process took the run over."""
+    for step in sorted(set(run.history.resumed)) if run.history else ():
+        figure.add_vline(
+            x=step + 0.5, line={"dash": "dot", "width": 1, "color": NEUTRAL},
+            annotation={"text": "resumed", "font": {"size": 10}},
+        )  # fmt: skip
+
+
+def present(*charts: Chart | None) -> list[Chart]:
+    """Those that there are."""
+    return [chart for chart in charts if chart is not None]

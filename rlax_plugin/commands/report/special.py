@@ -1,0 +1,294 @@
+"""Charts that are more than lines of metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from rlax_plugin.commands.report.evaluations import SOLVED, Measured
+from rlax_plugin.commands.report.history import ADMITTED, History
+from rlax_plugin.commands.report.run import RunData
+from rlax_plugin.commands.report.series import (
+    COLOURS,
+    NEUTRAL,
+    Chart,
+    column,
+    layout,
+    legend,
+    line,
+    lines_of,
+    mark_resumes,
+    style,
+    thinned,
+)
+
+_COLUMNS = 100  # of a heat map, and bars of a stack: steps are put together beyond
+_ROWS = 10
+_PHASES = (
+    ("time/wait_s", "waiting for the batch"),
+    ("time/train_s", "training step"),
+    ("time/publish_on_loop_s", "copying weights"),
+)
+_STEP = "training step"
+
+
+def evaluations(runs: Sequence[RunData]) -> Iterator[Chart]:
+    """Charts per held-out set: figures with intervals over the weight versions measured."""
+    several = len(runs) > 1
+    kinds = dict.fromkeys((m.held_out, m.family) for run in runs for m in run.measured)
+    for held_out, family in sorted(kinds, key=lambda kind: (kind[0], kind[1] != SOLVED, kind[1])):
+        of_runs = [
+            [m for m in run.measured if (m.held_out, m.family) == (held_out, family)]
+            for run in runs
+        ]
+        labels = list(dict.fromkeys(m.label for found in of_runs for m in found))
+        percent = family in (SOLVED, "fraction")
+        what = family if family == SOLVED else ", ".join(labels)
+        figure = go.Figure(layout=layout("weight version", f"{what}, {'%' if percent else family}"))
+        figure.add_traces(legend(labels, several))
+        for index, label in enumerate(labels):
+            for number, run in enumerate(runs):
+                found = [m for m in of_runs[number] if m.label == label]
+                if found:
+                    name = f"{run.name}: {label}" if several else label
+                    look = style(number, index, several)
+                    figure.add_trace(_with_intervals(found, name, label, look, percent))
+        if family == SOLVED:
+            figure.update_yaxes(rangemode="tozero")
+        caption = "Bars are 95 % intervals over the choice of problems."
+        title = f"Held out, {held_out}: {what}"
+        yield Chart(f"evaluation-{held_out}-{family}", title, caption, figure)
+
+
+def _with_intervals(
+    found: Sequence[Measured], name: str, group: str, look: dict[str, str], percent: bool
+) -> go.Scatter:
+    scale, unit = (100, " %") if percent else (1, "")
+    value = scale * np.array([m.estimate.value for m in found])
+    low, high = scale * np.array([m.estimate.ci95 for m in found]).T
+    return go.Scatter(
+        x=[m.version for m in found],
+        y=value,
+        name=name,
+        legendgroup=group,
+        showlegend=False,
+        mode="lines+markers",
+        error_y={"array": high - value, "arrayminus": value - low, "thickness": 1.2},
+        line=look,
+        customdata=np.stack([low, high], axis=1),
+        hovertemplate=f"%{{y:.2f}}{unit} [%{{customdata[0]:.2f}}, %{{customdata[1]:.2f}}]",
+    )
+
+
+def _spans(history: History) -> list[list[int]]:
+    """The steps of the journal, in at most ``_COLUMNS`` runs of equal length."""
+    steps = list(history.steps)
+    size = max(1, -(-len(steps) // _COLUMNS))
+    return [steps[start : start + size] for start in range(0, len(steps), size)]
+
+
+def _span_name(span: Sequence[int]) -> str:
+    return f"step {span[0]}" if len(span) == 1 else f"steps {span[0]} to {span[-1]}"
+
+
+def pass_rates(run: RunData) -> Chart | None:
+    """How the pass rates of the scored groups are distributed, over time."""
+    if run.history is None:
+        return None
+    spans = _spans(run.history)
+    size = int(run.setting("rollouts", "group_size", 0))
+    rows = size if 0 < size <= _ROWS else _ROWS
+    counts = np.zeros((rows + 1, len(spans)))
+    for at, span in enumerate(spans):
+        for step in span:
+            for (passed, scored), groups in run.history.steps[step].pass_rates.items():
+                # None and all have rows of their own: such groups have no contrast.
+                row = np.clip(round(passed / scored * rows), 1, rows - 1)
+                counts[{0: 0, scored: rows}.get(passed, row), at] += groups
+    if not counts.any():
+        return None
+    total = counts.sum(axis=0)
+    share = np.divide(counts, total, out=np.full_like(counts, np.nan), where=total > 0) * 100
+    names = [_span_name(span) for span in spans]
+    figure = go.Figure(
+        go.Heatmap(
+            x=[float(np.mean(span)) for span in spans],
+            y=[100 * row / rows for row in range(rows + 1)],
+            z=share,
+            customdata=np.dstack([counts, np.broadcast_to(names, counts.shape)]),
+            colorscale="Viridis",
+            colorbar={"title": {"text": "% of groups", "side": "right"}, "thickness": 12},
+            hovertemplate="%{customdata[1]}, pass rate %{y:.0f} %: %{z:.1f} % of groups "
+            "(%{customdata[0]})<extra></extra>",
+        ),
+        layout=layout(_STEP, "samples of a group that pass, %", hovermode="closest"),
+    )
+    return Chart(
+        f"pass-rates-{run.name}",
+        "Pass rates of groups",
+        "Groups in the lowest and the highest row have no contrast to learn from. "
+        "Learning moves the mass upwards.",
+        figure,
+        of=run.name,
+    )
+
+
+def fates(run: RunData) -> Chart | None:
+    """What became of the groups, step by step."""
+    if run.history is None:
+        return None
+    spans = _spans(run.history)
+    outcomes = {step: at.outcomes for step, at in run.history.steps.items()}
+    sums = [sum((outcomes[step] for step in span), Counter[str]()) for span in spans]
+    names = sorted({name for found in sums for name in found}, key=lambda n: (n != ADMITTED, n))
+    figure = go.Figure(layout=layout(_STEP, "groups per step", barmode="stack", bargap=0))
+    for index, name in enumerate(names):
+        label = name if name == ADMITTED or name.startswith("dropped") else f"refused: {name}"
+        figure.add_bar(
+            x=[float(np.mean(span)) for span in spans],
+            y=[found[name] / len(span) for found, span in zip(sums, spans, strict=True)],
+            name=label,
+            marker={"color": COLOURS[(2, 1, 3, 4, 5, 6, 7, 0)[index % 8]], "line": {"width": 0}},
+        )
+    dropped = any(name.startswith("dropped") for name in names)
+    caption = "A group that was dropped had been admitted before." if dropped else ""
+    return Chart("outcomes", "What became of the groups", caption, figure)
+
+
+def refused_share(runs: Sequence[RunData]) -> Chart | None:
+    """Share of scored groups that gates refused, per run."""
+    shares = [
+        _ratio(100 * column(run, "curation/groups_filtered"), column(run, "curation/groups_scored"))
+        for run in runs
+    ]
+    y = "refused groups, % of those scored"
+    return _chart_of("refused", "Groups refused by the gates", y, runs, [("refused", shares)])
+
+
+def _ratio(values: np.ndarray, over: np.ndarray) -> np.ndarray:
+    """NaN where there is nothing to divide by."""
+    return np.divide(values, over, out=np.full_like(values, np.nan), where=over > 0)
+
+
+def _chart_of(
+    key: str,
+    title: str,
+    unit: str,
+    runs: Sequence[RunData],
+    found: Sequence[tuple[str, Sequence[np.ndarray]]],
+) -> Chart | None:
+    figure = go.Figure(lines_of(runs, found), layout(_STEP, unit))
+    figure.update_yaxes(rangemode="tozero")
+    return Chart(key, title, "", figure) if figure.data else None
+
+
+def weight_versions(run: RunData) -> Chart | None:
+    """Weight versions published, and those that each worker has drawn with."""
+    steps = run.history.steps if run.history else {}
+    found = [(step, at) for step, at in steps.items() if at.newest is not None]
+    if not found:
+        return None
+    workers = sorted({worker for _, at in found for worker in at.drawn_with})
+    x = [step for step, _ in found]
+    newest = np.array([at.newest for _, at in found], np.float64)
+    figure = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.08)
+    figure.update_layout(layout(_STEP, ""))
+    xs, published = thinned(x), {"color": NEUTRAL, "width": 2, "shape": "hv"}
+    figure.add_scatter(x=xs, y=thinned(newest), name="published", line=published, row=1, col=1)
+    for number, worker in enumerate(workers):
+        # A worker that has drawn nothing yet has no version.
+        pulled = np.array([at.drawn_with.get(worker, np.nan) for _, at in found], np.float64)
+        look = {"color": COLOURS[number % len(COLOURS)], "width": 2, "shape": "hv"}
+        common = {"x": xs, "line": look, "mode": "lines", "legendgroup": worker}
+        figure.add_scatter(y=thinned(pulled), name=worker, row=1, col=1, **common)
+        behind = thinned(newest - pulled)
+        figure.add_scatter(y=behind, name=worker, showlegend=False, row=2, col=1, **common)
+    figure.update_yaxes(title_text="weight version", row=1, col=1)
+    figure.update_yaxes(title_text="versions behind", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(title_text="", row=1, col=1)
+    figure.update_xaxes(title_text=_STEP, row=2, col=1)
+    return Chart(
+        f"weights-{run.name}",
+        "Weights published and pulled",
+        "Above, the newest version and the newest that each worker has drawn with; below, how far "
+        "behind that is when a batch is committed: a worker that evaluates draws nothing.",
+        figure,
+        of=run.name,
+    )
+
+
+def phases(run: RunData) -> Chart | None:
+    """Where the training loop's time goes, stacked."""
+    spent = _spent(run)
+    if spent is None:
+        return None
+    figure = go.Figure(layout=layout(_STEP, "seconds per step"))
+    for index, (label, seconds) in enumerate(spent):
+        figure.add_scatter(
+            x=thinned(run.steps),
+            y=thinned(seconds),
+            name=label,
+            stackgroup="time",
+            mode="lines",
+            line={"width": 0.5, "color": COLOURS[index]},
+            hovertemplate="%{y:.3f} s",
+        )
+    mark_resumes(figure, run)
+    caption = "Of the training loop. Waiting is what generating and scoring do not do in time."
+    return Chart("phases", "Time per phase", caption, figure)
+
+
+def _spent(run: RunData) -> list[tuple[str, np.ndarray]] | None:
+    """(phase, seconds per step); the last is what the step took beyond the phases measured."""
+    whole = column(run, "time/step_s")
+    if not np.isfinite(whole).any():
+        return None
+    spent = [(label, np.nan_to_num(column(run, metric))) for metric, label in _PHASES]
+    rest = np.maximum(np.nan_to_num(whole) - sum(seconds for _, seconds in spent), 0.0)
+    return [*spent, ("checkpoints and the rest", rest)]
+
+
+def mean_phases(runs: Sequence[RunData]) -> Chart | None:
+    """Mean seconds per step and phase, a stacked bar per run."""
+    figure = go.Figure(layout=layout("seconds per step, mean", "", barmode="stack"))
+    figure.update_layout(hovermode="closest")
+    found = [(run, spent) for run in runs if (spent := _spent(run))]
+    for run, spent in reversed(found):  # bars grow upwards
+        for index, (label, seconds) in enumerate(spent):
+            figure.add_bar(
+                x=[float(seconds.mean())],
+                y=[run.name],
+                name=label,
+                orientation="h",
+                marker={"color": COLOURS[index]},
+                legendgroup=label,
+                showlegend=run is found[-1][0],
+                hovertemplate=f"{label}: %{{x:.3f}} s<extra></extra>",
+            )
+    figure.update_yaxes(automargin=True, type="category")
+    return Chart("phases", "Time per phase", "", figure) if figure.data else None
+
+
+def throughput(runs: Sequence[RunData]) -> Chart | None:
+    """Tokens generated and trained per second of a step."""
+    found = [
+        (label, [_ratio(column(run, metric), column(run, "time/step_s")) for run in runs])
+        for metric, label in (("rollout/tokens", "generated"), ("train/tokens", "trained"))
+    ]
+    return _chart_of("throughput", "Throughput", "tokens per second", runs, found)
+
+
+def reward_over_time(runs: Sequence[RunData]) -> Chart | None:
+    """The reward against the time the steps took, for runs that differ in speed."""
+    figure = go.Figure(layout=layout("time in training steps, s", "mean reward per sample"))
+    for number, run in enumerate(runs):
+        rewards = column(run, "reward/mean")
+        if np.isfinite(rewards).any():
+            seconds = np.cumsum(np.nan_to_num(column(run, "time/step_s")))
+            figure.add_traces(line(list(seconds), rewards, run.name, colour=COLOURS[number]))
+    title = "Reward against time"
+    return Chart("reward-time", title, "", figure) if figure.data else None

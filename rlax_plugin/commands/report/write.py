@@ -1,0 +1,99 @@
+"""The commands ``rlax report`` and ``rlax compare``: from run directories to a file."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress as Bars
+
+from rlax_plugin.commands.report.page import compare_page, report_page
+from rlax_plugin.commands.report.rollouts import read_rollouts
+from rlax_plugin.commands.report.run import Progress, open_run, read_run, run_name
+from rlax_plugin.commands.report.series import COLOURS
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.records.files import RunFiles
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    """A bar on standard error for each thing read, if that is a terminal."""
+    console = Console(stderr=True)
+    with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks = {}
+
+        def progress(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what)
+            bars.update(tasks[what], completed=done, total=of)
+
+        yield progress
+
+
+def write_report(run: str, out: str | None = None) -> Path:
+    """Writes the page of one run.
+
+    Args:
+      run: the run's directory, a path or an fsspec URL.
+      out: local file; None: ``report.html`` in the run's directory, or ``./<name>-report.html`` for
+        a run on an object store.
+
+    Returns:
+      The file.
+
+    Raises:
+      ConfigError: there is no run, or the file cannot be written.
+      RlaxError: the run's file system fails.
+    """
+    files = open_run(run)
+    path = _report_path(files, out)
+    with _bars() as progress:
+        data = read_run(files, progress)
+        rollouts = read_rollouts(files, data, progress)
+    _put(path, report_page(data, rollouts))
+    return path
+
+
+def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
+    """Writes one page that overlays several runs, ``./compare.html`` by default.
+
+    Raises:
+      ConfigError: too few or too many runs, or what ``write_report`` raises.
+      RlaxError: a run's file system fails.
+    """
+    if len(runs) < 2:
+        reason = "give at least 2 runs to compare; rlax report RUN shows one"
+        raise ConfigError("RUN...", ", ".join(runs) or None, reason)
+    if len(runs) > len(COLOURS):
+        reason = f"give at most {len(COLOURS)} runs: the colours of more cannot be told apart"
+        raise ConfigError("RUN...", f"{len(runs)} runs", reason)
+    opened = [open_run(run) for run in runs]
+    with _bars() as progress:
+        data = [read_run(files, progress) for files in opened]
+    names = Counter(run.name for run in data)
+    for number, (run, files) in enumerate(zip(data, opened, strict=True), start=1):
+        if names[run.name] > 1:
+            parent = posixpath.basename(posixpath.dirname(files.location().rstrip("/")))
+            run.name = f"{number}: {parent}/{run.name}"
+    path = Path(out or "compare.html")
+    _put(path, compare_page(data))
+    return path
+
+
+def _report_path(files: RunFiles, out: str | None) -> Path:
+    if out:
+        return Path(out)
+    if files.is_local:
+        return Path(files.location("report.html"))
+    return Path(f"{run_name(files)}-report.html")
+
+
+def _put(path: Path, page: str) -> None:
+    try:
+        RunFiles(str(path.parent)).put(path.name, page.encode())
+    except RlaxError as error:
+        raise ConfigError("--out", str(path), str(error)) from error

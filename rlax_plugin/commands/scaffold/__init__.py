@@ -1,0 +1,140 @@
+"""Writes the package of a new plug-in: one part that works, its entry point and its test."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import keyword
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.ports.manager import KINDS
+
+OBSERVER = "observer"
+# Kind -> what a config says to choose the part {name}.
+_USAGE = {
+    "aggregation": "objective: {{preset: grpo, aggregation: {{name: {name}}}}}",
+    "importance_weight": "objective: {{preset: grpo, importance_weight: {{name: {name}}}}}",
+    "advantage": "objective: {{preset: grpo, advantage: {{name: {name}}}}}",
+    "gradient_term": "objective: {{preset: grpo, grad_1: {{name: {name}}}}}",
+    "correction": "objective: {{preset: grpo, corrections: [{{name: {name}}}]}}",
+    "objective": "objective: {{preset: {name}}}",
+    "reward": "rewards: [{{name: {name}}}]",
+    "prompt_source": "prompt_source: {{name: {name}}}",
+    "sampler": "curation: {{sampler: {{name: {name}}}}}",
+    "gate": "curation: {{gates: [{{name: {name}}}]}}",
+    "rollout_engine": "rollouts: {{engine: {{name: {name}}}}}",
+    "weight_store": "weights: {{store: {{name: {name}}}}}",
+    "launcher": "launcher: {{name: {name}}}",
+    "tracker": "trackers: [{{name: {name}}}]",
+    "trainer": "trainer: {{name: {name}}}",
+    OBSERVER: "",
+}
+_TEMPLATES = Path(__file__).with_name("templates")
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What was written.
+
+    Attributes:
+      folder: of the package.
+      files: relative to it.
+      module: the file with the part, relative to the folder.
+      usage: what a config needs to use it, on one line.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    module: str
+    usage: str
+
+
+def write_package(name: str, kind: str, directory: Path) -> Package:
+    """Writes ``directory/name``.
+
+    Args:
+      name: of the plug-in, its module and its part.
+      kind: of the part, or ``observer``.
+
+    Raises:
+      ConfigError: the name or the kind will not do, or the folder exists.
+    """
+    known = (*KINDS, OBSERVER)
+    if kind not in known:
+        raise ConfigError("--kind", kind, f"no such kind; {alternatives(kind, known)}")
+    _check_name(name)
+    folder = directory / name
+    if folder.exists():
+        raise ConfigError("NAME", name, f"{folder} exists: remove it, or choose another name")
+    usage = _usage(name, kind)
+    words = {
+        "name": name,
+        "kind": kind,
+        "distribution": name.replace("_", "-"),
+        "class_name": "".join(word.capitalize() for word in name.split("_")),
+        "usage": usage,
+    }
+    module = f"src/{name}/__init__.py"
+    sources = {
+        "pyproject.toml": "pyproject.toml.jinja",
+        "README.md": "README.md.jinja",
+        module: f"parts/{kind}.py.jinja",
+        f"tests/test_{name}.py": "test.py.jinja",
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # these are programs, not pages
+    )
+    texts = {file: environment.get_template(t).render(words) for file, t in sources.items()}
+    _refuse_shadow(name, texts[module])
+    for file, text in texts.items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return Package(folder, tuple(texts), module, usage)
+
+
+def _usage(name: str, kind: str) -> str:
+    chosen = _USAGE[kind].format(name=name)
+    return f"rlax: {{plugins: [{name}, ...]" + (f", {chosen}" if chosen else "") + "}"
+
+
+def _check_name(name: str) -> None:
+    """A name that can be a module, and is not one already."""
+    if keyword.iskeyword(name):
+        raise ConfigError("NAME", name, "is a Python keyword, no module's name: choose another")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        suggestion = re.sub(r"\W+", "_", name.lower()).strip("_0123456789")
+        reason = "must be a module's name: small letters, digits and _"
+        raise ConfigError("NAME", name, reason + (f", such as {suggestion}" if suggestion else ""))
+    if name in sys.stdlib_module_names:
+        reason = "Python's standard library has a module of this name: choose another"
+        raise ConfigError("NAME", name, reason)
+    if importlib.util.find_spec(name) is not None:
+        raise ConfigError("NAME", name, "a module of this name is installed: choose another")
+
+
+def _refuse_shadow(name: str, text: str) -> None:
+    """A name under which, or as whose class, the module would hide what it needs itself."""
+    tree = ast.parse(text)
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    for one in (name, *defined):
+        if one in imported or hasattr(builtins, one):
+            what = "imports" if one in imported else "has from Python"
+            reason = f"{one} would hide what the module {what} by this name: choose another"
+            raise ConfigError("NAME", name, reason)

@@ -1,0 +1,288 @@
+"""Reads the ``rlax:`` section of a MaxText config without MaxText.
+
+Files, ``base_config``, and ``key=value`` arguments are merged as MaxText (OmegaConf) merges them:
+mappings key by key, lists as a whole. MaxText's own base files hold no ``rlax:`` and are not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rlax_plugin.config import PositiveInt, RlaxSection, default_parts
+from rlax_plugin.config.validation import validate
+from rlax_plugin.config.yaml_values import parse
+from rlax_plugin.errors import ConfigError
+
+_BASE = "base_config"
+# What may differ between a run and its continuation, or between its processes: how long, how
+# patiently, where, and who watches. Everything else decides what is computed.
+_NOT_HASHED = ("steps", "run_name", "base_output_directory", _BASE)
+_NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers")
+# Read here as well as by MaxText, so that both must see one value.
+_SHARED = ("steps", "run_name", "base_output_directory")
+# Parts whose name may be left out: what is said of such a part is said of the default one.
+_DEFAULT_NAMES = dict(default_parts(RlaxSection, "rlax"))
+_LONGEST_NAME = 128  # bytes; names of files are made of it, and file systems take 255
+
+
+def load_section(
+    config_path: str | os.PathLike[str], overrides: Sequence[str] = ()
+) -> tuple[RlaxSection, dict[str, Any]]:
+    """Reads and validates the ``rlax:`` section.
+
+    Args:
+      config_path: a MaxText config (``.yml``) with an ``rlax:`` section.
+      overrides: ``key=value`` arguments, e.g. ``steps=10`` and ``rlax.rollouts.group_size=4``.
+
+    Returns:
+      The section, and MaxText's own keys as far as the files and arguments set them (unchecked).
+
+    Raises:
+      ConfigError: the file is missing or no YAML, the section is missing, a key or value in it is
+        wrong, or one of MaxText's keys that are read here as well: ``steps`` is no whole number
+        from 1, ``run_name`` no name of a directory, ``base_output_directory`` no path.
+    """
+    content = merged(config_path, overrides)
+    raw = content.pop("rlax", None)
+    if raw is None:
+        raise ConfigError(
+            "rlax",
+            None,
+            f"{config_path} has no rlax: section; it needs at least plugins, prompt_source and "
+            "rewards",
+        )
+    if not isinstance(raw, Mapping):
+        raise ConfigError("rlax", raw, "must be a section of keys")
+    for key in _SHARED:
+        variable = f"M_{key.upper()}"
+        if variable in os.environ:
+            reason = (
+                f"the environment variable {variable} would change it for MaxText only: unset it"
+            )
+            raise ConfigError(key, content.get(key), reason)
+        _refuse_interpolation(key, content.get(key))
+    _refuse_interpolation("rlax", raw)
+    if (steps := content.get("steps")) is not None:
+        content["steps"] = _whole_steps(steps)
+    _check_run_name(content.get("run_name"))
+    _check_output_directory(content.get("base_output_directory"))
+    return validate(RlaxSection, raw, "rlax"), content
+
+
+def _whole_steps(value: Any) -> int:
+    """MaxText's ``steps``, which a run counts by; read as MaxText reads it."""
+    try:
+        return TypeAdapter(PositiveInt).validate_python(value)
+    except ValidationError:
+        reason = "must be a whole number, at least 1 and at most 2147483647"
+        raise ConfigError("steps", value, reason) from None
+
+
+def _check_run_name(value: Any) -> None:
+    """The run's directory is ``base_output_directory/run_name``, and never another one.
+
+    Raises:
+      ConfigError: the name is no plain name of one directory.
+    """
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise ConfigError("run_name", value, f"must be text: write run_name: '{value}'")
+    if len(value.encode()) > _LONGEST_NAME:
+        reason = f"must have at most {_LONGEST_NAME} bytes, and has {len(value.encode())}"
+        raise ConfigError("run_name", value, reason)
+    # Wildcards, ``::`` and ``#`` mean something to file systems behind fsspec.
+    special = [mark for mark in ("/", "\\", "*", "?", "[", "]", "#", "::") if mark in value]
+    if special:
+        reason = f"must be the name of one directory, without {special[0]}"
+        raise ConfigError("run_name", value, reason)
+    if not value.isprintable():
+        raise ConfigError("run_name", value, "must not contain control characters")
+    if value != value.strip() or value.startswith("."):
+        reason = "must begin with a letter, a digit or a sign, not with a dot or a space"
+        raise ConfigError("run_name", value, f"{reason}, nor end with a space")
+
+
+def _check_output_directory(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str) or not value.isprintable():
+        reason = "must be a path or URL without control characters"
+        raise ConfigError("base_output_directory", value, reason)
+    if value.startswith("~"):  # some that read it would take it for a directory of that name
+        reason = "must be written out: ~ does not stand for a home directory here"
+        raise ConfigError("base_output_directory", value, reason)
+
+
+def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> str:
+    """12 hex digits of what the files and arguments say, wherever and in whatever order they do.
+
+    Left out is what may change when a run continues: ``steps``, ``run_name``,
+    ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
+    trackers and curation.max_refill.
+
+    Raises:
+      ConfigError: the files cannot be read.
+    """
+    text = json.dumps(_hashed(merged(config_path, overrides)), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _hashed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a config a run and its continuation must agree on."""
+    content = {k: v for k, v in content.items() if k not in _NOT_HASHED}
+    if isinstance(content.get("rlax"), Mapping):
+        section = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
+        if isinstance(section.get("curation"), Mapping):
+            # How long to try: what a run that gave up says to raise.
+            section["curation"] = {
+                k: v for k, v in section["curation"].items() if k != "max_refill"
+            }
+        content["rlax"] = section
+    return content
+
+
+def decides(override: str) -> bool:
+    """Whether a ``key=value`` argument may change what is computed, and not only where or how fast.
+
+    Raises:
+      ConfigError: it is no ``key=value``.
+    """
+    return any(value != {} for _, value in leaves(_hashed(_parse_override(override))))
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[tuple[str, object, object]]:
+    """Dotted key and both values of what makes two merged configs hash differently.
+
+    A key that is not there has the value None.
+    """
+    ours, theirs = dict(leaves(_hashed(one))), dict(leaves(_hashed(other)))
+    return [
+        (key, ours.get(key), theirs.get(key))
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that a merged config sets; a list is one value."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def merged(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What the files and arguments say, MaxText's keys and ``rlax:``, unchecked.
+
+    Raises:
+      ConfigError: the files cannot be read.
+    """
+    return overridden(_read(Path(config_path), ()), overrides)
+
+
+def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A config's content with ``key=value`` arguments merged into it.
+
+    Raises:
+      ConfigError: an argument is no ``key=value``, or does not fit the content.
+    """
+    for override in overrides:
+        content = _merge(content, _parse_override(override), "")
+    return dict(content)
+
+
+def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    """A file and the files it is based on."""
+    if path.suffix != ".yml":
+        raise ConfigError("config", str(path), "must be a file that ends in .yml, as MaxText wants")
+    if path.resolve() in chain:
+        raise ConfigError(_BASE, str(path), "is based on itself")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("config", str(path), f"cannot be read: {error.strerror}") from None
+    content = parse(text, str(path))
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(str(path), None, "must hold keys and values")
+    base = content.get(_BASE)
+    if not base:
+        return content
+    base_path = path.parent / str(base)
+    if os.path.isfile(base_path):  # False also of what cannot be a path
+        del content[_BASE]
+        return _merge(_read(base_path, (*chain, path.resolve())), content, "")
+    known = maxtext_configs()
+    if known is not None and not os.path.isfile(known / str(base)):
+        raise ConfigError(
+            _BASE, base, f"no such file in {path.parent}, nor among MaxText's configs"
+        )
+    return content
+
+
+def maxtext_configs() -> Path | None:
+    """Where MaxText keeps its base files; found without importing it. None: not installed."""
+    spec = importlib.util.find_spec("maxtext")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / "configs"
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    parts = key.split(".")
+    if not equals or not all(re.fullmatch(r"[\w-]+", part) for part in parts):
+        raise ConfigError("command line", text, "must be key=value, such as rlax.seed=1")
+    content: Any = parse(value, key, given=value)
+    for part in reversed(parts):
+        content = {part: content}
+    return content
+
+
+def _merge(base: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in new.items():
+        old = merged.get(key)
+        if isinstance(old, list) and isinstance(value, Mapping):
+            raise ConfigError(
+                f"{prefix}{key}",
+                value,
+                f"is a list, which can only be given as a whole: {prefix}{key}=[...]",
+            )
+        # Another name is another part: the options of the old one go with it.
+        known = _name(old, f"{prefix}{key}")
+        renamed = isinstance(value, Mapping) and value.get("name", known) != known
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not renamed:
+            value = _merge(old, value, f"{prefix}{key}.")
+        merged[key] = value
+    return merged
+
+
+def _name(part: Any, key: str) -> Any:
+    """The name of the part that is configured under ``key``, said or not."""
+    return part.get("name", _DEFAULT_NAMES.get(key)) if isinstance(part, Mapping) else None
+
+
+def _refuse_interpolation(key: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _refuse_interpolation(f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_interpolation(f"{key}.{index}", item)
+    elif isinstance(value, str) and "${" in value:
+        raise ConfigError(key, value, "interpolation is not possible here: write the value itself")

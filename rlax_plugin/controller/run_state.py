@@ -1,0 +1,218 @@
+"""The book: what has become of every group, and what decides which prompt comes next.
+
+All of it is what the run's events add up to. Live, an event is applied when it happens; on a resume
+the recorded ones are applied again, in the same order, onto the snapshot of a checkpoint. No I/O,
+no clock, no concurrency.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.ports.protocols import Sampler
+from rlax_plugin.records import events as ev
+from rlax_plugin.types import Group, Prompt
+
+
+@dataclass(slots=True)
+class Open:
+    """A group that was issued and is not scored yet."""
+
+    prompt: Prompt
+    min_version: int
+    attempt: int = 1
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts over the whole run."""
+
+    issued: int = 0
+    reissued: int = 0
+    admitted: int = 0
+    filtered: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    trained: int = 0
+    samples: int = 0
+    tokens: int = 0
+    reward_errors: int = 0
+    max_staleness: int = 0
+    restarts: int = 0
+
+
+class Book:
+    """See the module.
+
+    Attributes:
+      open: group id -> issued, not yet scored; in issue order.
+      ready: group id -> admitted, not yet trained.
+      homes: group id of a ready group -> journal segment in whose rollouts file it is.
+      next_step: the step whose batch is next, from 1.
+      issued_for_step: groups issued since the last batch.
+
+    Args:
+      prompts: of the split that is trained on.
+    """
+
+    def __init__(
+        self,
+        section: RlaxSection,
+        prompts: Sequence[Prompt],
+        sampler: Sampler,
+        rates: PassRateTable,
+    ):
+        self._prompts, self._sampler, self.rates = prompts, sampler, rates
+        self._rng = np.random.default_rng([section.seed, 1])
+        self._next_id = 0
+        self.open: dict[int, Open] = {}
+        self.ready: dict[int, Group] = {}
+        self.homes: dict[int, int] = {}
+        self.next_step = 1
+        self.issued_for_step = 0
+        self.totals = Totals()
+
+    def choose(self, count: int, min_version: int) -> ev.Issued:
+        """Lets the sampler choose the next prompts, and issues a group for each.
+
+        Raises:
+          TrainingError: it chose more or fewer than it was asked for.
+        """
+        chosen = self._sampler.choose(self._prompts, self.rates, self._rng, count)
+        if len(chosen) != count:
+            raise TrainingError(f"the sampler chose {len(chosen)} prompts, asked for {count}")
+        prompts = [self._prompts[index] for index in chosen]
+        event = ev.Issued(self._next_id, tuple(p.id for p in prompts), min_version)
+        for prompt in prompts:
+            self.open[self._next_id] = Open(prompt, min_version)
+            self._next_id += 1
+        self.totals.issued += count
+        self.issued_for_step += count
+        return event
+
+    def apply(self, event: ev.Event, group: Group | None = None) -> None:
+        """Makes what an event says true.
+
+        Args:
+          group: of a ``Scored`` event.
+
+        Raises:
+          TrainingError: a recorded choice of prompts comes out otherwise than it did.
+        """
+        match event:
+            case ev.Issued():
+                self._choose_again(event)
+            case ev.Reissued():
+                self.open[event.group].attempt = event.attempt
+                self.totals.reissued += 1
+            case ev.Generated():
+                self.totals.samples += event.samples
+                self.totals.tokens += event.tokens
+            case ev.Scored():
+                assert group is not None
+                self._score(event, group)
+            case ev.Trained():
+                for group_id in event.groups:
+                    self._take(group_id)
+                self.totals.trained += len(event.groups)
+                self.totals.max_staleness = max(self.totals.max_staleness, event.staleness)
+                self.next_step = event.step + 1
+                self.issued_for_step = 0
+            case ev.Dropped():
+                self._take(event.group)
+                self.totals.dropped[event.reason] += 1
+            case ev.Resumed():
+                self.totals.restarts += 1
+
+    def _choose_again(self, event: ev.Issued) -> None:
+        again = self.choose(len(event.prompts), event.min_version)
+        if again != event:
+            raise TrainingError(
+                f"the prompts of groups {event.first} to {event.first + len(event.prompts) - 1} "
+                "are chosen otherwise than they were: the prompt source or the sampler is not "
+                "what it was when this run began, or keeps state that it does not save"
+            )
+
+    def _score(self, event: ev.Scored, group: Group) -> None:
+        del self.open[event.group]
+        self.rates.observe(group.prompt.id, event.passed, event.scored)
+        self.totals.reward_errors += len(group.rollouts) - event.scored
+        if event.refused is None:
+            self.ready[event.group] = group
+            self.totals.admitted += 1
+        else:
+            self.totals.filtered[event.refused] += 1
+
+    def _take(self, group_id: int) -> None:
+        del self.ready[group_id]
+        self.homes.pop(group_id, None)
+
+    # --- snapshot ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state; of the ready groups only their ids, for whom ``homes`` is complete."""
+        # Not dataclasses.asdict: it makes a Counter of a Counter's items.
+        totals = {f.name: getattr(self.totals, f.name) for f in dataclasses.fields(self.totals)}
+        # Copies: the state is written while more happens.
+        return {
+            "next_id": self._next_id,
+            "next_step": self.next_step,
+            "issued_for_step": self.issued_for_step,
+            "rng": self._rng.bit_generator.state,
+            "sampler": copy.deepcopy(self._sampler.state()),
+            "pass_rates": self.rates.state(),
+            "totals": copy.deepcopy(totals),
+            "open": [
+                {
+                    "group": group_id,
+                    "prompt": one.prompt.id,
+                    "min_version": one.min_version,
+                    "attempt": one.attempt,
+                }
+                for group_id, one in self.open.items()
+            ],
+            "ready": {str(group_id): self.homes.get(group_id) for group_id in self.ready},
+        }
+
+    def restore(
+        self,
+        state: Mapping[str, Any],
+        load: Callable[[Mapping[int, int]], Mapping[int, Group]],
+    ) -> None:
+        """Goes back to what ``state`` returned.
+
+        Args:
+          load: group id -> segment, to group id -> group.
+
+        Raises:
+          TrainingError: the prompt source has lost a prompt of an open group.
+        """
+        self._next_id = state["next_id"]
+        self.next_step = state["next_step"]
+        self.issued_for_step = state["issued_for_step"]
+        self._rng.bit_generator.state = state["rng"]
+        self._sampler.restore(state["sampler"])
+        self.rates.restore(state["pass_rates"])
+        totals = dict(state["totals"])
+        for name in ("filtered", "dropped"):
+            totals[name] = Counter(totals[name])
+        self.totals = Totals(**totals)
+        wanted = {one["prompt"] for one in state["open"]}
+        by_id = {p.id: p for p in self._prompts if p.id in wanted}
+        if missing := sorted(wanted - by_id.keys()):
+            raise TrainingError(f"the prompt source no longer has prompt {missing[0]}")
+        self.open = {
+            one["group"]: Open(by_id[one["prompt"]], one["min_version"], one["attempt"])
+            for one in state["open"]
+        }
+        self.homes = {int(group_id): home for group_id, home in state["ready"].items()}
+        self.ready = dict(load(self.homes))

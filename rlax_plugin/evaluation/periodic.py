@@ -1,0 +1,127 @@
+"""Evaluations while training goes on, each at one version and on one worker that keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.evaluation.evaluator import Evaluator
+from rlax_plugin.evaluation.result import Evaluated, record, recorded, step_name
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.rollouts.fleet import Fleet
+from rlax_plugin.weights.client import ParameterServerClient
+
+log = logging.getLogger("rlax.controller")
+
+
+class PeriodicEvaluation:
+    """Evaluates every ``every``-th version as soon as it is published, one at a time.
+
+    A lease keeps the version, and ``Fleet.pin`` a worker at it: the other workers go on drawing for
+    training. With one worker alone an evaluation waits for a second one, until the next is due. One
+    that is skipped or fails is noted and counted; training does not depend on it.
+
+    Args:
+      last_step: the version of that step is evaluated after training, not here.
+      spawn: runs a task whose failure stops the run.
+      note: shows a message.
+      show: shows a result.
+
+    Attributes:
+      skipped: number of evaluations that were due and did not end.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int,
+        last_step: int,
+        evaluator: Evaluator,
+        fleet: Fleet,
+        client: ParameterServerClient,
+        recorder: Recorder,
+        files: RunFiles,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        note: Callable[[str], None],
+        show: Callable[[str, Evaluated], None],
+    ):
+        self._every, self._last_step, self._evaluator = every, last_step, evaluator
+        self._fleet, self._client, self._recorder = fleet, client, recorder
+        self._files, self._spawn, self._note, self._show = files, spawn, note, show
+        self._running: asyncio.Task[None] | None = None
+        self._version = -1  # of the running one
+        self._metrics: dict[str, float] = {}
+        self.skipped = 0
+
+    def published(self, version: int) -> None:
+        """A version is visible; evaluates it if it is one of those."""
+        if not self._every or not 0 < version < self._last_step or version % self._every:
+            return
+        if self._running is not None:
+            if not self._fleet.lacks_keeper:
+                self._skip(version, f"that of step {self._version} is still running")
+                return
+            self._running.cancel()
+            self._skip(self._version, "no second worker was ready")
+        self._version = version
+        self._running = self._spawn(self._evaluate(version, self._running))
+
+    def _skip(self, step: int, reason: str) -> None:
+        self.skipped += 1
+        self._note(f"evaluation of step {step} is skipped: {reason}")
+
+    async def _evaluate(self, version: int, before: asyncio.Task[None] | None) -> None:
+        if before is not None:  # it is being cancelled
+            await asyncio.wait({before})
+        try:
+            name = step_name(version)
+            # It may have ended before the run was interrupted and went back to a checkpoint.
+            found = await self._recorder.call(recorded, self._files, name, version)
+            if found is None:
+                found = await self._measured(version)
+                await self._recorder.call(record, self._files, name, found)
+        except Exception as error:
+            log.exception("evaluation of step %d failed", version)
+            self._skip(version, str(error) if isinstance(error, RlaxError) else repr(error))
+        else:
+            self._ended(found)
+        finally:
+            if self._version == version:
+                self._running = None
+
+    async def _measured(self, version: int) -> Evaluated:
+        async with self._client.acquire(version):
+            self._fleet.pin(version)
+            try:
+                return await self._evaluator.run(version, pinned=True)
+            finally:
+                self._fleet.unpin()
+
+    def _ended(self, found: Evaluated) -> None:
+        self._metrics = found.metrics()
+        self._show(f"evaluation of step {found.version}", found)
+
+    def take_metrics(self) -> dict[str, float]:
+        """What ended since it was last asked; empty if nothing did."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    async def finish(self) -> None:
+        """Waits for the running one, for which every worker may be used now.
+
+        Training must have ended. Each group that is still to be drawn has its own deadlines.
+        """
+        self._fleet.training = False
+        if self._running is not None:
+            await asyncio.wait({self._running})
+
+    async def cancel(self) -> None:
+        """Ends the running one; a run that is continued from an earlier step repeats it."""
+        if self._running is not None:
+            self._running.cancel()
+            if (await asyncio.wait({self._running}))[0].pop().cancelled():
+                self._skip(self._version, "the run is stopped")

@@ -1,0 +1,155 @@
+"""What is known of one step, its metrics, and what they add up to in ``summary.json``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.objective.batches import sizes
+from rlax_plugin.types import Group
+
+Summarise = Callable[[Mapping[str, Any]], dict[str, float]]
+
+
+@dataclass(slots=True)
+class StepStats:
+    """What happened between two batches; becomes the step's metrics."""
+
+    scored: list[tuple[Group, str | None]] = field(default_factory=list)
+    dropped: int = 0
+    issued: int = 0
+    first_issued_s: float = math.inf  # of time.perf_counter
+    last_drawn_s: float = -math.inf
+    reward_s: float = 0.0  # summed over groups, which are scored side by side
+    commit_s: float = 0.0  # until the batch was on disk
+
+    @property
+    def generate_s(self) -> float:
+        """From the first group issued to the last one drawn."""
+        return max(0.0, self.last_drawn_s - self.first_issued_s)
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds of one step, seen from the trainer's thread."""
+
+    wait_s: float = 0.0  # for the batch
+    train_s: float = 0.0  # from the batch to the finished update
+    publish_s: float = 0.0  # the loop's own part of publishing
+    whole_s: float = 0.0  # from one finished step to the next
+
+
+@dataclass(slots=True)
+class FinishedStep:
+    """All that is known of a step once it is done."""
+
+    step: int
+    groups: tuple[Group, ...]
+    stats: StepStats
+    metrics: Mapping[str, Any]
+    times: StepTimes = field(default_factory=StepTimes)
+
+
+def step_metrics(
+    done: FinishedStep,
+    section: RlaxSection,
+    summarise: Summarise,
+    *,
+    workers: int,
+    publish_s: float,
+    replaced: int,
+) -> dict[str, float]:
+    """Metrics of one step, named ``stage/name``. Waits for the device's figures.
+
+    Args:
+      replaced: reward processes, since the last step.
+    """
+    scored = [g for g, _ in done.stats.scored]
+    rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
+    lengths = [len(r.tokens) for g in scored for r in g.rollouts]
+    trained = [len(r.tokens) for g in done.groups for r in g.rollouts]
+    staleness = [done.step - g.oldest_version for g in done.groups]
+    refused = Counter(reason for _, reason in done.stats.scored if reason)
+    positions = sum(sizes(done.groups))
+    metrics = {
+        "reward/errors": float(np.isnan(rewards).sum()),
+        "reward/processes_replaced": float(replaced),
+        "curation/groups_issued": float(done.stats.issued),
+        "curation/groups_scored": float(len(scored)),
+        "curation/groups_filtered": float(refused.total()),
+        "curation/groups_dropped": float(done.stats.dropped),
+        "length/trained_mean": float(np.mean(trained)) if trained else 0.0,
+        "batch/groups": float(len(done.groups)),
+        # Of all rows, empty ones too, and of their real tokens, prompts included.
+        "batch/rows": float(section.batch_rows),
+        "batch/tokens": float(positions),
+        "batch/packing_efficiency": positions / (section.batch_rows * section.row_tokens),
+        "staleness/max": float(max(staleness, default=0)),
+        "staleness/mean": float(np.mean(staleness)) if staleness else 0.0,
+        "rollout/tokens": float(sum(lengths)),
+        "rollout/workers": float(workers),
+        "train/tokens": float(sum(trained)),
+        "time/wait_s": done.times.wait_s,
+        "time/generate_s": done.stats.generate_s,
+        "time/reward_s": done.stats.reward_s / max(1, len(scored)),
+        "time/commit_s": done.stats.commit_s,
+        "time/train_s": done.times.train_s,
+        "time/publish_on_loop_s": done.times.publish_s,
+        "time/publish_s": publish_s,
+        "time/step_s": done.times.whole_s,
+    }
+    # Of all scored groups, also those that were refused: the policy's own figures.
+    if lengths:
+        metrics["length/issued_mean"] = float(np.mean(lengths))
+    if np.isfinite(rewards).any():
+        metrics["reward/mean"] = float(np.nanmean(rewards))
+        metrics |= _reward_parts(scored, section)
+    if done.metrics:  # there are none yet when a checkpoint is about to be saved
+        metrics.update(summarise(done.metrics))
+    # What the trainer itself reports: loss, gradient norm, learning rate, ...
+    metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith("learning/")}
+    return metrics
+
+
+def _reward_parts(scored: Sequence[Group], section: RlaxSection) -> dict[str, float]:
+    """The mean of each of several rewards; one that is used twice is told from the other."""
+    if len(section.rewards) == 1:
+        return {}
+    names = [choice.name for choice in section.rewards]
+    names = [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
+    parts = [r.reward_parts for g in scored for r in g.rollouts if r.reward is not None]
+    means = np.mean(parts, axis=0)
+    return {f"reward_part/{name}": float(mean) for name, mean in zip(names, means, strict=True)}
+
+
+class RunStats:
+    """Adds up step metrics over a run."""
+
+    def __init__(self) -> None:
+        self.training_started_s: float | None = None
+        self.history: list[dict[str, float]] = []
+
+    def training_begins(self) -> None:
+        self.training_started_s = time.perf_counter()
+
+    def add(self, metrics: dict[str, float]) -> None:
+        self.history.append(metrics)
+
+    def column(self, name: str) -> list[float]:
+        return [m[name] for m in self.history if name in m]
+
+    def rate(self, name: str, over: str) -> float:
+        """Sum of ``name`` per second of ``over``."""
+        seconds = sum(self.column(over))
+        return sum(self.column(name)) / seconds if seconds else 0.0
+
+    def mean(self, name: str, part: slice = slice(None)) -> float | None:
+        values = self.column(name)[part]
+        return float(np.mean(values)) if values else None

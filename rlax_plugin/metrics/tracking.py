@@ -1,0 +1,245 @@
+"""What trackers share: a thread for each, the ids of their runs, and what is told of a run.
+
+``Tracker.log`` is called on the controller's event loop, which must not wait for an import, a disk,
+a database or a network. So a plug-in describes where metrics go as a ``Sink``, and
+``BackgroundTracker`` makes, feeds and closes it on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from pydantic import Field
+
+from rlax_plugin.config import Seconds, Section
+from rlax_plugin.config.loading import leaves, merged
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.ports.protocols import BuildContext, Tracker
+from rlax_plugin.records.files import RunFiles
+
+log = logging.getLogger("rlax.trackers")
+
+_ids = threading.Lock()  # trackers of one kind keep theirs in one file
+QUEUE_STEPS = 1000  # that may wait for a sink; further ones are lost until it has caught up
+
+
+class TrackerConfig(Section):
+    """Options that every background tracker has."""
+
+    flush_s: Annotated[Seconds, Field(le=45)] = Field(  # trackers have 60 s to close
+        default=20.0, description="at the end, for what is still to be written or uploaded"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a sink may know of the run.
+
+    Attributes:
+      name: the last part of its directory.
+      directory: local, see ``BuildContext.run_dir``.
+      files: the run's own directory, which is where a continued run finds it again.
+      config: the merged config, MaxText's keys and ``rlax:``; without the trackers, whose options
+        may hold credentials.
+      last_step: the run's last RL step; 0: unknown.
+    """
+
+    name: str
+    directory: Path
+    files: RunFiles
+    config: dict[str, Any]
+    last_step: int
+
+    @classmethod
+    def of(cls, context: BuildContext) -> TrackedRun:
+        """Reads the config once more: parts are given its ``rlax:`` section only."""
+        argv = context.maxtext_argv
+        config = merged(argv[0], argv[1:]) if argv else {}
+        section = config.get("rlax") or {}
+        shown = {key: value for key, value in section.items() if key != "trackers"}
+        updates = context.section.objective.updates_per_step if argv else 1
+        return cls(
+            name=Path(context.run_url or context.run_dir).name,
+            directory=context.run_dir,
+            files=RunFiles(context.run_url or context.run_dir),
+            config=config | ({"rlax": shown} if section else {}),
+            last_step=int(config.get("steps") or 0) // updates,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """The config as dotted keys."""
+        return dict(leaves(self.config))
+
+    def run_id(self, tracker: str, where: str, create: Callable[[], str]) -> str:
+        """The id of this run in a tracker: the same whenever the run is continued.
+
+        Args:
+          where: what the id belongs to, such as a project; another one gets another id.
+          create: makes an id, the first time.
+        """
+        name = f"trackers/{tracker}.json"
+        with _ids:
+            known = self.files.get_json(name) or {}
+            if where not in known:
+                known[where] = create()
+                self.files.put_json(name, known)
+            return known[where]
+
+
+class Sink(Protocol):
+    """Where metrics go. Made, used and closed on the tracker's thread; may be slow, may raise.
+
+    Attributes:
+      last_step: the last step it holds, of an earlier process; 0: none. A continued run logs the
+        steps after its checkpoint again; those that are here already are left out.
+    """
+
+    last_step: int
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self, complete: bool) -> None:
+        """Args:
+        complete: the run's last step was logged.
+        """
+        ...
+
+
+class BackgroundTracker(Tracker):
+    """Hands metrics to a sink on a thread of its own.
+
+    A sink that cannot be opened stops the run, at once. One that fails later does not: the run's
+    ``metrics.jsonl`` has every step, and ``close`` tells what the sink has not.
+
+    Args:
+      name: the tracker's, for messages.
+      open_sink: called on the thread; imports belong there.
+      flush_s: the most that ``close`` waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_sink: Callable[[TrackedRun], Sink],
+        context: BuildContext,
+        flush_s: float,
+    ):
+        self._name, self._open_sink, self._context = name, open_sink, context
+        self._flush_s = flush_s
+        self._queue: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
+        self._logged = self._written = 0  # steps
+        self._failure: RlaxError | None = None  # why the sink could not be opened
+        self._error: Exception | None = None  # the last one of a write, or of closing
+        self._ended = threading.Event()
+        self._loop = _running_loop()
+        # A daemon: a database or network that hangs cannot keep the process alive.
+        threading.Thread(target=self._run, name=f"tracker {name}", daemon=True).start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Queues a step.
+
+        Raises:
+          RlaxError: the sink could not be opened.
+        """
+        self._raise_failure()
+        self._logged += 1
+        if self._queue.qsize() < QUEUE_STEPS:
+            self._queue.put((step, dict(metrics)))
+
+    def close(self) -> str | None:
+        """Waits for what is queued, ``flush_s`` at most.
+
+        Returns:
+          What was lost, in a sentence; None if nothing was.
+        """
+        self._queue.put(None)
+        in_time = self._ended.wait(self._flush_s)
+        lost = self._logged - self._written
+        if self._failure is not None or (in_time and not lost and self._error is None):
+            return None
+        why = [] if in_time else [f"it took longer than flush_s = {self._flush_s:g} s"]
+        if lost:
+            why.append(
+                f"{lost} of {self._logged} steps were not written; metrics.jsonl and "
+                "evaluation/ have them"
+            )
+        if self._error is not None:
+            why.append(f"the last error: {_told(self._error)}")
+        told = f"tracker {self._name}: {'; '.join(why)}"
+        log.warning(told)
+        return told
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # --- on the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            run = TrackedRun.of(self._context)
+            sink = self._open_sink(run)
+        except Exception as error:  # noqa: BLE001  raised on the event loop
+            self._failure = RlaxError(f"tracker {self._name} cannot be opened: {_told(error)}")
+            self._failure.__cause__ = error
+            if self._loop is not None and self._loop.is_running():
+                self._loop.call_soon_threadsafe(self._raise_failure)
+        else:
+            newest = self._write_all(sink)
+            self._try(sink.close, newest >= run.last_step)
+        self._ended.set()
+
+    def _write_all(self, sink: Sink) -> int:
+        """Writes until the tracker is closed; returns the newest step."""
+        newest = sink.last_step
+        while (item := self._queue.get()) is not None:
+            step, metrics = item
+            if step <= sink.last_step or self._try(sink.write, step, metrics):
+                self._written += 1
+            newest = max(newest, step)
+        return newest
+
+    def _try(self, work: Callable[..., None], *args: Any) -> bool:
+        try:
+            work(*args)
+        except Exception as error:
+            if self._error is None:  # the first one only: there may be one per step
+                log.warning("tracker %s fails", self._name, exc_info=error)
+            self._error = error
+            return False
+        return True
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that must hear of a failure; there is none outside a run."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, RlaxError) else f"{type(error).__name__}: {error}"
+
+
+def require(tracker: str, *packages: str) -> None:
+    """Refuses a tracker whose packages are not installed; the extra has the tracker's name.
+
+    Raises:
+      ConfigError: one is missing.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            reason = (
+                f"needs the package {package}, which is not installed: "
+                f"pip install 'rlax-plugin[{tracker}]'"
+            )
+            raise ConfigError("rlax.trackers", tracker, reason)

@@ -1,0 +1,1 @@
+"""What is optimised: inputs, losses, presets, advantages, diagnostics, training batches."""

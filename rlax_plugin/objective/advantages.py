@@ -1,0 +1,195 @@
+"""From rewards to advantages: numpy, float64, over all samples of one batch.
+
+An advantage slot maps ``Outcomes`` to one advantage per sample or per token. Most look at one
+group at a time and are written as a function of its rewards and lengths: ``per_group`` makes a slot
+of it.
+
+Suffixes name axes: ``_n`` is one per sample, ``_nt`` [samples, longest completion], ``_g`` the
+samples of one group, ``_bt`` [rows, length] of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlax_plugin.config import Overlong
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What advantages are computed from: every scored sample of a batch, float64.
+
+    Attributes:
+      rewards_n: of whole samples, shaped.
+      lengths_n: int, completion tokens.
+      group_n: int, samples of one group share a number.
+      token_rewards_nt: paid per token in addition, 0 behind a sample's end; None: nothing is.
+      values_nt: a critic's value of the state before each token; None without a critic.
+    """
+
+    rewards_n: np.ndarray
+    lengths_n: np.ndarray
+    group_n: np.ndarray
+    token_rewards_nt: np.ndarray | None = None
+    values_nt: np.ndarray | None = None
+
+    @property
+    def mask_nt(self) -> np.ndarray:
+        """bool: the tokens of each sample."""
+        return np.arange(self.lengths_n.max(initial=0)) < self.lengths_n[:, None]
+
+    @property
+    def totals_n(self) -> np.ndarray:
+        """All that a sample was paid."""
+        if self.token_rewards_nt is None:
+            return self.rewards_n
+        return self.rewards_n + self.token_rewards_nt.sum(axis=1)
+
+    @property
+    def returns_nt(self) -> np.ndarray:
+        """The sample's reward, and the token rewards from each token on (return-to-go)."""
+        to_go_nt = np.zeros(self.mask_nt.shape)
+        if self.token_rewards_nt is not None:
+            to_go_nt = np.cumsum(self.token_rewards_nt[:, ::-1], axis=1)[:, ::-1]
+        return self.rewards_n[:, None] + to_go_nt
+
+
+AdvantageSlot = Callable[[Outcomes], np.ndarray]  # -> float64 [n] or [n, t]
+GroupAdvantage = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rewards_g, lengths_g) -> [g]
+
+
+def per_group(function: GroupAdvantage) -> AdvantageSlot:
+    """An advantage slot that looks at one group at a time.
+
+    Args:
+      function: (rewards_g, lengths_g) -> float64 [g]. It sees scored samples only, their token
+        rewards added up. A group whose rewards are all equal is never shown to it: its advantages
+        are 0. In floating point the mean of equal numbers may differ from them, and a quotient by
+        a tiny std would be of order 1.
+    """
+
+    def advantages(outcomes: Outcomes) -> np.ndarray:
+        totals_n = outcomes.totals_n
+        advantages_n = np.zeros_like(totals_n)
+        for group in np.unique(outcomes.group_n):
+            members_n = outcomes.group_n == group
+            rewards_g = totals_n[members_n]
+            if rewards_g.max() > rewards_g.min():
+                advantages_n[members_n] = function(rewards_g, outcomes.lengths_n[members_n])
+        return advantages_n
+
+    advantages.__doc__ = function.__doc__  # what ``rlax objective`` shows
+    return advantages
+
+
+def shaped(
+    rewards_n: np.ndarray, lengths_n: np.ndarray, overlong: Overlong, max_new_tokens: int
+) -> np.ndarray:
+    """Rewards less the punishment of ``config.Overlong``."""
+    if not overlong.penalty:
+        return rewards_n
+    most = overlong.max_tokens or max_new_tokens
+    buffer = overlong.buffer_tokens or max(1, most // 5)
+    return rewards_n - overlong.penalty * np.clip((lengths_n - (most - buffer)) / buffer, 0.0, 1.0)
+
+
+def of_groups(slot: AdvantageSlot, groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups of one batch with their ``advantages`` set; samples without a reward get 0.
+
+    Raises:
+      TrainingError: the slot returned another shape, or a value that is not finite; or advantages
+        that differ within a sample, which only token rewards and values may cause.
+    """
+    rewards_n = np.concatenate([group.rewards for group in groups])
+    lengths_n = np.array([len(r.tokens) for group in groups for r in group.rollouts])
+    group_n = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+    scored_n = ~np.isnan(rewards_n)  # the others say nothing and influence no other
+    outcomes = Outcomes(rewards_n[scored_n], lengths_n[scored_n], group_n[scored_n])
+    found_nt = _computed(slot, outcomes)
+    differs_nt = found_nt != found_nt[:, :1]
+    if differs_nt.any() and (differs_nt & outcomes.mask_nt).any():
+        raise TrainingError("an advantage slot without token rewards or values differs by token")
+    advantages_n = np.zeros(len(rewards_n))
+    advantages_n[scored_n] = found_nt[:, 0]
+    return tuple(
+        replace(group, advantages=advantages_n[group_n == index])
+        for index, group in enumerate(groups)
+    )
+
+
+def probe(slot: AdvantageSlot, group_size: int) -> None:
+    """Calls a slot once, so that what it cannot do is known before a run starts.
+
+    Raises:
+      ConfigError, TrainingError: see ``of_groups``.
+    """
+    samples = 2 * group_size
+    rewards_n = np.arange(samples) % 2 * 1.0
+    _computed(slot, Outcomes(rewards_n, 1 + np.arange(samples), np.arange(samples) // group_size))
+
+
+def of_batch(
+    slot: AdvantageSlot,
+    arrays: Mapping[str, np.ndarray],
+    token_rewards_bt: np.ndarray | None = None,
+    values_bt: np.ndarray | None = None,
+) -> np.ndarray:
+    """Advantages of a laid-out batch, float64 [rows, length], 0 outside of completions.
+
+    Args:
+      arrays: of ``rlax_plugin.objective.batches``: ``rl_rewards``, ``rl_group`` and ``targets_segmentation``
+        are read.
+      token_rewards_bt, values_bt: see ``Outcomes``; read at the tokens of completions.
+
+    Raises:
+      TrainingError: see ``of_groups``.
+    """
+    places = list(_completions(arrays))
+    longest = max((len(t) for _, t in places), default=0)
+
+    def spread(source_bt: np.ndarray | None) -> np.ndarray | None:
+        if source_bt is None:
+            return None
+        result_nt = np.zeros((len(places), longest))
+        for index, (row, t) in enumerate(places):
+            result_nt[index, : len(t)] = source_bt[row, t]
+        return result_nt
+
+    outcomes = Outcomes(
+        rewards_n=np.array([arrays["rl_rewards"][row, t[0]] for row, t in places], np.float64),
+        lengths_n=np.array([len(t) for _, t in places], int),
+        group_n=np.array([arrays["rl_group"][row, t[0]] for row, t in places], int),
+        token_rewards_nt=spread(token_rewards_bt),
+        values_nt=spread(values_bt),
+    )
+    advantages_bt = np.zeros(arrays["rl_rewards"].shape)
+    for (row, t), advantages_t in zip(places, _computed(slot, outcomes), strict=True):
+        advantages_bt[row, t] = advantages_t[: len(t)]
+    return advantages_bt
+
+
+def _completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+    """(row, positions) of every sample that has a reward."""
+    segments_bt = arrays["targets_segmentation"]
+    for row, scored_t in enumerate(arrays["rl_group"] > 0):
+        for segment in np.unique(segments_bt[row][scored_t]):
+            yield row, np.flatnonzero(scored_t & (segments_bt[row] == segment))
+
+
+def _computed(slot: AdvantageSlot, outcomes: Outcomes) -> np.ndarray:
+    """float64 [n, t], or [n, 1] of a slot that returned one number per sample."""
+    shape = (outcomes.lengths_n.size, int(outcomes.lengths_n.max(initial=0)))
+    if not shape[0]:
+        return np.zeros((0, 1))
+    found = np.asarray(slot(outcomes), np.float64)
+    if found.shape not in (shape[:1], shape) or not np.isfinite(found).all():
+        raise TrainingError(
+            f"advantages of rewards {outcomes.rewards_n}: got {found}, expected finite numbers, "
+            f"{list(shape[:1])} or {list(shape)}"
+        )
+    return found.reshape(shape[0], -1)

@@ -1,0 +1,162 @@
+"""Which combinations of an objective's parts and numbers make sense; the others are refused.
+
+Parts say what they are: ``ratio``, what they multiply the term by, and ``corrects``, whether they
+keep samples of old weights from dominating; see ``objective.TokenFunction``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from rlax_plugin.config import Algorithm, RlaxSection
+from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.objective.inputs import Ratio
+
+# By old policy: the ratios in which the age of a sample shows, None for a mask. With reprefill
+# pi_old is the policy that drew the sample, and pi_old/mu the trainer's view against the sampler's;
+# of samples that are older than the one copy that is kept, pi_old is the proximal policy.
+_SHOWS_AGE: Mapping[str, tuple[str | None, ...]] = {
+    "sampler": ("policy/old", "policy/behaviour", "old/behaviour", None),
+    "proximal": ("policy/behaviour", "old/behaviour", None),
+    "reprefill": ("policy/old", "policy/behaviour"),
+}
+
+
+def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) -> None:
+    """Refuses what cannot be meant.
+
+    Args:
+      algorithm: preset and config, merged.
+      built: config key below ``rlax.objective`` -> part, of every slot.
+
+    Raises:
+      ConfigError: a ratio enters twice; samples of old weights are not corrected, or several
+        updates by a term that knows no ratio; options that contradict each other or have no effect.
+    """
+    _check_ratios(section, algorithm, built)
+    _check_options(section, algorithm)
+    if section.objective.allow_uncorrected:
+        return
+    preset, most = section.objective.preset, section.staleness.max_staleness
+    # What multiplies the advantage; grad_2 is another term.
+    parts = [part for key, part in built.items() if key != "grad_2"]
+    shows_age = _SHOWS_AGE[algorithm.old_policy]
+    if algorithm.old_policy == "reprefill" and most > section.staleness.reload_every + 1:
+        shows_age = ("policy/behaviour",)
+    if most > 1 and not any(_corrects(part) and _ratio(part) in shows_age for part in parts):
+        raise ConfigError(
+            "rlax.objective.preset",
+            preset,
+            f"corrects nothing for samples of older weights with old_policy: "
+            f"{algorithm.old_policy}, and rlax.staleness.max_staleness = {most} allows them; "
+            "uncorrected clipping is known to collapse there. Use aipo, or set "
+            "rlax.objective.old_policy: proximal, with preset decoupled_ppo or corrections: "
+            "[{name: truncated_importance_sampling}]; rlax.objective.allow_uncorrected: true "
+            "trains all the same",
+        )
+    updates = section.objective.updates_per_step
+    moves = {"policy/old", "policy/behaviour"}  # as pi_theta leaves the policy of the samples
+    if algorithm.old_policy == "sampler":  # pi_old/mu is pi_theta/mu then
+        moves.add("old/behaviour")
+    if updates > 1 and not moves & set(map(_ratio, parts)):
+        raise ConfigError(
+            "rlax.objective.preset",
+            preset,
+            f"has no ratio to the policy that drew the samples, and epochs * mini_batches = "
+            f"{updates} updates with one batch leave that policy: set both to 1, or add a ratio, "
+            "such as importance_weight: {name: clipped}; "
+            "rlax.objective.allow_uncorrected: true trains all the same",
+        )
+
+
+def _ratio(part: Any) -> str | None:
+    ratio = getattr(part, "ratio", None)
+    if ratio is not None and ratio not in get_args(Ratio):
+        raise PluginError(f"{part!r} has the ratio {ratio!r}, expected one of {get_args(Ratio)}")
+    return ratio
+
+
+def _corrects(part: Any) -> bool:
+    return getattr(part, "corrects", False)
+
+
+def _name(algorithm: Algorithm, key: str) -> str:
+    slot, _, index = key.partition(".")
+    choice = getattr(algorithm, slot)
+    return choice[int(index)].name if index else choice.name
+
+
+def _check_ratios(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) -> None:
+    """pi/mu may enter each term once: whole, or as pi/pi_old times pi_old/mu."""
+    for term in ("grad_1", "grad_2"):
+        other = {"grad_1": "grad_2", "grad_2": "grad_1"}[term]
+        used = {k: r for k, part in built.items() if k != other and (r := _ratio(part))}
+        found = sorted(used.values())
+        whole = found == ["old/behaviour", "policy/old"]
+        if len(used) < 2 or (whole and algorithm.old_policy != "sampler"):
+            continue
+        where = " and in ".join(
+            f"rlax.objective.{key} ({_name(algorithm, key)}: {ratio})"
+            for key, ratio in used.items()
+        )
+        raise ConfigError(
+            "rlax.objective",
+            section.objective.preset,
+            f"multiplies {term} by the policy's ratio more than once, in {where}: keep one"
+            + (
+                ", or set rlax.objective.old_policy to proximal or reprefill, so that they are two "
+                "ratios"
+                if whole
+                else ""
+            ),
+        )
+
+
+def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
+    objective, rollouts = section.objective, section.rollouts
+    names = [choice.name for choice in algorithm.corrections]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError("rlax.objective.corrections", names, f"must name {name!r} once")
+    if algorithm.old_policy == "reprefill" and rollouts.on_new_weights == "continue":
+        raise ConfigError(
+            "rlax.objective.old_policy",
+            "reprefill",
+            "must not be used with rlax.rollouts.on_new_weights: continue, which draws one "
+            "sample with several versions: choose proximal",
+        )
+    keeps_copy = algorithm.old_policy == "reprefill" and section.staleness.max_staleness > 1
+    if objective.offload_old_policy and not keeps_copy:
+        raise ConfigError(
+            "rlax.objective.offload_old_policy",
+            True,
+            "has no effect: only old_policy: reprefill with rlax.staleness.max_staleness above 1 "
+            "keeps a copy",
+        )
+    if not algorithm.kl.coefficient:
+        for name, value in objective.reference:
+            if value:
+                raise ConfigError(
+                    f"rlax.objective.reference.{name}",
+                    value,
+                    "has no effect while rlax.objective.kl.coefficient is 0",
+                )
+    if algorithm.mask_truncated and rollouts.ignore_stop:
+        raise ConfigError(
+            "rlax.objective.mask_truncated",
+            True,
+            "would mask every sample with rlax.rollouts.ignore_stop",
+        )
+    overlong = algorithm.overlong
+    most = overlong.max_tokens or rollouts.max_new_tokens
+    if not overlong.penalty and (overlong.buffer_tokens or overlong.max_tokens):
+        raise ConfigError(
+            "rlax.objective.overlong.penalty", overlong.penalty, "must be above 0 to have an effect"
+        )
+    if overlong.buffer_tokens and overlong.buffer_tokens > most:
+        raise ConfigError(
+            "rlax.objective.overlong.buffer_tokens",
+            overlong.buffer_tokens,
+            f"must not exceed max_tokens = {most}",
+        )

@@ -1,0 +1,309 @@
+"""The objective: one sum with five slots, filled by plug-ins (RLAX, https://arxiv.org/abs/2512.06392).
+
+    J = sum_i sum_t sg[agg_it * is_it * corrections_it] * (sg[A_it] * grad_1_it + grad_2_it)
+
+``sg`` is stop-gradient and is applied here, so no slot can leak a gradient through a weight. KL and
+entropy, where the config asks for them, are part of grad_2: - beta K_it + c H_it. A loss takes
+log-probabilities, never a model, and returns a sum and a weight: sums over micro-batches divided by
+the sum of weights is exact however unevenly the tokens are spread.
+
+JAX is imported when a loss is made, not with this module: ``rlax check`` resolves an objective
+without it.
+
+Suffixes name axes: ``_bt`` is [rows, length]. A row holds one sequence, or several if packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
+from rlax_plugin.errors import PluginError
+from rlax_plugin.objective import combinations, diagnostics
+from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
+from rlax_plugin.objective.inputs import (
+    Ratio,
+    Scores,
+    TokenInputs,
+    kl_estimate,
+    kl_token_rewards,
+    ratio_of,
+)
+from rlax_plugin.objective.presets import Preset
+
+__all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
+    "TokenInputs",
+    "Scores",
+    "Ratio",
+    "ratio_of",
+    "kl_estimate",
+    "kl_token_rewards",
+    "Preset",
+    "Slots",
+    "algorithm_of",
+    "choices",
+    "resolve",
+    "token_inputs",
+    "term_weights",
+    "make_loss",
+]
+
+
+TokenFunction = Callable[[TokenInputs], Any]  # -> [rows, length]
+"""A slot. It may also have
+
+- ``metrics(inputs) -> {name: array_bt}``: reported as ``objective/<name>``, the mean over tokens,
+  in the slot grad_2 as ``objective/grad_2_<name>``;
+- ``ratio``: the ``Ratio`` it multiplies the term by; the product over the slots must make sense;
+- ``corrects = True``: it keeps samples of old weights from dominating, by cutting or masking what
+  their ratio to the sampler says.
+"""
+Aggregation = Callable[[TokenInputs], tuple[Any, Any]]
+"""-> (weights_bt, total weight). The total is a count, 0 or at least 1: trainers divide by
+max(sum of totals, 1)."""
+Loss = Callable[[Scores, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The parts of one objective, built, and its numbers.
+
+    Attributes:
+      aggregation: inputs -> (weights_bt, total weight).
+      advantages: outcomes -> float64 [n] or [n, t]; numpy. Called by the controller, and by a
+        trainer that adds token rewards.
+      importance_weight: inputs -> weight_bt.
+      grad_1: inputs -> term_bt, multiplied by the advantage.
+      grad_2: inputs -> term_bt, added.
+      corrections: inputs -> factor_bt, multiplied.
+      algorithm: preset and config, merged.
+      max_sequences: see ``TokenInputs``.
+      updates_per_step: optimizer updates with one batch.
+      max_staleness: versions between the update's and a sample's oldest token, at most.
+    """
+
+    aggregation: Aggregation
+    advantages: AdvantageSlot
+    importance_weight: TokenFunction
+    grad_1: TokenFunction
+    grad_2: TokenFunction
+    corrections: tuple[TokenFunction, ...]
+    algorithm: Algorithm
+    max_sequences: int = 1
+    updates_per_step: int = 1
+    max_staleness: int = 1
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.needs_reference and self.algorithm.kl.placement == "loss"
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.algorithm.kl.coefficient > 0
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether the trainer adds ``rl_old_logprobs`` to a batch.
+
+        With one update per batch, the weights before it are those that the loss sees.
+        """
+        source = self.algorithm.old_policy
+        older = source == "reprefill" and self.max_staleness > 1
+        return older or (source != "sampler" and self.updates_per_step > 1)
+
+
+def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
+    """Preset and config, merged; see ``config.Algorithm``."""
+    merged = {name: getattr(preset, name) for name in Algorithm.model_fields}
+    for name in objective.model_fields_set & merged.keys():
+        given = getattr(objective, name)
+        if given is None:  # a slot that is left to the preset
+            continue
+        preset_s = merged[name]
+        if name in ("kl", "overlong"):
+            given = preset_s.model_copy(update=given.model_dump(exclude_unset=True))
+        elif isinstance(given, Choice) and preset_s and given.name in ("", preset_s.name):
+            given = Choice(name=preset_s.name, **preset_s.options | given.options)
+        merged[name] = given
+    return Algorithm(**merged)
+
+
+def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
+    """(config key below ``rlax.objective``, kind of part, choice) of every slot.
+
+    Raises:
+      PluginError: a preset leaves a slot empty.
+    """
+    for slot in SLOTS:
+        choice = getattr(algorithm, slot)
+        if choice is None or not choice.name:
+            raise PluginError(f"the preset of the objective has no part in its slot {slot!r}")
+        yield slot, "gradient_term" if slot.startswith("grad") else slot, choice
+    for index, choice in enumerate(algorithm.corrections):
+        yield f"corrections.{index}", "correction", choice
+
+
+def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Slots:
+    """Builds the slots that the config asks for: the preset's, where it does not override them.
+
+    Args:
+      section: the whole config.
+      part: (kind, choice, dotted config key) -> the built part.
+
+    Raises:
+      ConfigError: a combination that makes no sense, see ``combinations.check``.
+      PluginError: the preset's plug-in did not return a whole ``Preset``.
+    """
+    objective = section.objective
+    preset = part("objective", Choice(name=objective.preset), "rlax.objective.preset")
+    if not isinstance(preset, Preset):
+        raise PluginError(f"objective {objective.preset!r} built {preset!r}, expected a Preset")
+    algorithm = algorithm_of(objective, preset)
+    built = {
+        key: part(kind, choice, f"rlax.objective.{key}") for key, kind, choice in choices(algorithm)
+    }
+    combinations.check(section, algorithm, built)
+    advantage, max_new_tokens = built["advantage"], section.rollouts.max_new_tokens
+
+    def advantages(outcomes: Outcomes) -> Any:
+        rewards_n = shaped(
+            outcomes.rewards_n, outcomes.lengths_n, algorithm.overlong, max_new_tokens
+        )
+        return advantage(replace(outcomes, rewards_n=rewards_n))
+
+    return Slots(
+        built["aggregation"],
+        advantages,
+        built["importance_weight"],
+        built["grad_1"],
+        built["grad_2"],
+        tuple(built[f"corrections.{i}"] for i in range(len(algorithm.corrections))),
+        algorithm,
+        section.batches.sequences_per_row,
+        objective.updates_per_step,
+        section.staleness.max_staleness,
+    )
+
+
+def token_inputs(slots: Slots, scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
+    """What the slots see of a batch; the arguments are those of ``make_loss``'s function."""
+    import jax
+    import jax.numpy as jnp
+
+    trained_bt = data["rl_mask"] > 0
+    dtype = jnp.promote_types(scores.logprobs_bt.dtype, jnp.float32)
+
+    def masked(x_bt: Any) -> jax.Array:
+        # Selected before any arithmetic, so that neither value nor cotangent of padding counts.
+        return jnp.where(trained_bt, jnp.asarray(x_bt).astype(dtype), 0.0)
+
+    logprobs_bt = masked(scores.logprobs_bt)
+    behaviour_logprobs_bt = masked(data["rl_behaviour_logprobs"])
+    trainer_logprobs_bt = jax.lax.stop_gradient(logprobs_bt)
+    if slots.needs_old_logprobs:
+        known_bt = data["rl_old_known"] > 0
+        trainer_logprobs_bt = jnp.where(
+            known_bt, masked(data["rl_old_logprobs"]), trainer_logprobs_bt
+        )
+    from_sampler = slots.algorithm.old_policy == "sampler"
+    return TokenInputs(
+        logprobs_bt=logprobs_bt,
+        entropy_bt=masked(scores.entropy_bt),
+        old_logprobs_bt=behaviour_logprobs_bt if from_sampler else trainer_logprobs_bt,
+        trainer_logprobs_bt=trainer_logprobs_bt,
+        behaviour_logprobs_bt=behaviour_logprobs_bt,
+        reference_logprobs_bt=masked(data["rl_reference_logprobs"] if slots.kl_in_loss else 0.0),
+        advantages_bt=masked(data["rl_advantages"]),
+        mask_bt=trained_bt.astype(dtype),
+        sequence_bt=jnp.where(trained_bt, data["targets_segmentation"], 0),
+        max_sequences=slots.max_sequences,
+    )
+
+
+def term_weights(slots: Slots, inputs: TokenInputs) -> tuple[Any, Any]:
+    """agg * is * corrections per token, [rows, length], and the total weight of ``agg``."""
+    weights_bt, weight = slots.aggregation(inputs)
+    _check_shape("aggregation", weights_bt, inputs)
+    names = [f"corrections.{index}" for index in range(len(slots.corrections))]
+    factors = (slots.importance_weight, *slots.corrections)
+    for name, factor in zip(["importance_weight", *names], factors, strict=True):
+        factor_bt = factor(inputs)
+        _check_shape(name, factor_bt, inputs)
+        weights_bt = weights_bt * factor_bt
+    return weights_bt, weight
+
+
+def _check_shape(slot: str, found_bt: Any, inputs: TokenInputs) -> None:
+    wanted, found = inputs.mask_bt.shape, getattr(found_bt, "shape", ())
+    if found != wanted:
+        raise PluginError(
+            f"the objective's slot {slot} returned shape {list(found)}, expected {list(wanted)}: "
+            "a number for every token"
+        )
+
+
+def make_loss(slots: Slots) -> Loss:
+    """Returns the function that the trainer differentiates.
+
+    It is called as ``loss(scores, data)``: ``scores`` of ``data["targets"]`` under pi_theta;
+    ``data`` the arrays of ``rlax_plugin.objective.batches``, and what the trainer adds: ``rl_old_logprobs``
+    with ``rl_old_known`` if ``slots.needs_old_logprobs``, ``rl_reference_logprobs`` if KL is in the
+    loss. It returns
+
+    - loss_sum: scalar, -J, to be minimised;
+    - weight: scalar; the loss of a step is sum(loss_sum) / sum(weight);
+    - metrics: sums (scalars, and ``gap_hist`` [64]) that add up over micro-batches;
+      ``diagnostics.summarise`` turns them into numbers to report.
+
+    All are float32, or float64 if ``scores`` are. What padding holds, even NaN, changes no bit of
+    the three or of the gradient.
+    """
+    import chex
+    import jax
+    import jax.numpy as jnp
+
+    stop = jax.lax.stop_gradient
+    algorithm = slots.algorithm
+    kl = algorithm.kl
+    reporting = [
+        *(("", part) for part in (slots.importance_weight, slots.grad_1, *slots.corrections)),
+        ("grad_2_", slots.grad_2),  # perhaps the same part as grad_1
+    ]
+
+    def loss(scores: Scores, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        names = ("rl_mask", "rl_advantages", "rl_behaviour_logprobs", "rl_staleness")
+        chex.assert_rank(scores.logprobs_bt, 2)
+        chex.assert_equal_shape([*scores, *(data[name] for name in names)])
+        inputs = token_inputs(slots, scores, data)
+        frozen = inputs.frozen()
+
+        weights_bt, weight = term_weights(slots, frozen)
+        grad_1_bt, grad_2_bt = slots.grad_1(inputs), slots.grad_2(inputs)
+        _check_shape("grad_1", grad_1_bt, inputs)
+        _check_shape("grad_2", grad_2_bt, inputs)
+        if slots.kl_in_loss:
+            log_ratio_bt = inputs.logprobs_bt - inputs.reference_logprobs_bt
+            grad_2_bt -= kl.coefficient * kl_estimate(kl.estimator, log_ratio_bt, jnp)
+        if algorithm.entropy_coefficient:
+            grad_2_bt += algorithm.entropy_coefficient * inputs.entropy_bt
+        terms_bt = inputs.advantages_bt * grad_1_bt + grad_2_bt
+        loss_sum = -jnp.where(frozen.mask_bt > 0, stop(weights_bt) * terms_bt, 0.0).sum()
+
+        metrics = diagnostics.sums(frozen, data["rl_staleness"])
+        if slots.kl_in_loss:
+            log_ratio_bt = frozen.logprobs_bt - frozen.reference_logprobs_bt
+            for name in ("k1", "k3"):
+                values_bt = kl_estimate(name, log_ratio_bt, jnp) * frozen.mask_bt
+                metrics[f"objective/reference_kl_{name}"] = values_bt.sum()
+        for prefix, function in reporting:
+            measure = getattr(function, "metrics", None)
+            for name, value_bt in (measure(frozen) if measure else {}).items():
+                key = f"objective/{prefix}{name}"
+                if key in metrics or key in diagnostics.DERIVED:
+                    raise PluginError(f"two slots of the objective report the metric {name!r}")
+                metrics[key] = (value_bt * frozen.mask_bt).sum()
+        return loss_sum, stop(jnp.asarray(weight, inputs.mask_bt.dtype)), metrics
+
+    return loss

@@ -1,0 +1,104 @@
+"""Whether a path or URL can be read or written, found out before a run, within a deadline."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from rlax_plugin.concurrency.threads import on_daemon
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.records.files import RunFiles
+
+_RPC_S = "rlax.deadlines.rpc_s"
+
+
+def check_readable(key: str, path: str, deadline_s: float) -> None:
+    """Looks for what a run will read.
+
+    Args:
+      key: that the path is the value of.
+      path: or an fsspec URL.
+
+    Raises:
+      ConfigError: nothing is there, or nobody can say within ``deadline_s``.
+    """
+
+    def look() -> str | None:
+        return None if RunFiles(path).found() else "does not exist"
+
+    _refuse(key, path, deadline_s, look)
+
+
+def check_writable(key: str, path: str, deadline_s: float, *, remote: bool = True) -> None:
+    """Looks where a run will write, and writes nothing. A local directory need not exist.
+
+    Of a URL it shows that it can be reached, not that it can be written.
+
+    Args:
+      key, path, deadline_s: see ``check_readable``.
+      remote: whether URLs are looked at.
+
+    Raises:
+      ConfigError: it cannot become a directory, or cannot be reached within ``deadline_s``.
+    """
+
+    def look() -> str | None:
+        files = RunFiles(path)
+        if files.is_local:
+            return _obstacle(Path(files.location()))
+        if remote:
+            files.found()
+        return None
+
+    _refuse(key, path, deadline_s, look)
+
+
+def check_file_writable(key: str, path: str, deadline_s: float) -> None:
+    """``check_writable`` of the directory of a file.
+
+    Raises:
+      ConfigError: the path is that of a directory, or see ``check_writable``.
+    """
+    if path.endswith("/") or os.path.isdir(path):
+        raise ConfigError(key, path, "must name a file, not a directory")
+    parent = path.rpartition("/")[0] if "://" in path else os.path.dirname(os.path.abspath(path))
+    try:
+        check_writable(key, parent, deadline_s)
+    except ConfigError as error:
+        raise ConfigError(key, path, error.reason) from None
+
+
+def _refuse(key: str, path: str, deadline_s: float, look: Callable[[], str | None]) -> None:
+    # On a daemon: neither a mount nor a network that hangs can keep the process alive.
+    found = on_daemon(look, f"looking at {key}")
+    try:
+        reason = found.result(deadline_s)
+    except TimeoutError:
+        reason = f"cannot be reached within {deadline_s:g} s ({_RPC_S} sets how long is waited)"
+    except ConfigError as error:  # no such file system
+        reason = error.reason
+    except (RlaxError, OSError, ValueError) as error:
+        reason = f"cannot be looked at: {error}"
+    if reason is not None:
+        raise ConfigError(key, path, reason)
+
+
+def _obstacle(directory: Path) -> str | None:
+    """Why a local directory cannot be made or written to; None if it can."""
+    for place in (directory, *directory.parents):
+        try:
+            mode = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if place.is_symlink():
+                return f"cannot be a directory: {place} is a link to nothing"
+            continue  # it can be made, if what is above it allows that
+        except OSError as error:
+            return f"cannot be a directory: {place}: {error.strerror}"
+        if not stat.S_ISDIR(mode):
+            return f"cannot be a directory: {place} is a file"
+        if not os.access(place, os.W_OK | os.X_OK):
+            return f"cannot be written: {place} is not writable"
+        return None
+    return None

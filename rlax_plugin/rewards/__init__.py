@@ -1,0 +1,1 @@
+"""Scoring completions in processes of their own."""

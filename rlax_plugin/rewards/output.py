@@ -1,0 +1,45 @@
+"""What reward processes print: a pipe to them, and a log without what a terminal would obey."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from rlax_plugin.text.harmless import harmless
+
+_CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray process is left
+
+
+class RewardOutput:
+    """Copies to the end of a file what is written to ``descriptor``, on a thread of its own.
+
+    Attributes:
+      descriptor: the pipe's end for reward processes.
+      path: the file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab", buffering=0)
+        source, self.descriptor = os.pipe()
+        self._thread = threading.Thread(
+            target=self._copy, args=(source, file), name="reward output", daemon=True
+        )
+        self._thread.start()
+
+    def _copy(self, source: int, file) -> None:
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        with file, open(source, "rb", buffering=0) as pipe:
+            while data := pipe.read(1 << 16):
+                # A full disk ends the run elsewhere; here it must not stop the rewards.
+                with suppress(OSError):
+                    file.write(harmless(decode(data)).encode())
+
+    def close(self) -> None:
+        """Blocks until everything is in the file, 2 s at most."""
+        os.close(self.descriptor)
+        self._thread.join(_CLOSE_S)

@@ -1,0 +1,1 @@
+"""Generation: requests, their dispatch to a fleet of workers, continuous batching."""

@@ -1,0 +1,246 @@
+"""What each deadline must at least be, for a config's work at given speeds.
+
+Only deadlines that depend on the work are here. ``heartbeat_s``, ``rpc_s`` and ``reward_s`` do not,
+and neither does ``lease_s``: a reader renews its lease three times in that time, however long it
+reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlax_plugin.config import Assume, RlaxSection
+from rlax_plugin.errors import DeadlineError
+from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.text.amounts import in_bytes, in_seconds
+from rlax_plugin.types import WeightVersion
+
+_MARGIN = 1.2  # of what is suggested, to what is needed
+_GENERATING, _MOVING = frozenset({"tokens_per_s"}), frozenset({"bytes_per_s"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast machines are.
+
+    Attributes:
+      tokens_per_s: of one sequence, while a worker decodes.
+      prefill_tokens_per_s: of one worker.
+      bytes_per_s: writing or reading a weight version, whichever is slower.
+      startup_s: seconds until a worker has imported and compiled its model.
+      measured: names of those that were measured; the others are assumed.
+    """
+
+    tokens_per_s: float
+    prefill_tokens_per_s: float
+    bytes_per_s: float
+    startup_s: float
+    measured: frozenset[str] = frozenset()
+
+    @classmethod
+    def assumed(cls, assume: Assume) -> Rates:
+        """Those of ``rlax.deadlines.assume``."""
+        return cls(**assume.model_dump())
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one deadline must at least be.
+
+    Attributes:
+      key: dotted.
+      given_s: its value.
+      needed_s: seconds of work that it has to allow for.
+      why: what that work is, in figures.
+      measured: whether a speed behind it was measured; else all are assumed.
+    """
+
+    key: str
+    given_s: float
+    needed_s: float
+    why: str
+    measured: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.given_s >= self.needed_s
+
+    @property
+    def suggested_s(self) -> float:
+        """What is needed and a fifth more, rounded up to two digits."""
+        wanted_s = _MARGIN * self.needed_s
+        unit = 10 ** max(0, math.floor(math.log10(max(wanted_s, 1))) - 1)
+        return float(math.ceil(wanted_s / unit) * unit)
+
+    @property
+    def text(self) -> str:
+        """What is wrong with the value, and what would be right."""
+        speeds = "measured speeds" if self.measured else "the speeds of rlax.deadlines.assume"
+        return (
+            f"{self.given_s:g} s is too short: {self.why}, at {speeds}. "
+            f"Set it to {self.suggested_s:g}"
+        )
+
+
+def needs(
+    section: RlaxSection,
+    rates: Rates,
+    *,
+    workers: int,
+    weights_bytes: int | None,
+    silent_tokens: int | None,
+) -> dict[str, Need]:
+    """Key below ``rlax.deadlines`` -> what it must at least be.
+
+    Args:
+      workers: that share the groups of a step.
+      weights_bytes: of one weight version; None: unknown, then only what generating takes counts.
+      silent_tokens: tokens of a sequence that an engine decodes at most before it shows progress;
+        None: unknown, then it may show none before a sample is complete.
+    """
+    found = {
+        "group_s": _group(section, rates, silent_tokens),
+        "batch_s": _batch(section, rates, workers, None),
+    }
+    if weights_bytes is not None:
+        found |= {
+            "batch_s": _batch(section, rates, workers, weights_bytes),
+            "weights_s": _weights(section, rates, weights_bytes),
+            "startup_s": _startup(section, rates, weights_bytes),
+        }
+    return found
+
+
+@contextlib.contextmanager
+def while_loading(
+    section: RlaxSection, version: WeightVersion, engine: RolloutEngine
+) -> Iterator[None]:
+    """Lets a deadline that expires while an engine loads a version say what that needs."""
+    first = engine.version < 0 and not hasattr(engine, "prepare")  # else it is compiled by now
+    try:
+        yield
+    except DeadlineError as error:
+        if error.needed_s is not None:  # the store could tell
+            raise
+        needed_s = loading_s(section, version, engine.health(), first=first)
+        raise DeadlineError(error.what, error.seconds, error.key, needed_s) from error
+
+
+def loading_s(
+    section: RlaxSection, version: WeightVersion, figures: Mapping[str, float], *, first: bool
+) -> float | None:
+    """What a worker needs to load a version; None: the version does not say how large it is.
+
+    Args:
+      figures: of its engine, whose newest read says how fast it is; else that is assumed.
+      first: whether the engine may still be importing and compiling its model.
+    """
+    if (size := _size(version)) is None:
+        return None
+    assume = section.deadlines.assume
+    read_bytes, read_s = figures.get("read_bytes", 0.0), figures.get("read_s", 0.0)
+    rate = read_bytes / read_s if min(read_bytes, read_s) > 0 else assume.bytes_per_s
+    return size / rate + (assume.startup_s if first else 0.0)
+
+
+def _size(version: WeightVersion) -> int | None:
+    """Bytes of its tensors."""
+    try:
+        return sum(
+            math.prod(t.shape) * np.dtype(t.dtype).itemsize for t in version.tensors.values()
+        )
+    except TypeError:  # a dtype of an accelerator, before anything has imported JAX
+        return None
+
+
+def _group(section: RlaxSection, rates: Rates, silent_tokens: int | None) -> Need:
+    """A group expires once its worker has shown no progress of it for this long."""
+    most = section.rollouts.max_new_tokens
+    tokens = most if silent_tokens is None else min(silent_tokens, most)
+    prefill_tokens = _prefill_tokens(section)
+    prefill_s = prefill_tokens / rates.prefill_tokens_per_s
+    needed_s = prefill_s + tokens / rates.tokens_per_s
+    why = f"{tokens:,} tokens of a sequence take {in_seconds(needed_s)}"
+    if prefill_s >= 1:
+        why += f" ({in_seconds(prefill_s)} of it for prefills of {prefill_tokens:,} tokens)"
+    if silent_tokens is None:
+        why += ", and the engine does not say that it shows progress before"
+    return _need(section, "group_s", needed_s, why, rates, _GENERATING)
+
+
+def _batch(section: RlaxSection, rates: Rates, workers: int, weights_bytes: int | None) -> Need:
+    """The trainer asks as soon as it has handed over a weight version.
+
+    In lockstep no group is begun before workers hold that version. Further ahead, and with
+    ``finish``, running samples end first. Groups that gates reject are not counted.
+    """
+    rollouts = section.rollouts
+    samples, at_once = rollouts.groups_per_step * rollouts.group_size, rollouts.slots * workers
+    if section.deterministic:  # one group after the other
+        at_once = rollouts.group_size * workers
+    waves = math.ceil(samples / at_once)
+    one_s = sample_s(section, rates)
+    turns = "1 turn" if waves == 1 else f"{waves} turns"
+    parts = [(waves * one_s, f"{samples:,} samples in {turns} of {in_seconds(one_s)}")]
+    if rollouts.on_new_weights == "finish" and section.staleness.steps_ahead > 1:
+        parts.append((one_s, f"{in_seconds(one_s)} for running samples to end"))
+    if weights_bytes is not None:
+        pull_s = 2 * weights_bytes / rates.bytes_per_s
+        parts.append((pull_s, f"{in_seconds(pull_s)} to write and read a weight version"))
+    reward_s = section.deadlines.reward_s
+    parts.append((reward_s, f"{in_seconds(reward_s)} for a reward"))
+    needed_s = sum(seconds for seconds, _ in parts)
+    why = f"a batch takes {', '.join(text for _, text in parts)}, together {in_seconds(needed_s)}"
+    if section.curation.gates:
+        why += " and more if gates reject groups"
+    return _need(section, "batch_s", needed_s, why, rates, _GENERATING | _MOVING)
+
+
+def _weights(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
+    needed_s = weights_bytes / rates.bytes_per_s
+    why = f"a weight version of {in_bytes(weights_bytes)} takes {in_seconds(needed_s)}"
+    return _need(section, "weights_s", needed_s, why, rates, _MOVING)
+
+
+def _startup(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
+    """The trainer waits for its first worker from when it hands over the first version."""
+    pull_s = 2 * weights_bytes / rates.bytes_per_s
+    needed_s = rates.startup_s + pull_s
+    why = (
+        f"the first worker takes {in_seconds(rates.startup_s)} to import and compile, and "
+        f"{in_seconds(pull_s)} until its weights are written and read, "
+        f"together {in_seconds(needed_s)}"
+    )
+    return _need(section, "startup_s", needed_s, why, rates, _MOVING)
+
+
+def sample_s(section: RlaxSection, rates: Rates) -> float:
+    """One sample from its admission to its last token."""
+    return (
+        _prefill_tokens(section) / rates.prefill_tokens_per_s
+        + section.rollouts.max_new_tokens / rates.tokens_per_s
+    )
+
+
+def _prefill_tokens(section: RlaxSection) -> int:
+    """Tokens that a worker prefills, at most, while one sample waits.
+
+    The prompts of all groups that fit in its slots; with ``continue`` also all running samples
+    once, behind whose tokens it goes on with new weights.
+    """
+    rollouts = section.rollouts
+    prompts = math.ceil(rollouts.slots / rollouts.group_size)
+    again = rollouts.slots * section.row_tokens if rollouts.on_new_weights == "continue" else 0
+    return prompts * rollouts.max_prompt_tokens + again
+
+
+def _need(
+    section: RlaxSection, name: str, needed_s: float, why: str, rates: Rates, uses: frozenset[str]
+) -> Need:
+    given_s: float = getattr(section.deadlines, name)
+    return Need(f"rlax.deadlines.{name}", given_s, needed_s, why, bool(uses & rates.measured))

@@ -1,0 +1,350 @@
+"""Sends groups to workers, and sends them again when a worker fails: nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable
+
+import grpc
+
+from rlax_plugin.config import Deadlines
+from rlax_plugin.errors import DeadlineError, WorkerError
+from rlax_plugin.rollouts.fleet import Fleet, Worker
+from rlax_plugin.rollouts.replies import check_reply, contributors
+from rlax_plugin.rollouts.tickets import Answer, Call, Ticket, fail, tokens, trusted
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.wire import describe, in_messages, reply_from_proto, request_to_proto
+from rlax_plugin.types import GroupRequest
+
+log = logging.getLogger("rlax.controller")
+
+MAX_ATTEMPTS = 20
+"""Workers that come and go are ordinary; a group that loses this many of them is not."""
+
+MAX_FAILURES = 3
+"""Times a worker that is alive may fail at one group, or not finish it in time; also workers that
+may be lost before they hold the one version that a group needs."""
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+class Dispatcher:
+    """Assigns waiting groups to workers with room, as many per call as there are at that moment.
+
+    Groups wait in issue order; a group that is issued again goes to the front. A worker is given
+    at most twice its slots, so that it always has a backlog and never hoards. A group that is
+    issued again takes along what its worker had reported of it, and goes to a worker that has not
+    failed at it if there is one. Groups that need exactly one version wait in a queue of their own
+    for the worker that keeps it, see ``Fleet.pin``.
+
+    Args:
+      refresh: given a request as it would be issued again (the next attempt, ``resume`` the newest
+        partial rollouts known, if any), returns the one to send.
+      on_reissued: called with each request that is issued again, as it will be sent, and why.
+      startup_needs_s: says what a worker needs to start, for messages; None: unknown.
+
+    Attributes:
+      reissued: how often a group was issued again.
+      tokens_resumed: tokens that were kept in doing so.
+      late: answers to groups that had expired, which are ignored.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        deadlines: Deadlines,
+        refresh: Callable[[GroupRequest], GroupRequest],
+        on_reissued: Callable[[GroupRequest, str], None] = lambda request, reason: None,
+        startup_needs_s: Callable[[], float | None] = lambda: None,
+    ):
+        self._fleet = fleet
+        self._startup_needs_s = startup_needs_s
+        self._deadlines = deadlines
+        self._refresh = refresh
+        self._on_reissued = on_reissued
+        self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
+        self._calls: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
+        self.reissued = 0
+        self.tokens_resumed = 0
+        self.late = 0
+        self._seen_late = ""
+
+    def submit(
+        self, request: GroupRequest, *, exactly: int | None = None
+    ) -> asyncio.Future[Answer]:
+        """Queues a group; the future ends with its answer.
+
+        Args:
+          exactly: the version that all of it must be drawn with, by a worker that keeps it.
+        """
+        ticket = Ticket(request, asyncio.get_running_loop().create_future(), exactly)
+        self._waiting[exactly].append(ticket)
+        self.wake()
+        return ticket.done
+
+    def lost(self, worker: Worker, reason: str) -> None:
+        """Notes that a worker is gone.
+
+        One after the other may be lost because they cannot load the version that they are to keep:
+        then nobody can, and whoever waits for it hears so.
+        """
+        if worker.keep >= 0 and worker.kept != worker.keep:
+            waiting = [t for t in self._waiting.get(worker.keep, ()) if not t.done.done()]
+            for ticket in waiting:
+                ticket.failures += 1
+            failure = WorkerError(
+                f"version {worker.keep} cannot be kept: {MAX_FAILURES} workers were lost before "
+                f"they held it, the last one {worker.name}: {reason}"
+            )
+            fail((t for t in waiting if t.failures >= MAX_FAILURES), failure)
+        self.wake()
+
+    def wake(self) -> None:
+        """Assigns what waits, once all that is runnable now has run: calls carry many groups."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._assign)
+
+    def _assign(self) -> None:
+        self._scheduled = False
+        workers = self._fleet.workers.values()
+        for exactly, queue in list(self._waiting.items()):
+            self._assign_from(queue, [w for w in workers if w.serves(exactly)])
+            if all(ticket.done.done() for ticket in queue):
+                del self._waiting[exactly]
+        self._watch_for_nobody(bool(self._waiting) and not any(w.ready for w in workers))
+
+    def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
+        batches: dict[str, list[Ticket]] = {}
+        held_back: list[Ticket] = []  # they wait for a worker that has not failed at them
+        while queue and ready:
+            ticket = queue.popleft()
+            if ticket.done.done():  # cancelled meanwhile
+                continue
+            worker = _choose(ticket, ready)
+            if worker is None:
+                held_back.append(ticket)
+                if ticket.failed_on:
+                    continue
+                break
+            worker.assign(len(ticket.request.seeds))
+            ticket.forget_distrusted()
+            self.tokens_resumed += tokens(ticket.request.resume)
+            batches.setdefault(worker.name, []).append(ticket)
+        queue.extendleft(reversed(held_back))
+        for name, tickets in batches.items():
+            ticket_of = {t.request.group_id: t for t in tickets}
+            for requests in in_messages(t.request for t in tickets):
+                together = {r.group_id: ticket_of[r.group_id] for r in requests}
+                self._begin(Call(self._fleet.workers[name], together))
+
+    def _begin(self, call: Call) -> None:
+        tickets = list(call.open.values())
+        call.task = asyncio.ensure_future(self._run(call))
+        self._calls.add(call.task)
+        call.task.add_done_callback(functools.partial(self._ended, tickets))
+
+    def _ended(self, tickets: list[Ticket], task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            fail(tickets, error)  # nothing that was foreseen, and so nothing to try again
+
+    def _watch_for_nobody(self, nobody: bool) -> None:
+        if not nobody and self._nobody is not None:
+            self._nobody.cancel()
+            self._nobody = None
+        elif nobody and self._nobody is None:
+            deadline_s = self._deadlines.startup_s
+            self._nobody = asyncio.get_running_loop().call_later(deadline_s, self._nobody_came)
+
+    def _nobody_came(self) -> None:
+        self._nobody = None
+        waiting = [ticket for queue in self._waiting.values() for ticket in queue]
+        self._waiting.clear()
+        what = f"the return of a rollout worker, for which {len(waiting)} groups wait,"
+        deadline_s, needed_s = self._deadlines.startup_s, self._startup_needs_s()
+        fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
+
+    async def _run(self, call: Call) -> None:
+        worker = call.worker
+        error = "the worker closed the call before it had answered"
+        its_fault = True
+        for ticket in call.open.values():
+            worker.progress.watch(ticket.key, functools.partial(self._stands_still, call, ticket))
+        # Without a timeout: each group has its own, and a worker that is silent is lost.
+        stream = worker.stub.Generate(
+            pb.GenerateRequest(groups=[request_to_proto(t.request) for t in call.open.values()])
+        )
+        try:
+            async for reply in stream:
+                if not worker.trusted:  # its channel is being closed: what is still read is void
+                    error, its_fault = worker.lost, False
+                    break
+                self._take(reply, call)
+        except grpc.aio.AioRpcError as failure:
+            error = worker.lost or describe(failure)
+            if refused := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                # No other worker would take it either.
+                fail(call.open.values(), WorkerError(f"{worker.name} refused: {error}"))
+            its_fault = failure.code() not in _GONE
+            # One that drains ends its calls and then leaves; others of its calls are still read.
+            if not refused and not worker.draining:
+                self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew
+        except asyncio.CancelledError:
+            # Closing a lost worker's channel cancels its calls, and so does the last group that
+            # has expired; only our own end is passed on.
+            if call.open and (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            error, its_fault = worker.lost or "the call was cancelled", False
+        except WorkerError as failure:
+            error = str(failure)
+            self._fleet.distrust(worker, error)
+        finally:
+            for request in [*(t.request for t in call.open.values()), *call.expired.values()]:
+                self._release(worker, request)
+        unanswered = list(call.open.values())
+        call.open.clear()  # none of them can expire any more
+        if unanswered:
+            self._issue_again(worker, unanswered, error, its_fault)
+
+    @staticmethod
+    def _release(worker: Worker, request: GroupRequest) -> float:
+        """A worker holds a group no more; returns the longest that it has stood still there."""
+        worker.unassign(len(request.seeds))
+        return worker.progress.forget((request.group_id, request.attempt))
+
+    def _stands_still(self, call: Call, ticket: Ticket, still_s: float) -> None:
+        # Not in the midst of a heartbeat: what fails here must end the run, not the heartbeat.
+        asyncio.get_running_loop().call_soon(self._expire, call, ticket, still_s)
+
+    def _expire(self, call: Call, ticket: Ticket, still_s: float) -> None:
+        """Issues a group again that has stood still; the others of its call go on."""
+        if call.open.pop(ticket.request.group_id, None) is None:
+            return  # answered just now
+        call.expired[ticket.request.group_id] = ticket.request
+        error = (
+            f"no progress for {still_s:.3g} s, rlax.deadlines.group_s is "
+            f"{self._deadlines.group_s:g}: if its engine is healthy, raise it{self._seen_late}"
+        )
+        self._issue_again(call.worker, [ticket], error, True)
+        self._give_up(call)
+
+    @staticmethod
+    def _give_up(call: Call) -> None:
+        """Ends a call whose other groups have all expired: the worker is to give up, too."""
+        if call.expired and not call.open and call.task is not None:
+            call.task.cancel()
+
+    def _late(self, call: Call, reply: pb.GroupReply) -> None:
+        """Counts an answer to a group that has expired, which another attempt answers."""
+        if any(sample.finish_reason == "cancelled" for sample in reply.samples):
+            return  # it is yet to be answered
+        needed_s = self._release(call.worker, call.expired.pop(reply.group_id))
+        self.late += 1
+        self._seen_late = f"; one late answer came after {needed_s:.3g} s without progress"
+        log.warning(
+            "%s answered group %d after all, %.3g s without progress: too late for "
+            "rlax.deadlines.group_s = %g",
+            call.worker.name,
+            reply.group_id,
+            needed_s,
+            self._deadlines.group_s,
+        )
+
+    def _take(self, reply: pb.GroupReply, call: Call) -> None:
+        """Ends the group's ticket, or notes how far the group has come.
+
+        Raises:
+          WorkerError: the reply is nonsense.
+        """
+        worker, ticket = call.worker, call.open.get(reply.group_id)
+        if ticket is None:
+            if reply.group_id in call.expired:
+                self._late(call, reply)
+                return
+            raise WorkerError(f"{worker.name} answered group {reply.group_id} unasked")
+        request = ticket.request
+        rollouts = reply_from_proto(reply, worker.name, request.seeds)
+        # A parameter server of its own may tell a worker of a version a moment before it tells us.
+        newest = self._fleet.latest_version() + 1
+        # What nobody waits for any more may well be drawn with other weights by now.
+        exactly = None if ticket.done.done() else ticket.exactly
+        check_reply(rollouts, request, newest, exactly=exactly, vocabulary=worker.vocabulary)
+        rollouts = [
+            dataclasses.replace(r, worker=contributors(before, worker.name))
+            for r, before in itertools.zip_longest(rollouts, request.resume)
+        ]
+        workers = tuple(dict.fromkeys((*ticket.drew_resume, worker)))
+        if any(r.finish_reason == "cancelled" for r in rollouts):
+            if tokens(rollouts) > tokens(ticket.partials):
+                ticket.partials, ticket.drew_partials = tuple(rollouts), workers
+            return
+        del call.open[reply.group_id]
+        self._release(worker, request)
+        if not trusted(workers):
+            self._issue_again(worker, [ticket], "a worker that drew a part is not trusted", False)
+        elif not ticket.done.done():
+            ticket.done.set_result(Answer(request, rollouts, workers))
+        self._give_up(call)
+        self.wake()
+
+    def _issue_again(
+        self, worker: Worker, tickets: list[Ticket], error: str, its_fault: bool
+    ) -> None:
+        for ticket in reversed(tickets):
+            if ticket.done.done():
+                continue
+            ticket.losses += 1
+            if its_fault:
+                ticket.failures += 1
+                ticket.failed_on.add(worker.identity)
+            if ticket.failures >= MAX_FAILURES or ticket.losses >= MAX_ATTEMPTS:
+                failure = WorkerError(
+                    f"group {ticket.request.group_id} failed {ticket.losses} times, "
+                    f"the last time on {worker.name}: {error}"
+                )
+                fail([ticket], failure)
+                continue
+            ticket.forget_distrusted()
+            again = dataclasses.replace(
+                ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
+            )
+            # The flow knows which version training needs; that of a measurement stays.
+            ticket.request = self._refresh(again) if ticket.exactly is None else again
+            ticket.partials = ticket.request.resume
+            if not ticket.partials:
+                ticket.drew_partials = ()
+            ticket.drew_resume = ticket.drew_partials
+            self.reissued += 1
+            self._waiting[ticket.exactly].appendleft(ticket)
+            self._on_reissued(ticket.request, error)
+        # A worker that refuses connections would be asked again at once; let the fleet look first.
+        delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
+        asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+    async def close(self) -> None:
+        """Cancels every open call and every waiting group."""
+        self._watch_for_nobody(False)
+        for call in list(self._calls):
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        for queue in self._waiting.values():
+            for ticket in queue:
+                ticket.done.cancel()
+        self._waiting.clear()
+
+
+def _choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
+    """The worker to ask; None if those that should be have no room."""
+    size = len(ticket.request.seeds)
+    may = [w for w in ready if w.identity not in ticket.failed_on] or ready
+    free = [w for w in may if not w.assigned or w.assigned + size <= 2 * w.slots]
+    able = [w for w in free if w.version >= ticket.request.min_version] or free
+    # The least loaded one, by share of its slots: equal work for unequal machines.
+    return min(able, key=lambda w: w.assigned / w.slots, default=None)

@@ -1,0 +1,344 @@
+"""Who the workers are: registration, heartbeats, and who is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from rlax_plugin.config import Deadlines
+from rlax_plugin.rollouts.progress import Progress
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import CHANNEL_OPTIONS
+from rlax_plugin.text.harmless import one_line
+
+MAX_NONSENSE = 3
+"""Replies of one process that contradict what was asked: one or two may be a fault that passes,
+such as a flipped bit; then it is the process, and what it gave before is no better."""
+_LONGEST_NAME = 128  # of a worker
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker, from a registration to its loss; its process may register again.
+
+    Attributes:
+      version: the weights it has proved to hold; -1: none of this trainer process.
+      last_seen: of time.monotonic, its last heartbeat.
+      assigned: samples sent to it and not yet answered.
+      groups: the groups that they belong to.
+      keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
+      kept: the version that it says it keeps; -1: none.
+      progress: of the groups that it was sent.
+      vocabulary: token ids are below it; 0: it has not said.
+      lost: why it is gone; empty while it is a member.
+      trusted: False once its weights were wrong, or it has answered nonsense.
+    """
+
+    name: str
+    address: str
+    slots: int
+    version: int
+    process: str
+    channel: grpc.aio.Channel
+    stub: rpc.RolloutStub
+    last_seen: float
+    progress: Progress
+    vocabulary: int = 0
+    draining: bool = False
+    assigned: int = 0
+    groups: int = 0
+    keep: int = -1
+    kept: int = -1
+    lost: str = ""
+    trusted: bool = True
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """Whether groups may be sent to it: it holds weights and is not about to leave."""
+        return self.version >= 0 and not self.draining
+
+    def serves(self, exactly: int | None) -> bool:
+        """Whether it takes groups that need just this version, or (None) any that is new enough."""
+        if exactly is None:
+            return self.ready and self.keep < 0 and self.kept < 0
+        return self.ready and self.keep == self.kept == exactly
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Tells its process from every other one, also from those of its name."""
+        return self.name, self.process
+
+    def assign(self, samples: int) -> None:
+        """Counts a group that is sent to it."""
+        self.assigned += samples
+        self.groups += 1
+
+    def unassign(self, samples: int) -> None:
+        """Counts a group that it has answered, or will not answer any more."""
+        self.assigned -= samples
+        self.groups -= 1
+
+
+class Fleet(rpc.FleetServicer):
+    """The workers of one run. Everything happens on the controller's event loop.
+
+    Args:
+      deadlines: heartbeat interval and how many may be missed.
+      config_hash: workers started from another config are refused.
+      parameter_server: host:port told to workers.
+      latest_version: the newest published version, told in each heartbeat's reply.
+      on_ready: a worker can take groups.
+      on_lost: a worker is gone; its groups must be issued again.
+      on_quarantined: called with name and reason when a worker must not be trusted, before it is
+        lost.
+      on_heartbeat: called with each worker whose figures are new.
+
+    Attributes:
+      workers: name -> live worker.
+      seen: names of all that ever registered.
+      quarantined: name -> why one of that name was not to be trusted.
+      incarnation: of this trainer process; weights of another one count for nothing.
+      training: whether at least one worker must follow the newest weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        deadlines: Deadlines,
+        config_hash: str,
+        parameter_server: str,
+        latest_version: Callable[[], int],
+        on_ready: Callable[[Worker], None],
+        on_lost: Callable[[Worker, str], None],
+        on_quarantined: Callable[[str, str], None] = lambda name, reason: None,
+        on_heartbeat: Callable[[Worker], None] = lambda worker: None,
+    ):
+        self.workers: dict[str, Worker] = {}
+        self.seen: set[str] = set()
+        self.quarantined: dict[str, str] = {}
+        self.incarnation = uuid.uuid4().hex
+        self._registered: dict[tuple[str, str], list[Worker]] = {}  # by identity; also lost ones
+        self._refused: dict[tuple[str, str], str] = {}  # identity -> why
+        self._nonsense: dict[tuple[str, str], int] = {}  # identity -> how often it answered any
+        self.stopping = False
+        self.training = True
+        self._pin = -1
+        self._closing: set[asyncio.Future[None]] = set()
+        self._deadlines = deadlines
+        self._config_hash = config_hash
+        self._parameter_server = parameter_server
+        self.latest_version = latest_version
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+        self._on_quarantined = on_quarantined
+        self._on_heartbeat = on_heartbeat
+
+    def _refusal(self, request: pb.RegisterRequest) -> str | None:
+        if not request.worker or one_line(request.worker, _LONGEST_NAME) != request.worker:
+            return f"its name must be one line of 1 to {_LONGEST_NAME} printable characters"
+        if request.config_hash != self._config_hash:
+            return (
+                f"worker {request.worker} was started from another config "
+                f"({request.config_hash}; this run has {self._config_hash})"
+            )
+        if request.slots < 1:
+            return f"it offers {request.slots} slots"
+        return self._refused.get((request.worker, request.process))
+
+    def _name_taken(self, request: pb.RegisterRequest) -> str | None:
+        """Why a name is not free: another process has it, and was heard not long ago."""
+        holder = self.workers.get(request.worker)
+        if holder is None or holder.process == request.process:
+            return None
+        heard_s = time.monotonic() - holder.last_seen
+        if heard_s > self._deadlines.lost_s:
+            return None  # it was killed, as far as anybody knows
+        return (
+            f"is already used by a worker at {holder.address} (last heartbeat {heard_s:.1f} s "
+            "ago): choose another --name, or stop that worker"
+        )
+
+    async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
+        if why := self._refusal(request):
+            return pb.RegisterReply(accepted=False, reason=why)
+        if why := self._name_taken(request):
+            return pb.RegisterReply(accepted=False, reason=why, name_taken=True)
+        # A process that this one does not know may hold weights of an earlier trainer process: the
+        # same number means others now, or some that are yet to be computed.
+        known = (request.worker, request.process) in self._registered
+        if request.worker in self.workers:
+            self.lose(self.workers[request.worker], "registered again")
+        channel = grpc.aio.insecure_channel(request.address, options=CHANNEL_OPTIONS)
+        worker = Worker(
+            name=request.worker,
+            address=request.address,
+            slots=request.slots,
+            version=request.version if known else -1,
+            process=request.process,
+            channel=channel,
+            stub=rpc.RolloutStub(channel),
+            last_seen=time.monotonic(),
+            progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
+            vocabulary=request.vocabulary,
+        )
+        self.workers[worker.name] = worker
+        self.seen.add(worker.name)
+        self._registered.setdefault(worker.identity, []).append(worker)
+        if worker.ready:
+            self._on_ready(worker)
+        return pb.RegisterReply(
+            accepted=True,
+            parameter_server=self._parameter_server,
+            latest_version=self.latest_version(),
+            incarnation=self.incarnation,
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: object) -> pb.HeartbeatReply:
+        worker = self._member(request)
+        if worker is None or self.stopping:
+            if worker is not None:
+                self.lose(worker, "the run is over")
+            return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
+        before = worker.ready, worker.kept
+        now = time.monotonic()
+        elapsed_s, worker.last_seen = now - worker.last_seen, now
+        worker.version = request.version
+        worker.vocabulary = request.vocabulary
+        worker.draining = request.draining
+        worker.kept = request.pin if request.HasField("pin") else -1
+        worker.figures = dict(request.figures)
+        moves = {(one.group_id, one.attempt): one.moves for one in request.progress}
+        worker.progress.heard(moves, elapsed_s)
+        self._appoint()
+        if worker.ready and (worker.ready, worker.kept) != before:
+            self._on_ready(worker)
+        self._on_heartbeat(worker)
+        reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.latest_version())
+        # What it has been sent for training may need newer weights: that ends first.
+        if worker.keep >= 0 and (worker.kept == worker.keep or not worker.assigned):
+            reply.pin = worker.keep
+        return reply
+
+    async def Deregister(
+        self, request: pb.DeregisterRequest, context: object
+    ) -> pb.DeregisterReply:
+        if request.quarantine:
+            reason = one_line(request.quarantine)
+            self._quarantine((request.worker, request.process), reason)
+        elif worker := self._member(request):
+            # It has ended its calls, which may not all be read yet.
+            self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
+        return pb.DeregisterReply()
+
+    # --- a worker that keeps one version -------------------------------------------------------
+
+    @property
+    def lacks_keeper(self) -> bool:
+        """Whether a version is pinned that no worker keeps or is about to keep."""
+        return self._pin >= 0 and not any(worker.keep >= 0 for worker in self.workers.values())
+
+    def pin(self, version: int) -> None:
+        """Has one worker keep a version, from when there is another one to train with.
+
+        If that worker is lost, another takes its place.
+        """
+        self._pin = version
+        self._appoint()
+
+    def unpin(self) -> None:
+        """Lets the worker follow the newest weights again; it hears so with its next heartbeat."""
+        self._pin = -1
+        for worker in self.workers.values():
+            worker.keep = -1
+
+    def _appoint(self) -> None:
+        if self._pin < 0 or self.stopping:
+            return
+        keeping = [w for w in self.workers.values() if w.keep >= 0]
+        others = [w for w in self.workers.values() if w.serves(None)]
+        if not keeping and len(others) > self.training:
+            min(others, key=lambda w: w.assigned / w.slots).keep = self._pin
+        elif keeping and self.training and not others and keeping[0].ready:
+            # Its open groups are issued again; it registers anew, and trains.
+            keeping[0].keep = -1
+            self.lose(keeping[0], "training needs it: no other worker is ready")
+
+    def _member(self, message: pb.HeartbeatRequest | pb.DeregisterRequest) -> Worker | None:
+        """Whom a message is from; None if another process is the member of that name, or none."""
+        worker = self.workers.get(message.worker)
+        return worker if worker is not None and worker.process == message.process else None
+
+    def _quarantine(self, identity: tuple[str, str], reason: str) -> None:
+        """Believes nothing more of a process; a new one of its name may prove itself."""
+        if identity in self._refused:
+            return  # it says so again: the reply was lost
+        name, _ = identity
+        why = self._refused[identity] = f"quarantined: {reason}"
+        self.quarantined[name] = reason
+        workers = self._registered.get(identity, [])
+        for worker in workers:
+            worker.trusted = False
+        self._on_quarantined(name, reason)
+        for worker in workers:
+            self.lose(worker, why)
+
+    def distrust(self, worker: Worker, reason: str) -> None:
+        """Loses a worker that has answered nonsense; what its process has drawn is void.
+
+        Its process may register again, until it has done so ``MAX_NONSENSE`` times.
+        """
+        registered = self._registered[worker.identity]
+        for one in registered:
+            one.trusted = False
+        times = self._nonsense[worker.identity] = self._nonsense.get(worker.identity, 0) + 1
+        if times >= MAX_NONSENSE:
+            what = f"{times} of its replies were invalid, the last one: {reason}"
+            self._quarantine(worker.identity, what)
+        for one in registered:
+            self.lose(one, reason)
+
+    def lose(self, worker: Worker, reason: str, grace_s: float | None = None) -> None:
+        """Forgets a worker; after ``grace_s`` its open calls end, and are issued again."""
+        if self.workers.get(worker.name) is worker:
+            del self.workers[worker.name]
+            worker.lost = reason
+            self._on_lost(worker, reason)
+            self._appoint()
+            closing = asyncio.ensure_future(worker.channel.close(grace_s))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def watch(self) -> None:
+        """Loses workers whose heartbeats stay away; runs until cancelled."""
+        limit_s = self._deadlines.lost_s
+        while True:
+            now = time.monotonic()
+            for worker in list(self.workers.values()):
+                if now - worker.last_seen > limit_s:
+                    self.lose(worker, f"no heartbeat for {limit_s:g} s")
+            oldest = min((w.last_seen for w in self.workers.values()), default=now)
+            sleep_s = max(0.05, oldest + limit_s - now)
+            await asyncio.sleep(sleep_s)
+            if time.monotonic() - now - sleep_s > self._deadlines.heartbeat_s:
+                # This very process was paused: heartbeats that came meanwhile are read first.
+                await asyncio.sleep(self._deadlines.heartbeat_s)
+
+    async def dismiss(self) -> None:
+        """Tells the workers that the run is over; each hears it with its next heartbeat."""
+        self.stopping = True
+        # One that has missed a beat is not lost yet, and would wait for a trainer that is gone.
+        end = time.monotonic() + (self._deadlines.heartbeats_lost + 1) * self._deadlines.heartbeat_s
+        while self.workers and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, self._deadlines.heartbeat_s / 4))
+
+    async def close(self) -> None:
+        for worker in list(self.workers.values()):
+            self.lose(worker, "the run is over")
+        await asyncio.gather(*self._closing, return_exceptions=True)

@@ -1,0 +1,106 @@
+"""What a worker is asked for: seeds and settings that follow from the config alone; its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.rollouts.prompt_identity import contradiction
+from rlax_plugin.text.harmless import harmless, one_line, storable
+from rlax_plugin.types import Prompt, Rollout, SamplingParams
+
+_LONGEST_ID = 256
+
+
+def sample_seed(run_seed: int, purpose: str, group: int | str, index: int) -> int:
+    """The 64-bit seed of one sample: a hash of who it is, so that issuing it again repeats it."""
+    name = f"{run_seed}/{purpose}/{group}/{index}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParams:
+    r = section.rollouts
+    return SamplingParams(
+        temperature=r.temperature,
+        top_k=r.top_k,
+        top_p=r.top_p,
+        max_new_tokens=r.max_new_tokens,
+        stop_ids=() if r.ignore_stop else source.stop_ids,
+    )
+
+
+def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequence[Prompt]:
+    """The prompts of a split.
+
+    Args:
+      key, value: what the config says of them, for messages.
+
+    Raises:
+      ConfigError: the source has no such split, or its data cannot be read.
+    """
+    try:
+        return source.prompts(split)
+    except OSError as error:
+        raise ConfigError(key, value, f"has prompts that cannot be read: {error}") from error
+
+
+def training_prompts(section: RlaxSection, source: PromptSource) -> Sequence[Prompt]:
+    """All training prompts. Workers refuse what does not fit, at the step that asks for it.
+
+    Raises:
+      ConfigError: there are none, they cannot be read, one is longer than the config allows, an id
+        is not printable, or two different ones have one id.
+    """
+    key, name = "rlax.prompt_source", section.prompt_source.name
+    prompts = checked_prompts(read_prompts(source, "train", key, name), "train", key, name)
+    if not prompts:
+        raise ConfigError(key, name, "has no prompts")
+    longest, limit = max(len(p.tokens) for p in prompts), section.rollouts.max_prompt_tokens
+    if longest > limit:
+        reason = f"must be at least {longest}, the tokens of the longest training prompt"
+        raise ConfigError("rlax.rollouts.max_prompt_tokens", limit, reason)
+    return prompts
+
+
+def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) -> Sequence[Prompt]:
+    """Prompts of a source, their texts made harmless, each id that of one prompt.
+
+    A reference is only made storable: what it means is between the prompt source and rewards.
+
+    Args:
+      key: of their prompt source in the config.
+      source: its name.
+
+    Raises:
+      ConfigError: an id is not a short line of printable characters, or two different prompts have
+        one id.
+    """
+    found = []
+    for number, prompt in enumerate(given):
+        for field in ("id", "text", "reference"):
+            if not isinstance(value := getattr(prompt, field), str):
+                reason = f"prompt {number} has the {field} {value!r}: it must be text"
+                raise ConfigError(key, source, reason)
+        if one_line(prompt.id, _LONGEST_ID) != prompt.id:
+            raise ConfigError(
+                key,
+                source,
+                f"prompt {number} has the id {one_line(prompt.id, 80)!r}: an id must be one line "
+                f"of at most {_LONGEST_ID} printable characters",
+            )
+        text, reference = harmless(prompt.text), storable(prompt.reference)
+        if text is not prompt.text or reference is not prompt.reference:
+            prompt = dataclasses.replace(prompt, text=text, reference=reference)
+        found.append(prompt)
+    if problem := contradiction(found):
+        raise ConfigError(key, source, f"in split {split!r} {problem}")
+    return found
+
+
+def decoded(source: PromptSource, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """The rollouts with their text, made harmless."""
+    return [dataclasses.replace(r, text=harmless(source.decode(r.tokens))) for r in rollouts]

@@ -1,0 +1,168 @@
+"""Continuous batching: which sample runs in which slot. No JAX, no threads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlax_plugin.rollouts.jobs import Job
+from rlax_plugin.rollouts.slots import Drawn, Prefill, Slots
+from rlax_plugin.types import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    job: Job
+    index: int
+    version: int
+    began: int  # decode steps of the engine when it was admitted
+
+    def so_far(self, drawn: Drawn) -> Rollout:
+        return self.job.extended(self.index, drawn, self.version, "cancelled")
+
+    def end(self, drawn: Drawn) -> None:
+        stopped = int(drawn.tokens[-1]) in self.job.request.sampling.stop_ids
+        reason = "stop" if stopped else "length"
+        self.job.rollouts[self.index] = self.job.extended(self.index, drawn, self.version, reason)
+
+
+class Scheduler:
+    """Fills free slots with waiting samples, oldest group first, and collects what ends.
+
+    Args:
+      slots: the decode engine.
+      arrival_steps: decode steps between looks for arrivals while slots are free.
+      linger_steps: steps a freed slot may wait for others, so that one prefill fills several.
+      longest_call: decode steps of one call at most; None: until a slot frees.
+      longest_client_call: the same while a group is drawn that does not train: whoever asked for it
+        may give up at any time, and its slots are to be free soon.
+      deterministic: a training group is drawn alone, from the fresh decode state, sample i in slot
+        i: its samples then depend on weights and seeds only, to the last bit.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        *,
+        arrival_steps: int,
+        linger_steps: int,
+        longest_call: int | None = None,
+        longest_client_call: int | None = None,
+        deterministic: bool = False,
+    ):
+        self._slots = slots
+        self._arrival_steps, self._linger_steps = arrival_steps, linger_steps
+        self._longest_call = longest_call or slots.max_new_tokens
+        self._longest_client_call = longest_client_call or self._longest_call
+        self._deterministic = deterministic
+        self._running: dict[int, _Running] = {}  # by slot, in the order of admission
+
+    @property
+    def active(self) -> int:
+        return len(self._running)
+
+    def jobs(self) -> list[Job]:
+        """Groups with at least one sample in a slot, in the order of admission."""
+        return list(dict.fromkeys(running.job for running in self._running.values()))
+
+    def figures(self) -> dict[Job, int]:
+        """Tokens so far of each group with samples in slots, as the steps tell it. Any thread."""
+        steps = self._slots.steps_total
+        found: dict[Job, int] = {}
+        for running in list(self._running.values()):  # copied at once: others may change it
+            known = found.get(running.job)
+            if known is None:
+                known = sum(len(r.tokens) for r in running.job.rollouts)
+            found[running.job] = known + steps - running.began
+        return found
+
+    def plan(self, waiting: Iterable[Job], version: int) -> list[Prefill]:
+        """Assigns free slots to waiting samples that may be drawn with ``version``.
+
+        A group that does not fit is admitted in parts, its prompt prefilled once per part.
+        """
+        free, prefills = self._slots.free_slots, []
+        for job in self._admissible(waiting, version):
+            count = min(len(free), len(job.waiting))
+            taken, free = free[:count], free[count:]
+            indices, more = job.admit(taken)
+            for slot, index in zip(taken, indices, strict=True):
+                self._running[slot] = _Running(job, index, version, self._slots.steps_total)
+            prefills += more
+        return prefills
+
+    def advance(self, weights: Mapping[str, Any], more_waits: bool) -> list[Job]:
+        """Decodes for a while and returns the groups that are complete now.
+
+        With ``more_waits``, or without a free slot, that is until a slot frees; otherwise a few
+        steps, so that arrivals get in quickly.
+        """
+        slots = self._slots
+        if more_waits or not slots.free_slots:
+            trains = all(running.job.trains for running in self._running.values())
+            longest = self._longest_call if trains else self._longest_client_call
+            ended = slots.decode(weights, longest, True)
+            done = self._finish(ended)
+            if ended and more_waits and self.active and self._linger_steps:
+                done += self._finish(slots.decode(weights, self._linger_steps, False))
+            return done
+        return self._finish(slots.decode(weights, self._arrival_steps, True))
+
+    def interrupt(self, keep_tokens: bool) -> list[Job]:
+        """Frees all slots; their samples wait again, behind their tokens or at the prompt.
+
+        Returns:
+          The groups they belong to, in the order of admission.
+        """
+        jobs, interrupted = self.jobs(), list(self._running.items())
+        slots = [slot for slot, _ in interrupted]
+        drawn = self._slots.read(slots) if keep_tokens else [None] * len(slots)
+        for (_, running), tokens in zip(interrupted, drawn, strict=True):
+            running.job.interrupt(running.index, running.so_far(tokens) if tokens else None)
+        self._release(slots)
+        return jobs
+
+    def progress(self, waiting: Iterable[Job]) -> list[tuple[Job, list[Rollout]]]:
+        """All begun groups with what has been drawn so far; one read of the device.
+
+        Args:
+          waiting: groups with samples that wait for a slot.
+        """
+        jobs = dict.fromkeys([*self.jobs(), *(job for job in waiting if job.started)])
+        rollouts = {job: list(job.rollouts) for job in jobs}
+        for drawn in self._slots.read(list(self._running)):
+            running = self._running[drawn.slot]
+            rollouts[running.job][running.index] = running.so_far(drawn)
+        return list(rollouts.items())
+
+    def drop(self, jobs: Iterable[Job]) -> None:
+        """Frees the slots of groups nobody waits for."""
+        gone = set(jobs)
+        self._release([slot for slot, running in self._running.items() if running.job in gone])
+
+    def _admissible(self, waiting: Iterable[Job], version: int) -> list[Job]:
+        ready = [job for job in waiting if job.min_version <= version]
+        if not self._deterministic:
+            return ready
+        if any(job.trains for job in self.jobs()):
+            return []
+        # Others batch as usual, but none overtakes a training group: that would make it wait on.
+        others = list(itertools.takewhile(lambda job: not job.trains, ready))
+        return others if others or self.active else ready[:1]
+
+    def _release(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            del self._running[slot]
+        if slots:
+            self._slots.release(slots)
+
+    def _finish(self, ended: list[Drawn]) -> list[Job]:
+        jobs = []
+        for drawn in ended:
+            running = self._running.pop(drawn.slot)
+            running.end(drawn)
+            if running.job.complete:
+                jobs.append(running.job)
+        return jobs

@@ -1,0 +1,68 @@
+"""The terminal: consoles on which no text does harm, and libraries that are kept off it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from rlax_plugin.text.harmless import harmless
+
+
+class HarmlessConsole(Console):
+    """Makes text harmless when it is shown: also that of records which earlier versions wrote.
+
+    What rich itself tells the terminal, such as colours, is not in the text; square brackets in it
+    are square brackets.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(harmless(text), **options)  # before widths are measured
+
+    def render(self, renderable: RenderableType, *args: Any, **kwargs: Any) -> Iterable[Segment]:
+        for segment in super().render(renderable, *args, **kwargs):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(harmless(segment.text), segment.style)
+
+
+def console(out: IO[str]) -> Console:
+    """Paths and messages are printed as they are, in one line each where nobody watches."""
+    return HarmlessConsole(file=out, highlight=False, soft_wrap=not out.isatty())
+
+
+@contextmanager
+def quiet(log_path: Path) -> Iterator[Console]:
+    """Sends what libraries print to a file; yields a console on the real standard output."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out, err = os.dup(1), os.dup(2)
+    log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log_file, 1)
+    os.dup2(log_file, 2)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+    real = os.fdopen(os.dup(out), "w", buffering=1)
+    try:
+        yield console(real)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        for descriptor in (out, err, log_file):
+            os.close(descriptor)
+        real.close()

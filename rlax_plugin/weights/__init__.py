@@ -1,0 +1,1 @@
+"""Weight versions: publishing, the parameter server, leases, verification, fingerprints."""

@@ -1,0 +1,119 @@
+"""The weight versions that a run leaves behind, by its own list of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import posixpath
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from rlax_plugin.errors import ConfigError, WeightsError, WeightsUnreadableError
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.messages import retired_from_json, versions_from_json
+
+log = logging.getLogger("rlax.parameter_server")
+
+_LIST = "versions.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What earlier processes of a run have listed, where it is now.
+
+    Attributes:
+      versions: those that can be read, oldest first.
+      retired: paths that are to be deleted.
+    """
+
+    versions: Sequence[WeightVersion] = ()
+    retired: Sequence[str] = ()
+
+
+def record_versions(files: RunFiles, index: str) -> None:
+    """Writes a run's list: the text of ``versions_to_json``, and whose list it is."""
+    document = json.loads(index) | {"run": files.location()}
+    files.put(_LIST, json.dumps(document).encode())
+
+
+def listed_versions(files: RunFiles, directory: str) -> Listed:
+    """What this run has listed and may delete.
+
+    A copy of a run's directory brings along the list of the run that it was copied from. What that
+    one has listed is its own: only what lies in the copied directory is taken over. Whatever the
+    list says, nothing is taken over that lies elsewhere than this run's versions do.
+
+    Args:
+      directory: where this run writes its versions.
+    """
+    source = files.location(_LIST)
+    try:
+        text = files.get(_LIST).decode(errors="replace")
+        versions, retired = versions_from_json(text, source), retired_from_json(text, source)
+        own = json.loads(text).get("run") == files.location()
+    except FileNotFoundError:
+        return Listed()
+    except WeightsError as error:
+        log.warning("weight versions of earlier processes are left where they are: %s", error)
+        return Listed()
+    where = [(v, v.path if own else _inside(files, v.path)) for v in versions]
+    doomed = retired if own else [_inside(files, path) for path in retired]
+    places = {directory.rstrip("/"), files.location("weights")}
+    return Listed(
+        [replace(v, path=p) for v, p in where if _is_in(places, p) and RunFiles(p).names("")],
+        [path for path in doomed if _is_in(places, path)],
+    )
+
+
+def _is_in(places: Collection[str], path: str) -> bool:
+    """Whether a path is just below one of the places."""
+    parent, name = posixpath.split(path.rstrip("/"))
+    if parent in places and name not in ("", ".", ".."):
+        return True
+    log.warning("%s is listed as a version of this run, and left alone: it lies elsewhere", path)
+    return False
+
+
+def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
+    """A version that a run has left behind, with a path at which its weights are.
+
+    Those of a run that is still going on may be gone the next moment: take a lease instead. A
+    run's directory may have been moved or copied; its weights are then looked for in there.
+
+    Args:
+      number: None is the newest.
+
+    Raises:
+      ConfigError: the run has not kept that version, or none at all.
+      WeightsUnreadableError: the weights are gone.
+      WeightsError: its list of them is damaged.
+    """
+    text = files.get(_LIST).decode() if files.exists(_LIST) else '{"versions": []}'
+    kept = {version.version: version for version in versions_from_json(text, files.location(_LIST))}
+    if not kept:
+        reason = "has kept no weight version: rlax eval --step measures a checkpoint"
+        raise ConfigError("RUN", files.url, reason)
+    if number is None:
+        number = max(kept)
+    if number not in kept:
+        reason = f"is not kept any more: there is {', '.join(map(str, kept))}"
+        raise ConfigError(
+            "--version",
+            number,
+            f"{reason} (rlax.weights.keep sets how many stay); rlax eval --step measures a "
+            "checkpoint",
+        )
+    found = kept[number]
+    inside = _inside(files, found.path)
+    for path in (found.path, inside):
+        if RunFiles(path).names(""):
+            return replace(found, path=path)
+    raise WeightsUnreadableError(
+        f"the weights of version {number} are gone: there is neither {found.path} nor {inside}"
+    )
+
+
+def _inside(files: RunFiles, path: str) -> str:
+    """Where a version lies if it has moved along with the run's directory."""
+    return files.location(f"weights/{posixpath.basename(path.rstrip('/'))}")

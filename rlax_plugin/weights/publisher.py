@@ -1,0 +1,219 @@
+"""From fresh device buffers to a version that workers can pull, off the training thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.concurrency.retrying import Pauses
+from rlax_plugin.concurrency.supervision import result_within
+from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.ports.protocols import Arrays, WeightStore
+from rlax_plugin.records import faults
+from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.rollouts.pace import Pace
+from rlax_plugin.types import Canary, TensorSpec, WeightVersion
+from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+
+log = logging.getLogger("rlax.controller")
+
+
+def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
+    """Where the arrays are: on their device, as a launched computation, or on the host."""
+    if all(isinstance(a, np.ndarray) for a in arrays.values()):  # a trainer without JAX
+        return fingerprint_numpy(arrays)
+    from rlax_plugin.weights.fingerprint import fingerprint
+
+    return fingerprint(arrays)
+
+
+class Publisher:
+    """Writes versions, one after the other, beside the training thread.
+
+    A save that fails because of the disk or the network is repeated, at another path: the first one
+    may have left something behind.
+
+    Args:
+      loop: the controller's event loop.
+      store: where the bytes go.
+      directory: parent of the versions' paths.
+      writing: told each path before anything is written there (on the event loop).
+      announce: makes a written version visible to workers (on the event loop); its second
+        argument, ``restart``, is True for the first version of this process.
+      on_published: called on the event loop once a version is visible.
+      on_error: called on the event loop with what went wrong.
+      deadline_s: for one version.
+      pace: is told how large versions are and how long they take, and knows what they need.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        store: WeightStore,
+        directory: str,
+        announce: Callable[[WeightVersion, bool], Awaitable[None]],
+        on_published: Callable[[WeightVersion], None],
+        on_error: Callable[[BaseException], None],
+        deadline_s: float,
+        writing: Callable[[str], Coroutine[Any, Any, None]] | None = None,
+        pace: Pace | None = None,
+    ):
+        self._loop, self._store, self._directory = loop, store, directory.rstrip("/")
+        self._announce, self._on_published, self._on_error = announce, on_published, on_error
+        self._deadline_s, self._writing, self._pace = deadline_s, writing, pace
+        self._doing = ""  # what takes its time, for a message
+        self._closed = threading.Event()
+        self._pending: Future[None] | None = None
+        self._restart = True  # what the parameter server knows so far is another process's
+        self.last_s = 0.0
+
+    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
+        """Called on the training thread, which alone launches JAX work: the fingerprint is one.
+
+        One version is written at a time: the next one waits here.
+
+        Args:
+          canary: see ``TrainerLink.publish``; fetched from the device on the publisher's thread.
+        """
+        self.wait()
+        prints = fingerprints(arrays)
+        pending = self._pending = Future()
+        # A daemon, unlike an executor's threads: a store that hangs cannot keep the process alive.
+        threading.Thread(
+            target=self._run,
+            args=(pending, step, arrays, prints, canary),
+            name="publish",
+            daemon=True,
+        ).start()
+
+    def _run(
+        self,
+        pending: Future[None],
+        step: int,
+        arrays: Arrays,
+        prints: Mapping[str, Any],
+        canary: Canary | None,
+    ) -> None:
+        started = time.perf_counter()
+        try:
+            self._write(step, arrays, prints, canary)
+        except BaseException as error:  # noqa: BLE001  raised by wait, and stops the run at once
+            pending.set_exception(error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the run has ended
+                self._loop.call_soon_threadsafe(self._on_error, error)
+        else:
+            self.last_s = time.perf_counter() - started
+            pending.set_result(None)
+
+    def _write(
+        self, step: int, arrays: Arrays, prints: Mapping[str, Any], canary: Canary | None
+    ) -> None:
+        if canary is not None:
+            canary = _on_host(step, canary)
+        path = self._save(step, arrays)
+        faults.reached(FaultPoint.WEIGHTS_WRITTEN)
+        tensors = {
+            name: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[name]))
+            for name, a in arrays.items()
+        }
+        self._doing = f"telling the parameter server of version {step}"
+        self._on_loop(self._make_visible(WeightVersion(step, step, path, tensors, canary)))
+        faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
+
+    def _save(self, step: int, arrays: Arrays) -> str:
+        """Returns the path at which they are."""
+        pauses, tries = Pauses(self._deadline_s), 0
+        while True:
+            # A run that is continued writes the version it starts from once more.
+            path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
+            self._doing = f"listing the path of version {step}"
+            if self._writing is not None:
+                self._on_loop(self._writing(path))
+            faults.reached(FaultPoint.WEIGHTS_LISTED)
+            self._doing = f"writing version {step} to {path}"
+            tries += 1
+            try:
+                self._save_once(path, arrays)
+                return path
+            except (WeightsUnwritableError, OSError) as error:
+                self._doing = f"writing version {step} ({tries} times in vain, the last: {error})"
+                if pauses.over:
+                    raise self._late() from error
+                pause_s = pauses.next_s()
+                log.error("weights were not written, trying again in %g s: %s", pause_s, error)
+            if self._closed.wait(pause_s):
+                raise self._late()
+
+    def _save_once(self, path: str, arrays: Arrays) -> None:
+        size = sum(int(array.nbytes) for array in arrays.values())
+        if self._pace is not None:
+            self._pace.weighs(size)
+        began_s = time.perf_counter()
+        try:
+            self._store.save(path, arrays)
+        except DeadlineError as error:
+            if error.needed_s is not None:  # the store could tell
+                raise
+            self._doing = error.what
+            raise self._late() from error
+        if self._pace is not None:
+            took_s = time.perf_counter() - began_s
+            self._loop.call_soon_threadsafe(self._pace.wrote, size, took_s)
+
+    def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        result_within(work, self._loop, self._deadline_s, lambda _: self._late())
+
+    async def _make_visible(self, version: WeightVersion) -> None:
+        await self._announce(version, self._restart)
+        self._restart = False
+        self._on_published(version)
+
+    def _late(self) -> DeadlineError:
+        needed_s = self._pace and self._pace.needed_s("weights_s")
+        return DeadlineError(self._doing, self._deadline_s, "rlax.deadlines.weights_s", needed_s)
+
+    def wait(self) -> None:
+        """Returns once what was handed over is visible; raises what went wrong."""
+        if self._pending is not None:
+            try:
+                self._pending.result(self._deadline_s)
+            except TimeoutError:
+                if self._pending.done():
+                    raise
+                raise self._late() from None
+            self._pending = None
+
+    def close(self) -> None:
+        """Waits for the version that is being written, if any, but not for ever.
+
+        A save that fails is not repeated any more.
+        """
+        self._closed.set()
+        if self._pending is not None:
+            concurrent.futures.wait([self._pending], self._deadline_s)
+
+
+def _on_host(step: int, canary: Canary) -> Canary:
+    """The canary with numpy log-probs.
+
+    Raises:
+      WeightsError: some are not finite: no worker could be told from a broken one.
+    """
+    logprobs = np.asarray(canary.logprobs, np.float32)
+    if not np.isfinite(logprobs).all():
+        broken = int((~np.isfinite(logprobs)).sum())
+        raise WeightsError(
+            f"version {step}: {broken} of {logprobs.size} log-probs of its canary are not finite"
+        )
+    return dataclasses.replace(canary, logprobs=logprobs)

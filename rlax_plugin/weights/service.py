@@ -1,0 +1,312 @@
+"""The parameter server as a gRPC service, inside the trainer or in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from rlax_plugin.concurrency.threads import DaemonThread
+from rlax_plugin.errors import RlaxError, WeightsError
+from rlax_plugin.ports.protocols import WeightStore
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.wire import SERVER_OPTIONS
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.kept import Listed
+from rlax_plugin.weights.messages import (
+    retired_from_json,
+    version_from_proto,
+    version_to_proto,
+    versions_from_json,
+    versions_to_json,
+)
+from rlax_plugin.weights.versions import VersionTable
+
+log = logging.getLogger("rlax.parameter_server")
+
+_CLOSE_S = 10.0  # for deletions and records that are under way when the server ends
+
+Context = grpc.aio.ServicerContext
+
+
+class ParameterServer(rpc.ParameterServerServicer):
+    """Owns the versions of one run. Lives on one event loop; nothing in it blocks the loop.
+
+    Args:
+      store: deletes the bytes of retired versions.
+      keep: newest versions that stay; leased ones stay as well.
+      lease_s: a reader's hold on a version before renewal.
+      index: file that remembers the versions over a restart; None remembers nothing.
+      record: called on a thread with the index's text whenever it changes; see ``kept_version``.
+      listed: what ``record`` was told by an earlier process of the same run. It can be acquired
+        until a trainer publishes again, and is deleted from then on, as newer versions come.
+
+    Raises:
+      WeightsError: ``index`` exists and cannot be read.
+    """
+
+    def __init__(
+        self,
+        store: WeightStore,
+        *,
+        keep: int,
+        lease_s: float,
+        index: Path | None = None,
+        record: Callable[[str], None] | None = None,
+        listed: Listed | None = None,
+    ):
+        self._store, self._index, self._record = store, index, record
+        listed = listed or Listed()
+        if index is not None:
+            self._record = functools.partial(_write_whole, index)
+            if index.exists():
+                text = index.read_text()
+                versions = versions_from_json(text, str(index))
+                listed = Listed(versions, retired_from_json(text, str(index)))
+        self._table = VersionTable(keep=keep, lease_s=lease_s, versions=listed.versions)
+        # Paths to delete, until they are: a deletion that failed is tried again with the next
+        # version, and by the next process.
+        self._doomed = dict.fromkeys(listed.retired)
+        self._deleting: set[str] = set()
+        self._files = DaemonThread("parameter server")
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._restarts = 0  # of the trainer: versions begin anew, at whatever number
+        self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
+        self._closed = False
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Makes ``server`` serve this; call before it starts."""
+        rpc.add_ParameterServerServicer_to_server(self, server)
+
+    @property
+    def latest(self) -> WeightVersion | None:
+        """The newest version; None before the first."""
+        return self._table.latest
+
+    async def writing(self, path: str) -> None:
+        """Lists a path before a version is written there; returns once that is on record.
+
+        If the writer is killed, the next process knows of the bytes and deletes them.
+        """
+        self._doomed[path] = None
+        if (noting := self._note_versions()) is not None:
+            await noting
+
+    async def publish(self, version: WeightVersion, restart: bool = False) -> None:
+        """Makes a version visible whose bytes are already in place.
+
+        Args:
+          restart: the first version of a trainer process; this version and those above it, which
+            an earlier process published, are void.
+
+        Raises:
+          WeightsError: the same or a newer version is already published and this is no restart,
+            or the index cannot be written.
+        """
+        retired = self._table.publish(version, restart)
+        self._restarts += restart
+        self._doomed.pop(version.path, None)
+        self._doomed |= dict.fromkeys(retired)
+        if self._index is not None:
+            loop = asyncio.get_running_loop()
+            text = self._index_text()
+            await loop.run_in_executor(self._files, _write_whole, self._index, text)
+        else:
+            self._note_versions()  # nobody waits for that: workers pull meanwhile
+        self._wake()
+        self._delete(list(self._doomed))
+        self._arm()
+
+    async def close(self) -> None:
+        """Ends every watch and waits for deletions and records under way, 10 s at most."""
+        self._forget(self._table.forget_former_readers())
+        self._closed = True
+        self._wake()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=_CLOSE_S)
+        self._files.shutdown(wait=False, cancel_futures=True)
+
+    # The service's methods have the names that the protocol gives them.
+
+    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishReply:
+        try:
+            await self.publish(version_from_proto(request.version), request.restart)
+        except WeightsError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.PublishReply()
+
+    async def Latest(self, request: pb.LatestRequest, context: Context) -> pb.LatestReply:
+        latest = self._table.latest
+        if latest is None:
+            return pb.LatestReply(any=False)
+        return pb.LatestReply(any=True, version=version_to_proto(latest))
+
+    async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireReply:
+        wanted = None if request.version < 0 else request.version
+        try:
+            lease = self._table.acquire(wanted, request.holder)
+        except WeightsError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        self._arm()
+        return pb.AcquireReply(
+            lease=lease.id,
+            lease_s=self._table.lease_s,
+            version=version_to_proto(lease.version),
+        )
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
+        try:
+            self._table.renew(request.lease)
+        except WeightsError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        return pb.RenewReply(lease_s=self._table.lease_s)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseReply:
+        self._forget(self._table.release(request.lease))
+        return pb.ReleaseReply()
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Version]:
+        # Lives until the caller's deadline, which gRPC enforces by cancelling this.
+        # Numbers grow except over a restart, so another number than the reader's is news to it.
+        seen = (self._restarts, request.after)
+        while not self._closed:
+            changed, latest = self._changed, self._table.latest
+            if latest is not None and (self._restarts, latest.version) != seen:
+                seen = (self._restarts, latest.version)
+                # Returns once the reader has room; what was published meanwhile is skipped.
+                yield version_to_proto(latest)
+            else:
+                await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _forget(self, paths: Sequence[str]) -> None:
+        """Deletes what no lease holds any more, and takes it off the record first."""
+        if paths:
+            self._doomed |= dict.fromkeys(paths)
+            self._note_versions()
+        self._delete(paths)
+
+    def _index_text(self) -> str:
+        void = [version.path for version in self._table.void]
+        return versions_to_json(self._table.versions, [*void, *self._doomed])
+
+    def _note_versions(self) -> asyncio.Future[None] | None:
+        if self._record is None or self._closed:
+            return None
+        loop, text = asyncio.get_running_loop(), self._index_text()
+        noting = loop.run_in_executor(self._files, self._note, self._record, text)
+        self._pending.add(noting)
+        noting.add_done_callback(self._pending.discard)
+        return noting
+
+    @staticmethod
+    def _note(record: Callable[[str], None], text: str) -> None:
+        try:
+            record(text)
+        except RlaxError as error:
+            log.error("the record of weight versions is out of date: %s", error)
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        for path in [p for p in paths if p not in self._deleting]:
+            self._deleting.add(path)
+            deletion = loop.run_in_executor(self._files, self._delete_one, path)
+            self._pending.add(deletion)
+            deletion.add_done_callback(functools.partial(self._deleted, path))
+
+    def _deleted(self, path: str, deletion: asyncio.Future[bool]) -> None:
+        self._pending.discard(deletion)
+        self._deleting.discard(path)
+        if not deletion.cancelled() and deletion.result():
+            self._doomed.pop(path, None)
+
+    def _delete_one(self, path: str) -> bool:
+        reached(FaultPoint.WEIGHTS_RETIRED)
+        try:
+            self._store.delete(path)
+        except (WeightsError, OSError) as error:
+            # Costs space, no correctness: nobody can acquire the version any more.
+            log.error("a retired version stays on disk for now: %s", error)
+            return False
+        return True
+
+    def _arm(self) -> None:
+        """Wakes up when the first lease expires, so that a dead reader's version goes then."""
+        wait_s = self._table.next_expiry_s
+        if self._expiry is None and wait_s is not None and not self._closed:
+            self._expiry = asyncio.get_running_loop().call_later(wait_s, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self._forget(self._table.expire())
+        self._arm()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise WeightsError(f"cannot write {path}: {error}") from error
+
+
+async def serve_parameter_server(
+    host: str,
+    port: int,
+    store: WeightStore,
+    keep: int,
+    lease_s: float,
+    ready: Callable[[str], None],
+    *,
+    index: Path | None = None,
+) -> None:
+    """Runs a parameter server until SIGINT or SIGTERM; for a process of its own.
+
+    Args:
+      host: address to bind.
+      port: 0 takes any free one.
+      store: where the bytes are.
+      keep: see ``ParameterServer``.
+      lease_s: see ``ParameterServer``.
+      ready: called once with "host:port" when the server answers.
+      index: see ``ParameterServer``.
+
+    Raises:
+      WeightsError: the address cannot be bound, or ``index`` cannot be read.
+    """
+    service = ParameterServer(store, keep=keep, lease_s=lease_s, index=index)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    service.add_to(server)
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise WeightsError(f"the parameter server cannot bind {host}:{port}: {error}") from error
+    await server.start()
+    terminated = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, terminated.set)
+    try:
+        ready(f"{host}:{bound}")
+        await terminated.wait()
+    finally:
+        await service.close()
+        await server.stop(grace=1.0)

@@ -1,0 +1,166 @@
+"""Proof of weights: what every worker checks before it draws a sample with a version.
+
+Names, shapes, checksums, fingerprints, canary, in this order, from cheap to dear. Each finds what
+those before it cannot: checksums what a disk or network damaged, fingerprints what was mixed up
+between disk and device (swapped, stale, renamed), the canary what is right in memory and used
+wrongly. Numpy only: an engine brings its own ``fingerprint`` and ``logprobs``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.errors import (
+    RlaxError,
+    WeightsError,
+    WeightsMismatchError,
+    WeightsUnreadableError,
+)
+from rlax_plugin.ports.protocols import Arrays, WeightStore
+from rlax_plugin.types import WeightVersion
+
+
+@dataclass(slots=True)
+class Reading:
+    """How long the newest version took to be read, the checks behind that left out.
+
+    Attributes:
+      seconds: 0: nothing was read yet.
+      size: bytes.
+    """
+
+    seconds: float = 0.0
+    size: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """For an engine's ``health``."""
+        return {"read_s": self.seconds, "read_bytes": float(self.size)}
+
+
+def load_proved(
+    version: WeightVersion,
+    store: WeightStore,
+    like: Arrays,
+    *,
+    fingerprint: Callable[[Arrays], Mapping[str, Any]],
+    logprobs: Callable[[Arrays, np.ndarray], np.ndarray],
+    reading: Reading | None = None,
+) -> dict[str, Any]:
+    """Reads a version and proves that it is what the trainer published.
+
+    Args:
+      like: name -> shape, dtype (and sharding) of every variable of the engine's model.
+      fingerprint: name -> uint32, of arrays where the engine will use them.
+      logprobs: (arrays, tokens [n + 1]) -> float32 [n], as ``types.Canary`` defines them, computed
+        by the code that will draw. It may raise a ValueError for tokens that it cannot take.
+      reading: gets how long the store took.
+
+    Raises:
+      WeightsMismatchError: the arrays are readable and fit, and are not what was published.
+      WeightsUnreadableError: they could not be read, whatever the store raised for that.
+      WeightsError: they belong to another model, or are damaged.
+      DeadlineError: reading them took too long.
+    """
+    check_variables(version, like)
+    began_s = time.perf_counter()
+    arrays = _read(version, store, like)
+    if reading is not None:
+        reading.seconds = time.perf_counter() - began_s
+        reading.size = sum(int(array.nbytes) for array in arrays.values())
+    check_variables(version, arrays)
+    check_fingerprints(version, fingerprint(arrays))
+    if version.canary is not None:
+        try:
+            found = logprobs(arrays, version.canary.tokens)
+        except ValueError as error:
+            reason = f"version {version.version}: its canary cannot be computed: {error}"
+            raise WeightsError(reason) from error
+        check_canary(version, found)
+    return arrays
+
+
+def _read(version: WeightVersion, store: WeightStore, like: Arrays) -> dict[str, Any]:
+    try:
+        return store.load(version.path, like)
+    except RlaxError:
+        raise
+    except Exception as error:  # of a file system or a client library: it says nothing of the bytes
+        reason = f"{type(error).__name__}: {error}"
+        raise WeightsUnreadableError(f"{version.path} cannot be read: {reason}") from error
+
+
+def check_variables(version: WeightVersion, found: Arrays) -> None:
+    """Compares names, shapes and dtypes with the published ones.
+
+    Args:
+      found: name -> anything with a shape and a dtype.
+
+    Raises:
+      WeightsError: they differ; names the first.
+    """
+    if unequal := sorted(found.keys() ^ version.tensors.keys()):
+        raise WeightsError(
+            f"version {version.version}: variable {unequal[0]!r} was "
+            f"{'not published' if unequal[0] in found else 'published and is not there'} "
+            f"({len(unequal)} names differ)"
+        )
+    for name, spec in version.tensors.items():
+        shape, dtype = tuple(found[name].shape), np.dtype(found[name].dtype).name
+        if (shape, dtype) != (spec.shape, spec.dtype):
+            raise WeightsError(
+                f"version {version.version}: variable {name!r} was published as "
+                f"{spec.dtype}{list(spec.shape)}, and is {dtype}{list(shape)} here"
+            )
+
+
+def check_fingerprints(version: WeightVersion, found: Mapping[str, Any]) -> None:
+    """Compares fingerprints, name by name.
+
+    Args:
+      found: name -> uint32, see ``rlax_plugin.weights.host_fingerprint``.
+
+    Raises:
+      WeightsMismatchError: one differs.
+    """
+    for name, spec in version.tensors.items():
+        if (number := int(found[name])) != spec.fingerprint:
+            raise WeightsMismatchError(
+                f"version {version.version}: variable {name!r} has fingerprint {number:#010x}, "
+                f"{spec.fingerprint:#010x} was published"
+            )
+
+
+def check_canary(version: WeightVersion, found: np.ndarray) -> None:
+    """Compares the canary's log-probs; a version without a canary passes.
+
+    Args:
+      found: float32 [n], nats.
+
+    Raises:
+      WeightsMismatchError: one differs by more than the tolerance, or is no number.
+      WeightsError: the canary's own arrays do not fit each other.
+    """
+    canary = version.canary
+    if canary is None:
+        return
+    published = np.asarray(canary.logprobs, np.float32)
+    found = np.asarray(found, np.float32)
+    if published.shape != found.shape:
+        raise WeightsError(
+            f"version {version.version}: its canary has {published.size} log-probs for "
+            f"{len(canary.tokens)} tokens"
+        )
+    apart = np.abs(found - published)
+    apart[~np.isfinite(apart)] = np.inf
+    worst = int(apart.argmax())
+    if apart[worst] > canary.tolerance:
+        raise WeightsMismatchError(
+            f"version {version.version}: the canary's log-prob at position {worst} is "
+            f"{found[worst]:.6g}, {published[worst]:.6g} was published: {apart[worst]:.3g} nats "
+            f"apart, the tolerance is {canary.tolerance:g}"
+        )

@@ -1,0 +1,494 @@
+"""Plug-ins that each break one promise, and the words that tell their author what to mend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from textwrap import dedent, indent
+
+_HEAD = """
+from rlax_plugin import Extension, NoOptions, Section, hookimpl
+
+
+def offers(part):
+    return {"broken": Extension(NoOptions, lambda config, context: part(context))}
+"""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The source of a module, and phrases of the message: what is expected, found, to be mended."""
+
+    source: str
+    told: tuple[str, ...]
+
+
+def _of(kind: str, part: str, *told: str) -> Broken:
+    """A plug-in with one part; ``part`` defines ``build(context)``."""
+    hook = f"\n\n@hookimpl\ndef rlax_register_{kind}():\n    return offers(build)\n"
+    return Broken(_HEAD + dedent(part) + hook, (f"rlax_register_{kind}['broken']", *told))
+
+
+def _function(kind: str, body: str, *told: str, imports: str = "import jax.numpy as jnp") -> Broken:
+    """A slot of an objective, ``slot(inputs)``."""
+    inner = indent(dedent(body).strip(), "        ")
+    part = (
+        f"def build(context):\n    def slot(inputs):\n        {imports}\n{inner}\n    return slot\n"
+    )
+    return _of(kind, part, *told)
+
+
+_STORE = """
+import json
+from pathlib import Path
+
+import numpy as np
+
+from rlax_plugin.errors import WeightsError
+
+
+class Store:
+    def save(self, path, arrays):
+        folder = Path(path)
+        if folder.exists():
+            raise WeightsError("it exists")
+        %(save)s
+
+    def load(self, path, like):
+        try:
+            found = {p.stem: %(load)s for p in Path(path).glob("*.bin")}
+            for name, a in like.items():
+                found[name] = np.frombuffer(found[name], a.dtype).reshape(a.shape).copy()
+        except (OSError, LookupError, ValueError) as error:
+            raise WeightsError(str(error)) from error
+        if found.keys() != like.keys() or not found:
+            raise WeightsError("other names")
+        return found
+
+    def delete(self, path):
+        import shutil
+
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def build(context):
+    return Store()
+"""
+
+BROKEN: dict[str, Broken] = {
+    "mean_instead_of_sum": _function(
+        "aggregation",
+        "return inputs.mask_bt / inputs.mask_bt.sum().clip(1), jnp.ones(())",
+        "uneven micro-batches add up to the whole",
+        "do not divide by it: the trainer divides once",
+    ),
+    "mask_ignored": _function(
+        "aggregation",
+        "return jnp.ones_like(inputs.mask_bt), jnp.asarray(1.0 * inputs.mask_bt.size)",
+        "more padding changes nothing",
+        "the total is 48 where nothing trains",
+        "multiply by inputs.mask_bt",
+    ),
+    "rows_instead_of_sequences": _function(
+        "aggregation",
+        """
+        length_b1 = inputs.mask_bt.sum(axis=1, keepdims=True)
+        return inputs.mask_bt / length_b1.clip(1), inputs.sequence_count()
+        """,
+        "several samples packed into a row",
+        "a row may hold several",
+    ),
+    "importance_weight_with_a_gradient": _function(
+        "importance_weight",
+        "return jnp.exp(inputs.logprobs_bt - jax.lax.stop_gradient(inputs.logprobs_bt))",
+        "carries no gradient of its own",
+        "belongs into rlax_register_gradient_term",
+        imports="import jax, jax.numpy as jnp",
+    ),
+    "log_prob_as_importance_weight": _function(
+        "importance_weight",
+        "return inputs.logprobs_bt",
+        "never negative",
+        "a log-probability is a term",
+    ),
+    "correction_over_the_batch": _function(
+        "correction",
+        "return inputs.mismatch_bt / inputs.mismatch_bt.mean()",
+        "more padding changes nothing",
+        "a slot sees one micro-batch",
+    ),
+    "term_without_a_gradient": _function(
+        "gradient_term",
+        "return jax.lax.stop_gradient(inputs.ratio_bt)",
+        "no token has a gradient",
+        "without stop_gradient",
+        imports="import jax",
+    ),
+    "term_that_cannot_be_traced": _function(
+        "gradient_term",
+        "return inputs.ratio_bt if inputs.advantages_bt.sum() > 0 else inputs.logprobs_bt",
+        "JAX can trace it",
+        "jax.numpy.where in place of if",
+    ),
+    "unbounded_ratio": _function(
+        "gradient_term",
+        "return jnp.exp(2 * inputs.log_ratio_bt)",
+        "is finite with policies 60 nats apart",
+        "rlax_plugin.objective.loss.ratio_of",
+    ),
+    "advantage_of_equal_rewards": _of(
+        "advantage",
+        """
+        def build(context):
+            def advantage(rewards_g, lengths_g):
+                return (rewards_g - rewards_g.mean()) / (rewards_g.std() + 1e-16)
+
+            def slot(outcomes):
+                import numpy as np
+
+                result = np.zeros_like(outcomes.rewards_n)
+                for group in np.unique(outcomes.group_n):
+                    members = outcomes.group_n == group
+                    result[members] = advantage(outcomes.rewards_n[members], None)
+                return result
+
+            return slot
+        """,
+        "a group of equal rewards gets exactly 0",
+        "rlax_plugin.objective.advantages.per_group",
+    ),
+    "advantage_that_raises": _of(
+        "advantage",
+        """
+        def build(context):
+            def slot(outcomes):
+                import numpy as np
+
+                result = np.zeros_like(outcomes.rewards_n)
+                for group in np.unique(outcomes.group_n):
+                    rewards = outcomes.rewards_n[outcomes.group_n == group]
+                    spread = float(np.ptp(rewards)) if len(rewards) > 1 else 1.0
+                    scaled = [reward / spread for reward in rewards.tolist()]
+                    result[outcomes.group_n == group] = scaled
+                return result
+
+            return slot
+        """,
+        "takes groups whose rewards are all equal",
+        "ZeroDivisionError: float division by zero",
+        "guard what such rewards leave undefined",
+    ),
+    "hook_misspelt": Broken(
+        _HEAD + "\n\n@hookimpl\ndef rlax_register_rewards():\n    return {}\n",
+        ("unknown hook 'rlax_register_rewards'", "did you mean 'rlax_register_reward'?"),
+    ),
+    "class_instead_of_extension": Broken(
+        _HEAD
+        + "\n\nclass Reward:\n    pass\n\n\n"
+        + "@hookimpl\ndef rlax_register_reward():\n    return {'broken': Reward}\n",
+        ("rlax_register_reward['broken'] is <class", "expected an Extension(config_class, build)"),
+    ),
+    "state_not_restored": _of(
+        "sampler",
+        """
+        class InOrder:
+            def __init__(self):
+                self.next = 0
+
+            def choose(self, prompts, rates, rng, count):
+                first, self.next = self.next, self.next + count
+                return [i % len(prompts) for i in range(first, self.next)]
+
+            def state(self):
+                return {"next": self.next}
+
+            def restore(self, state):
+                pass
+
+        def build(context):
+            return InOrder()
+        """,
+        "a fresh one that restores the state goes on",
+        "set all of it in restore()",
+    ),
+    "randomness_of_its_own": _of(
+        "sampler",
+        """
+        import random
+
+        class Random:
+            def choose(self, prompts, rates, rng, count):
+                return [random.randrange(len(prompts)) for _ in range(count)]
+
+            def state(self):
+                return {}
+
+            def restore(self, state):
+                pass
+
+        def build(context):
+            return Random()
+        """,
+        "all randomness comes from rng",
+        "draw from the rng that choose is given",
+    ),
+    "reward_of_text": _of(
+        "reward",
+        """
+        def build(context):
+            return lambda prompt, completion: "1.0"
+        """,
+        "gets '1.0' (str)",
+        "return a float",
+    ),
+    "reward_of_nan": _of(
+        "reward",
+        """
+        def build(context):
+            return lambda prompt, completion: float("nan") if not completion else 1.0
+        """,
+        "the empty one, '', gets nan",
+        "return a float",
+    ),
+    "reward_with_torch": _of(
+        "reward",
+        """
+        def build(context):
+            def reward(prompt, completion):
+                import torch  # noqa: F401
+
+                return float(len(completion))
+
+            return reward
+        """,
+        "torch was imported",
+        "score with numpy or plain Python",
+    ),
+    "gate_of_bool": _of(
+        "gate",
+        """
+        class Gate:
+            def refuse(self, group):
+                return bool(group.rewards.min() == group.rewards.max())
+
+        def build(context):
+            return Gate()
+        """,
+        "it returned False",
+        "return None to admit a group",
+        "never a bool",
+    ),
+    "gate_that_remembers": _of(
+        "gate",
+        """
+        class Gate:
+            def __init__(self):
+                self.seen = set()
+
+            def refuse(self, group):
+                known = group.prompt.id in self.seen
+                self.seen.add(group.prompt.id)
+                return "asked before" if known else None
+
+        def build(context):
+            return Gate()
+        """,
+        "the same group gets the same answer",
+        "mixed rewards: None, then 'asked before'",
+        "judge by the group alone",
+    ),
+    "store_that_is_not_atomic": _of(
+        "weight_store",
+        _STORE
+        % {
+            "save": "folder.mkdir(parents=True)\n"
+            "        for name, array in arrays.items():\n"
+            "            if array.dtype.hasobject:\n"
+            "                raise WeightsError('objects')\n"
+            "            (folder / f'{name}.bin').write_bytes(array.tobytes())",
+            "load": "p.read_bytes()",
+        },
+        "a save that fails raises, and leaves nothing",
+        "load of a, b after it raised nothing",
+        "rename it when all is there",
+        "keep a checksum",  # and damage is not found either
+    ),
+    "engine_without_seeds": _of(
+        "rollout_engine",
+        """
+        import random
+        from dataclasses import replace
+
+        from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+
+        class Engine(ScriptedEngine):
+            async def generate(self, requests, on_group):
+                def told(group_id, rollouts):
+                    on_group(group_id, [
+                        replace(r, seed=seed) for r, seed in zip(rollouts, seeds[group_id])
+                    ])
+
+                seeds = {r.group_id: r.seeds for r in requests}
+                drawn = [
+                    replace(r, seeds=tuple(random.getrandbits(63) for _ in r.seeds))
+                    for r in requests
+                ]
+                await super().generate(drawn, told)
+
+        def build(context):
+            store = context.part("weight_store", context.section.weights.store, "store")
+            return Engine(ScriptedConfig(), store, context.section)
+        """,
+        "a seed decides a sample's tokens",
+        "make the random key from the request's seed",
+    ),
+    "engine_that_trusts": _of(
+        "rollout_engine",
+        """
+        from dataclasses import replace
+
+        from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+        from rlax_plugin.testing.builders import tensor_specs
+
+        class Engine(ScriptedEngine):
+            async def load_weights(self, version):
+                shapes = {"table": (64, 64), "scale": (64,), "bias": (64,)}
+                import numpy as np
+
+                like = {name: np.empty(s, np.float32) for name, s in shapes.items()}
+                held = self._store.load(version.path, like)
+                await super().load_weights(replace(version, tensors=tensor_specs(held)))
+
+        def build(context):
+            store = context.part("weight_store", context.section.weights.store, "store")
+            return Engine(ScriptedConfig(), store, context.section)
+        """,
+        "weights with another fingerprint than published were loaded",
+        "load with rlax_plugin.weights.verification.load_proved",
+    ),
+    "tracker_that_raises_on_nan": _of(
+        "tracker",
+        """
+        import json
+
+        class Tracker:
+            def log(self, step, metrics):
+                json.dumps(metrics, allow_nan=False)
+
+            def close(self):
+                pass
+
+        def build(context):
+            return Tracker()
+        """,
+        "takes NaN and infinities",
+        "ValueError: Out of range float values",
+        "do not raise",
+    ),
+    "tracker_that_forgets": _of(
+        "tracker",
+        """
+        class Tracker:
+            def __init__(self, path):
+                self.file = path.open("w")
+
+            def log(self, step, metrics):
+                self.file.write(f"{step} {dict(metrics)}")
+
+            def close(self):
+                pass
+
+        def build(context):
+            return Tracker(context.run_dir / "log")
+        """,
+        "the first step is on disk, the last one is not",
+        "flush and join in close",
+    ),
+    "source_with_salted_ids": _of(
+        "prompt_source",
+        """
+        import numpy as np
+
+        from rlax_plugin.types import Prompt
+
+        class Source:
+            stop_ids = (1,)
+
+            def prompts(self, split):
+                texts = [f"{split} {i}" for i in range(3)]
+                return [Prompt(str(hash(t)), np.array([2, 3], np.int32), t, t) for t in texts]
+
+            def decode(self, tokens):
+                return " ".join(map(str, tokens))
+
+        def build(context):
+            return Source()
+        """,
+        "another process gives others",
+        "because hash() of a text differs",
+        "an unknown split raises a ConfigError",  # and decode keeps the stop token: all are told
+        "leave out stop_ids and padding in decode",
+    ),
+    "trainer_that_reuses_buffers": _of(
+        "trainer",
+        """
+        from rlax_plugin.testing import policy
+
+        class Trainer:
+            def run(self, link):
+                weights = policy.initial_weights(0)
+                link.publish(0, weights)
+                for step in (1, 2, 3):
+                    link.next_batch(step)
+                    weights["bias"] += 1
+                    link.before_checkpoint(step)
+                    link.publish(step, weights)
+                    link.step_done(step, {})
+                    if link.stop_requested:
+                        return
+
+        def build(context):
+            return Trainer()
+        """,
+        "publish(0): 'bias' was changed afterwards",
+        "fresh buffers",
+    ),
+    "launcher_that_leaves_processes": _of(
+        "launcher",
+        """
+        import subprocess, sys
+
+        class Launcher:
+            restarts = 0
+
+            async def start(self, argv, controller, run_dir):
+                for _ in range(2):
+                    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+                self.restarts = 1
+
+            async def stop(self):
+                pass
+
+        def build(context):
+            return Launcher()
+        """,
+        "processes are left after stop",
+        "end and await each in stop",
+    ),
+    "preset_with_an_unknown_slot": _of(
+        "objective",
+        """
+        from rlax_plugin import Choice
+        from rlax_plugin.objective.presets import Preset
+
+        def build(context):
+            slots = {"aggregation": "token_maen", "advantage": "gae", "grad_1": "log_prob"}
+            return Preset(**{slot: Choice(name=name) for slot, name in slots.items()})
+        """,
+        "did you mean 'token_mean'?",
+        "with names that a loaded plug-in offers",
+    ),
+    "observer_that_answers": Broken(
+        _HEAD + "\n\n@hookimpl\ndef rlax_on_step_end(step, metrics):\n    return metrics\n",
+        ("rlax_on_step_end", "it returned {", "return nothing"),
+    ),
+}

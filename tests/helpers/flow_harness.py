@@ -1,0 +1,216 @@
+"""A real flow, book, recorder and journal, with a dispatcher and rewards that a test answers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import yaml
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.flow import Flow
+from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
+from rlax_plugin.controller.run_state import Book
+from rlax_plugin.objective.advantages import per_group
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.rollouts.dispatch import Answer
+from rlax_plugin.types import GroupRequest, Prompt, Rollout
+
+
+class Source:
+    """Ten prompts, p0 to p9, of one token each."""
+
+    stop_ids = (1,)
+
+    def prompts(self, split):
+        return [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(10)]
+
+    def decode(self, tokens):
+        return ""
+
+
+class InOrder:
+    """Each choice takes one number from the generator, however many are asked for at once."""
+
+    def choose(self, prompts, rates, rng, count):
+        return [int(rng.integers(len(prompts))) for _ in range(count)]
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+class MixedOnly:
+    def refuse(self, group):
+        return None if group.rewards.min() < group.rewards.max() else "all rewards equal"
+
+
+class Answers:
+    """Stands in for dispatcher and reward pool.
+
+    Attributes:
+      open: group id -> its request and the future that waits for its samples.
+      unscored: group id -> samples and the future that waits for their rewards; only with
+        ``slow_rewards``, else a group comes back from scoring at once.
+    """
+
+    def __init__(self):
+        self.open: dict[int, tuple[GroupRequest, asyncio.Future]] = {}
+        self.unscored: dict[int, tuple[list[Rollout], asyncio.Future]] = {}
+        self.slow_rewards = False
+        self.workers: dict[str, SimpleNamespace] = {}  # by name, of the process that lives now
+
+    def submit(self, request):
+        future = asyncio.get_running_loop().create_future()
+        self.open[request.group_id] = (request, future)
+        return future
+
+    async def score(self, prompt, rollouts):
+        if not self.slow_rewards:
+            return rollouts
+        future = asyncio.get_running_loop().create_future()
+        self.unscored[rollouts[0].group_id] = (rollouts, future)
+        return await future
+
+    def draw(self, group_id, version, rewards=(0.0, 1.0), worker="w", length=2):
+        """Answers a group; one version for all tokens, ``length`` tokens in each sample."""
+        request, future = self.open.pop(group_id)
+        drawn_by = self.workers.setdefault(worker, SimpleNamespace(trusted=True))
+        future.set_result(
+            Answer(
+                request,
+                [
+                    Rollout(
+                        group_id,
+                        i,
+                        seed,
+                        np.array([*[5] * (length - 1), 1], np.int32),
+                        np.zeros(length, np.float32),
+                        np.zeros(length, np.float32),
+                        np.full(length, version, np.int32),
+                        "stop",
+                        worker=worker,
+                        reward=rewards[i],
+                        reward_error="it raised" if rewards[i] is None else None,
+                    )
+                    for i, seed in enumerate(request.seeds)
+                ],
+                (drawn_by,),
+            )
+        )
+
+    def reward(self, group_id):
+        rollouts, future = self.unscored.pop(group_id)
+        if not future.done():
+            future.set_result(rollouts)
+
+    async def answer(self, group_id, version, rewards=(0.0, 1.0), length=2):
+        self.draw(group_id, version, rewards, length=length)
+        await settle()
+
+
+async def settle():
+    """Returns once nothing on the event loop can go on without the test, or a thread."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(0)
+    while loop._ready:
+        await asyncio.sleep(0)
+
+
+class Harness:
+    """One process's worth of a run in ``directory``; make another one there to resume it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        j=1,
+        k=1,
+        *,
+        groups=2,
+        gates=(),
+        refill=8,
+        oversample=1.0,
+        deterministic=False,
+        step=0,
+        last_step=100,
+        sampler=None,
+        batches=None,
+    ):
+        rlax = {
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "x"}],
+            "rollouts": {"group_size": 2, "groups_per_step": groups, "max_prompt_tokens": 1},
+            "batches": batches or {},
+            "staleness": {"reload_every": j, "max_staleness": k},
+            "curation": {"max_refill": refill, "oversample": oversample},
+            "deterministic": deterministic,
+        }
+        self.files = RunFiles(directory)
+        self.files.put("config.yml", yaml.safe_dump({"rlax": rlax}).encode())
+        self.latest = 0
+        self.answers = Answers()
+        self.book = Book(
+            RlaxSection.model_validate(rlax),
+            Source().prompts("train"),
+            sampler or InOrder(),
+            PassRateTable(8.0),
+        )
+        self.errors: list[BaseException] = []
+        self.ledger = Ledger(directory / "ledger.sqlite", run="x")
+        # No timer: events reach the ledger with a commit, or when a test flushes them.
+        self.recorder = Recorder(self.files, self.ledger, self.errors.append, flush_s=3600)
+        self.flow = Flow(
+            section=RlaxSection.model_validate(rlax),
+            source=Source(),
+            gates=gates,
+            advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
+            dispatcher=self.answers,
+            rewards=self.answers,
+            book=self.book,
+            recorder=self.recorder,
+            latest_version=lambda: self.latest,
+        )
+        self._step, self._last_step = step, last_step
+
+    async def start(self) -> Recovery:
+        self.publish(self._step)
+        recovery = Recovery(
+            self._step,
+            book=self.book,
+            files=self.files,
+            ledger=self.ledger,
+            recorder=self.recorder,
+        )
+        await self.flow.start(recovery, self._last_step)
+        return recovery
+
+    def publish(self, version):
+        self.latest = version
+        self.flow.published(version, f"{version:08x}")
+
+    async def checkpoint(self, step):
+        commit, book = await self.flow.commit()
+        document = snapshot(step, commit.number, commit.checksum, book)
+        self.files.put(snapshot_name(step), json.dumps(document).encode())
+
+    def quarantine(self, worker):
+        """What the fleet does when a worker has found its weights to be wrong."""
+        if known := self.answers.workers.pop(worker, None):
+            known.trusted = False
+        self.flow.distrust(worker)
+
+    def lose_worker(self, group_id):
+        """What the dispatcher does when the call that held this group breaks."""
+        request, future = self.answers.open[group_id]
+        again = self.flow.refresh(dataclasses.replace(request, attempt=request.attempt + 1))
+        self.answers.open[group_id] = (again, future)
+        self.flow.reissued(again, "the worker was lost")

@@ -1,0 +1,188 @@
+"""Slots that draw tokens without a model, and an engine over them."""
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+from rlax_jetstream import JetstreamConfig
+from rlax_jetstream.engine import JetstreamEngine
+
+from rlax_plugin.config import Rollouts
+from rlax_plugin.rollouts.slots import Drawn, Prefill
+from rlax_plugin.types import GroupRequest, SamplingParams, TensorSpec, WeightVersion
+
+DEADLINE_S = 10.0
+PROMPT = np.arange(3, dtype=np.int32)
+
+
+@dataclass
+class _Sample:
+    """A sample in a slot: ``first`` tokens were there when it came, ``drawn`` are now."""
+
+    seed: int
+    first: int
+    drawn: int
+    sampling: SamplingParams
+
+    @property
+    def tokens(self):
+        return tokens_of(self.seed, self.first, self.drawn)
+
+    @property
+    def ended(self):
+        last = self.seed % 10**6 + self.drawn - 1
+        return self.drawn == self.sampling.max_new_tokens or last in self.sampling.stop_ids
+
+
+def tokens_of(seed, first, end):
+    return (seed % 10**6 + np.arange(first, end)).astype(np.int32)
+
+
+class ScriptedSlots:
+    """Sample with seed s: tokens s, s + 1, ... until ``sampling`` ends it.
+
+    Each step draws one token in every occupied slot. ``log`` keeps the calls; a decode waits for
+    ``gate``, so that a test can act while samples run.
+    """
+
+    def __init__(self, slots=4, max_prompt_tokens=8, max_new_tokens=50):
+        self.slots, self.max_prompt_tokens = slots, max_prompt_tokens
+        self.max_new_tokens = max_new_tokens
+        self.vocabulary = 10**6 + 1000
+        self.steps_total = self.tokens_total = 0
+        self.prefill_tokens_total = self.prefill_computed_total = 0
+        self.log, self.running = [], {}
+        self.gate, self.decoding = threading.Event(), threading.Event()
+        self.gate.set()
+        self.fail_with = None
+
+    @property
+    def free_slots(self):
+        return [s for s in range(self.slots) if s not in self.running]
+
+    def variables_like(self):
+        return {"w": np.zeros(2, np.float32)}
+
+    def insert(self, weights, requests):
+        for r in requests:
+            assert isinstance(r, Prefill)
+            self.log.append(("insert", self.steps_total, r.slots, int(weights["w"][0]), r.drawn))
+            for slot, seed in zip(r.slots, r.seeds, strict=True):
+                assert slot not in self.running
+                if r.drawn:
+                    behind = np.concatenate([PROMPT, tokens_of(seed, 0, r.drawn)])
+                    np.testing.assert_array_equal(r.tokens, behind)
+                self.running[slot] = _Sample(seed, r.drawn, r.drawn + 1, r.sampling)
+
+    def decode(self, weights, max_steps, stop_when_free):
+        self.decoding.set()
+        assert self.gate.wait(DEADLINE_S)
+        if self.fail_with is not None:
+            raise self.fail_with
+        self.log.append(("decode", max_steps, stop_when_free))
+        done = self._ended()
+        steps = 0
+        while steps < max_steps and len(done) < len(self.running):
+            if stop_when_free and done:
+                break
+            for sample in self.running.values():
+                sample.drawn += not sample.ended
+            steps += 1
+            done = self._ended()
+        self.steps_total += steps
+        ended = [self._drawn(slot) for slot in done]
+        self.release(done)
+        return ended
+
+    def read(self, slots):
+        self.log.append(("read", len(slots)))
+        return [self._drawn(slot) for slot in slots]
+
+    def logprobs(self, weights, tokens):
+        if len(tokens) > self.max_prompt_tokens + 1:
+            raise ValueError(f"{len(tokens)} tokens")
+        return (-weights["w"][0] * tokens[1:]).astype(np.float32)
+
+    def release(self, slots):
+        for slot in slots:
+            del self.running[slot]
+
+    def warm_up(self):
+        self.log.append(("warm_up",))
+
+    def inserts(self):
+        return [entry[1:] for entry in self.log if entry[0] == "insert"]
+
+    def _ended(self):
+        return [slot for slot, sample in self.running.items() if sample.ended]
+
+    def _drawn(self, slot):
+        tokens = self.running[slot].tokens
+        return Drawn(slot, tokens, -tokens.astype(np.float32), -2 * tokens.astype(np.float32))
+
+
+class Store:
+    def __init__(self):
+        self.loaded = []
+
+    def load(self, path, like):
+        self.loaded.append(path)
+        return {"w": np.full(2, int(path), np.float32)}
+
+
+class Source:
+    stop_ids = (103,)
+
+    def decode(self, tokens):
+        return "|".join(map(str, tokens))
+
+
+def version(number, fingerprint=None, name="w", shape=(2,), canary=None):
+    fingerprint = number if fingerprint is None else fingerprint
+    tensors = {name: TensorSpec(shape, "float32", fingerprint)}
+    return WeightVersion(number, number, str(number), tensors, canary)
+
+
+def request(group_id, seeds, new=5, min_version=0, stop_ids=(), resume=()):
+    sampling = SamplingParams(max_new_tokens=new, stop_ids=stop_ids)
+    return GroupRequest(group_id, 1, PROMPT, tuple(seeds), sampling, min_version, tuple(resume))
+
+
+def make_engine(slots, rollouts=None, deterministic=False, **options):
+    limits = {"slots": 4, "max_prompt_tokens": 8, "max_new_tokens": 50, "group_size": 2}
+    return JetstreamEngine(
+        make_slots=lambda: slots,
+        store=Store(),
+        rollouts=Rollouts(**(limits | (rollouts or {}))),
+        config=JetstreamConfig(**options),
+        make_prompt_source=Source,
+        deterministic=deterministic,
+        fingerprint=lambda arrays: {name: np.uint32(value[0]) for name, value in arrays.items()},
+    )
+
+
+def play(scenario, slots=None, **options):
+    """Runs ``scenario(engine, slots)`` under a deadline and closes the engine."""
+    slots = slots or ScriptedSlots()
+    engine = make_engine(slots, **options)
+
+    async def run():
+        async with asyncio.timeout(DEADLINE_S):
+            return await scenario(engine, slots)
+
+    try:
+        return asyncio.run(run())
+    finally:
+        slots.gate.set()
+        engine.close()
+
+
+async def drawn(engine, *requests):
+    groups = {}
+    await engine.generate(requests, lambda group_id, rollouts: groups.update({group_id: rollouts}))
+    return groups
+
+
+async def until(event):
+    assert await asyncio.to_thread(event.wait, DEADLINE_S)

@@ -1,0 +1,202 @@
+"""The command line: messages and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from installs import GATE, install, on_path, write
+from test_build import PARTS
+from typer.testing import CliRunner, Result
+
+from rlax_plugin.cli import app
+
+TESTING = str(Path(__file__).parents[2] / "configs/testing.yml")
+CONFIG = """
+steps: 10
+rlax:
+  plugins: [tc_parts, rlax_objectives, rlax_curation]
+  prompt_source: {name: source}
+  rewards: [{name: right, slots: 7}]
+  rollouts: {engine: {name: engine}}
+  weights: {store: {name: store}}
+  launcher: {name: launch}
+  trainer: {name: train}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    install(tmp_path, "tc_parts", PARTS, distribution="tc-dist", version="0.3")
+    (tmp_path / "run.yml").write_text(CONFIG)
+    with on_path(tmp_path):
+        yield tmp_path
+
+
+def rlax(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", *arguments],
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+BAD = [
+    (
+        "rlax.plugins=[tc_prts]",
+        "rlax.plugins = 'tc_prts': no plug-in or module of this name; did you mean 'tc_parts'?",
+    ),
+    ("rlax.rollouts.slotz=3", "rlax.rollouts.slotz = 3: unknown key; did you mean 'slots'?"),
+    (
+        "rlax.staleness.reload_every=2",
+        "rlax.staleness.max_staleness = 1: must be at least reload_every = 2",
+    ),
+]
+SERVE = ("serve", "--controller", "127.0.0.1:1", "--name", "w")
+
+
+@pytest.mark.parametrize(
+    ("command", "bad"), zip([("check",), ("train",), SERVE], BAD, strict=True), ids=lambda v: v[0]
+)
+def test_a_bad_config_is_one_message_and_status_2(
+    folder: Path, command: tuple[str, ...], bad: tuple[str, str]
+) -> None:
+    result = process(folder, *command, str(folder / "run.yml"), bad[0])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {bad[1]}")
+    assert result.stderr.count("\n") == 1  # and so no traceback
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda v: v[0])
+@pytest.mark.parametrize("command", [("check",), ("train",), SERVE, ("plugins",)])
+def test_every_command_refuses_a_bad_config(
+    folder: Path, command: tuple[str, ...], bad: tuple[str, str]
+) -> None:
+    result = rlax(*command, str(folder / "run.yml"), bad[0])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {bad[1]}")
+
+
+def test_fast_check_is_silent_about_what_only_the_parts_know(folder: Path) -> None:
+    config = str(folder / "run.yml")
+    result = rlax("check", "--fast", config)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"ok  section rlax: and 3 plug-ins of {config}\n")
+    result = rlax("check", config)
+    assert result.exit_code == 2
+    assert "error: steps" in result.stderr and "must be none" in result.stderr
+
+
+def test_check_refuses_an_objective_that_corrects_twice(folder: Path) -> None:
+    twice = "rlax.objective.importance_weight.name=truncated"
+    result = rlax("check", "--fast", str(folder / "run.yml"), twice)
+    assert result.exit_code == 2 and "more than once" in result.stderr
+    assert "grad_1 (clipped_ratio: policy/old)" in result.stderr
+
+
+def test_plugins_lists_what_is_installed(folder: Path) -> None:
+    install(folder, "tc_broken", "import tc_nowhere", distribution="tc-bad", version="9")
+    listed = {row["name"]: row for row in json.loads(rlax("plugins", "--json").stdout)["installed"]}
+    parts = listed["tc_parts"]
+    assert (parts["distribution"], parts["version"]) == ("tc-dist", "0.3")
+    assert parts["offers"]["trainer"] == ["train"] and "gate" not in parts["offers"]
+    assert "No module named 'tc_nowhere'" in listed["tc_broken"]["error"]
+    table = rlax("plugins").stdout
+    assert "tc_parts" in table and "tc-dist" in table and "trainer: train" in table
+
+
+def test_plugins_shows_what_a_config_would_use(folder: Path) -> None:
+    config = str(folder / "run.yml")
+    used = json.loads(rlax("plugins", config, "--json").stdout)["used"]
+    (reward,) = [row for row in used if row["key"] == "rlax.rewards.0"]
+    assert reward == {
+        "key": "rlax.rewards.0",
+        "kind": "reward",
+        "name": "right",
+        "plugin": "tc_parts",
+        "distribution": "tc-dist",
+        "version": "0.3",
+        "options": {
+            "slots": {"value": 7, "default": 4, "required": False, "description": ""},
+        },
+    }
+    assert {row["kind"] for row in used} >= {"trainer", "advantage", "objective"}
+    bare = json.loads(rlax("plugins", TESTING, "--json").stdout)["loaded"]
+    assert [row["name"] for row in bare][:2] == ["rlax_plugin.testing", "rlax_curation"]
+    assert bare[0]["offers"]["trainer"] == ["bigram"]
+    text = " ".join(rlax("plugins", config).stdout.split())
+    order = [text.index(title) for title in (" would use", " lists ", "installed plug-ins")]
+    assert order == sorted(order)
+    assert "rlax.rewards.0 right reward of tc_parts (tc-dist 0.3) slots 7 default 4" in text
+
+
+def test_unlisted_plugin_that_offers_the_name(folder: Path) -> None:
+    install(folder, "tc_gates", GATE % {"gate": "narrow"})
+    result = rlax("check", str(folder / "run.yml"), "rlax.curation.gates=[{name: narrow}]")
+    assert result.exit_code == 2
+    assert "plug-in 'tc_gates' offers this gate" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        ("WorkerError('no worker came')", 1),
+        ("DeadlineError('a batch', 3.0, 'rlax.deadlines.batch_s')", 1),
+        ("PluginError('collides')", 2),
+        ("KeyboardInterrupt()", 130),
+    ],
+)
+def test_exit_statuses(folder: Path, raised: str, status: int) -> None:
+    """A part that fails while the config is checked stands for any failure."""
+    source = f"""
+        from rlax_plugin import Extension, NoOptions, hookimpl
+        from rlax_plugin.errors import DeadlineError, PluginError, WorkerError
+
+        def check(config, context):
+            raise {raised}
+
+        @hookimpl
+        def rlax_register_trainer():
+            return {{"fails": Extension(NoOptions, check, check)}}
+    """
+    write(folder, f"tc_fails_{status}_{len(raised)}", source)
+    plugins = "rlax.plugins=[tc_parts, rlax_objectives, rlax_curation, "
+    plugins += f"tc_fails_{status}_{len(raised)}]"
+    result = rlax("check", str(folder / "run.yml"), plugins, "rlax.trainer.name=fails")
+    assert result.exit_code == status
+    assert ("error: " in result.stderr) == (status != 130)
+
+
+def test_every_command_teaches_by_example() -> None:
+    names = [command.name for command in app.registered_commands]
+    overview = rlax("--help").stdout
+    for name, command in zip(names, app.registered_commands, strict=True):
+        name = name or command.callback.__name__.replace("_", "-")  # type: ignore[union-attr]
+        assert name in overview
+        result = rlax(name, "--help")
+        assert result.exit_code == 0
+        assert f"Example:  rlax {name}" in result.stdout
+
+
+def test_wrong_usage_is_status_2(folder: Path) -> None:
+    assert rlax("chek").exit_code == 2
+    assert rlax("serve", str(folder / "run.yml")).exit_code == 2
+    bad = ("serve", str(folder / "run.yml"), "--controller", "nowhere", "--name", "w")
+    result = rlax(*bad)
+    assert result.exit_code == 2 and "--controller = 'nowhere': must be host:port" in result.stderr
+
+
+def test_parameter_server_refuses_addresses_beyond_loopback(folder: Path) -> None:
+    result = rlax("parameter-server", str(folder / "run.yml"), "--host", "0.0.0.0")
+    assert result.exit_code == 2 and "must be a loopback address" in result.stderr

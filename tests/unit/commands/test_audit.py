@@ -1,0 +1,520 @@
+"""``rlax audit``: a clean history with known figures, and what is found once it is falsified."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from histories import REASON, Draft, History, group, refused, rollout, scored
+from typer.testing import CliRunner
+
+from rlax_plugin.cli import app
+from rlax_plugin.commands.audit import Report, Rule, audit
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.records import events as ev
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import Group
+
+FIGURES = {
+    "segments": 5,
+    "steps": 3,
+    "issued": 11,
+    "trained": 6,
+    "filtered": {"too easy": 1},
+    "dropped": {REASON: 1},
+    "open": 2,
+    "ready": 1,
+    "samples": 12,
+    "tokens": 6 * (2 + 3),
+    "max_staleness": 2,
+    "reissued": 4,
+    "restarts": 1,
+}
+
+
+def audited(directory: Path, history: History) -> Report:
+    files = RunFiles(directory)
+    history.write(files)
+    return audit(files)
+
+
+def place(report: Report) -> tuple[Any, ...]:
+    found = report.violation
+    return (None,) if found is None else (found.rule, found.segment, found.step, found.group)
+
+
+def test_a_correct_history_is_clean(tmp_path: Path) -> None:
+    report = audited(tmp_path, History())
+    assert (report.violation, report.violations, report.warnings) == (None, {}, [])
+    assert report.to_json()["figures"] == FIGURES
+
+
+def test_a_run_on_an_object_store() -> None:
+    files = RunFiles("memory://audit/run")
+    History().write(files)
+    report = audit(files)
+    assert report.clean and report.figures.trained == 6
+    assert report.run == "memory:///audit/run"
+
+
+# --- falsified before it was written: checksums are right, the story is not ----------------------
+
+Falsify = Callable[[History], object]
+
+
+def first(history: History) -> Draft:
+    return history.segments[0]
+
+
+def second(history: History) -> Draft:
+    return history.segments[1]
+
+
+def fourth(history: History) -> Draft:
+    return history.segments[3]
+
+
+def trained_twice(h: History) -> None:
+    fourth(h).replace(ev.Trained(3, (5, 7), 2), ev.Trained(3, (4, 7), 3))
+    fourth(h).batch = [h.groups[4], h.groups[7]]
+
+
+def overtaken(h: History) -> None:
+    generated, judged = scored(h.groups[4])
+    second(h).events.remove(generated)
+    second(h).events.remove(judged)
+    second(h).replace(ev.Trained(2, (3, 4), 2), ev.Trained(2, (3, 5), 2))
+    second(h).batch, second(h).others = [h.groups[3], h.groups[5]], []
+
+
+def overtaken_when_ready(h: History) -> None:
+    second(h).replace(ev.Trained(2, (3, 4), 2), ev.Trained(2, (4, 5), 2))
+    second(h).batch, second(h).others = [h.groups[4], h.groups[5]], []
+
+
+def too_stale(h: History) -> None:
+    old = (group(5, 0, "f", attempt=2), None)
+    second(h).rescore(h.groups[5], old)
+    fourth(h).batch = [old, h.groups[7]]
+    fourth(h).replace(ev.Trained(3, (5, 7), 2), ev.Trained(3, (5, 7), 3))
+
+
+def of_the_future(h: History) -> None:
+    fourth(h).rescore(h.groups[7], (group(7, 3, "h", attempt=2), None))
+
+
+def changed_seventh(**changes: Any) -> Falsify:
+    def falsify(h: History) -> None:
+        new = dataclasses.replace(h.groups[7][0], **changes)
+        fourth(h).rescore(h.groups[7], (new, None))
+
+    return falsify
+
+
+def seventh(*versions: list[int], **changes: Any) -> tuple[Any, ...]:
+    return tuple(rollout(7, i, v, **changes) for i, v in enumerate(versions))
+
+
+MIXED = changed_seventh(rollouts=seventh([2, 2], [1, 2, 2]))
+BACKWARDS = changed_seventh(rollouts=seventh([2, 2], [2, 1, 2]))
+
+
+def in_batch(change: Callable[[Group], Group]) -> Falsify:
+    """Changes group 3, scored in segment 1, in the file of the batch that it trains in."""
+
+    def falsify(h: History) -> None:
+        second(h).batch = [(change(h.groups[3][0]), None), h.groups[4]]
+
+    return falsify
+
+
+def other_tokens(g: Group) -> Group:
+    last = dataclasses.replace(g.rollouts[1], tokens=np.array([4, 5, 9], np.int32))
+    return dataclasses.replace(g, rollouts=(g.rollouts[0], last))
+
+
+def a_sample_less(g: Group) -> Group:
+    return dataclasses.replace(g, rollouts=g.rollouts[:1])
+
+
+def unfinished(g: Group) -> Group:
+    last = dataclasses.replace(g.rollouts[1], finish_reason="cancelled")
+    return dataclasses.replace(g, rollouts=(g.rollouts[0], last))
+
+
+def replace(segment: Callable[[History], Draft], old: ev.Event, *new: ev.Event) -> Falsify:
+    return lambda h: segment(h).replace(old, *new)
+
+
+def say(segment: Callable[[History], Draft], *events: ev.Event) -> Falsify:
+    """At the segment's end."""
+    return lambda h: segment(h).events.extend(events)
+
+
+def snapshot(index: int, **changes: Any) -> Falsify:
+    def falsify(h: History) -> None:
+        document = h.segments[index].snapshot
+        assert document is not None
+        document["book"].update(changes)
+
+    return falsify
+
+
+def without_generated(h: History) -> None:
+    generated, _ = scored(h.groups[1])
+    first(h).events.remove(generated)
+
+
+def kept_twice(h: History) -> None:
+    second(h).others.append(h.groups[4])
+
+
+def fewer_groups(h: History) -> None:
+    second(h).replace(ev.Trained(2, (3, 4), 2), ev.Trained(2, (3,), 2))
+    second(h).batch, second(h).others = [h.groups[3]], [h.groups[4], h.groups[5]]
+
+
+def other_batch(h: History) -> None:
+    second(h).batch, second(h).others = [h.groups[3], h.groups[5]], [h.groups[4]]
+
+
+def advantages_outside_of_a_batch(h: History) -> None:
+    first(h).others[1] = (dataclasses.replace(h.groups[3][0], advantages=np.zeros(2)), None)
+
+
+def too_old(h: History) -> None:
+    fourth(h).rescore(h.groups[7], (group(7, 0, "h", attempt=2), None))
+
+
+def drawn_in_the_future(h: History) -> None:
+    """A group that never trains."""
+    old = h.groups[9]
+    h.segments[4].rescore(old, (group(9, 4, "b"), None))
+
+
+def seed_of_another(h: History) -> None:
+    fifth = h.groups[5][0].rollouts
+    changed = tuple(
+        dataclasses.replace(r, seed=fifth[0].seed if r.index else r.seed)
+        for r in h.groups[7][0].rollouts
+    )
+    changed_seventh(rollouts=changed)(h)
+
+
+FALSIFIED = [
+    ("a version older than asked for", too_old, Rule.TOO_OLD, 4, None, 7),
+    ("a version that no step has produced", drawn_in_the_future, Rule.UNPRODUCED, None, None, 9),
+    ("drawn twice at once", lambda h: first(h).replace(g := scored(h.groups[3])[0], g, g),
+     Rule.GENERATED_TWICE, 1, None, 3),
+    ("a seed of another group", seed_of_another, Rule.REPEATED_SEED, None, None, 7),
+    ("a group trains at steps 2 and 3", trained_twice, Rule.TRAINED_TWICE, 4, 3, 4),
+    ("an open group is overtaken", overtaken, Rule.LOST_GROUP, 2, 2, 4),
+    ("a ready group is overtaken", overtaken_when_ready, Rule.LOST_GROUP, 2, 2, 3),
+    ("three versions old at two allowed", too_stale, Rule.TOO_STALE, 4, 3, 5),
+    ("version 3 trains at step 3", of_the_future, Rule.FUTURE_VERSION, 4, 3, 7),
+    ("two versions in a sample", MIXED, Rule.MIXED_VERSIONS, 4, None, 7),
+    ("dropped for no reason", replace(fourth, ev.Dropped(6, REASON), ev.Dropped(6, " ")),
+     Rule.DROPPED_WITHOUT_REASON, 4, None, 6),
+    ("trained, then dropped", say(second, ev.Dropped(0, REASON)), Rule.ENDED_TWICE, 2, None, 0),
+    ("refused, then admitted", say(second, *scored((group(2, 0, "c"), None))[1:]),
+     Rule.ENDED_TWICE, 2, None, 2),
+    ("samples change before they train", in_batch(other_tokens), Rule.SAMPLES_CHANGED, 2, 2, 3),
+    ("a sample is missing", in_batch(a_sample_less), Rule.BATCH_DIFFERS, 2, 2, 3),
+    ("an unfinished sample trains", in_batch(unfinished), Rule.BATCH_DIFFERS, 2, 2, 3),
+    ("another group is in the batch", other_batch, Rule.BATCH_DIFFERS, 2, 2, 4),
+    ("a batch too small", fewer_groups, Rule.WRONG_BATCH, 2, 2, None),
+    ("a group is in both files", kept_twice, Rule.ROLLOUTS_DIFFER, 2, None, 4),
+    ("staleness is made small", replace(second, ev.Trained(2, (3, 4), 2), ev.Trained(2, (3, 4), 1)),
+     Rule.STALENESS_DIFFERS, 2, 2, None),
+    ("a step is left out", replace(second, ev.Trained(2, (3, 4), 2), ev.Trained(3, (3, 4), 3)),
+     Rule.STEP_ORDER, 2, 3, None),
+    ("a batch that nobody trains", lambda h: second(h).events.pop(), Rule.STEP_ORDER, 2, 2, None),
+    ("an id is left out", replace(first, ev.Issued(3, ("d", "e", "f"), 0),
+                                  ev.Issued(4, ("d", "e", "f"), 0)), Rule.ISSUE_ORDER, 1, None, 4),
+    ("a group from nowhere", say(second, ev.Dropped(77, REASON)), Rule.UNKNOWN_GROUP, 2, None, 77),
+    ("attempt 3 follows 1", replace(second, ev.Reissued(5, 2, "worker lost"),
+                                    ev.Reissued(5, 3, "worker lost")),
+     Rule.UNKNOWN_ATTEMPT, 2, None, 5),
+    ("drawn at an attempt that never was", lambda h: second(h).events.pop(3),
+     Rule.UNKNOWN_ATTEMPT, 2, None, 5),
+    ("scored and never drawn", without_generated, Rule.WRONG_ORDER, 1, None, 1),
+    ("scored twice", say(first, *scored((group(3, 0, "d"), None))[1:]),
+     Rule.WRONG_ORDER, 1, None, 3),
+    ("another prompt", changed_seventh(prompt=group(7, 2, "z").prompt),
+     Rule.GENERATION_DIFFERS, 4, None, 7),
+    ("advantages outside of a batch", advantages_outside_of_a_batch,
+     Rule.JUDGEMENT_DIFFERS, 1, None, 3),
+    ("another reason on disk",
+     lambda h: first(h).others.__setitem__(0, refused(2, 0, "c", "too hard")),
+     Rule.JUDGEMENT_DIFFERS, 1, None, 2),
+    ("one seed for two samples", changed_seventh(rollouts=seventh([2, 2], [2, 2, 2], seed=1)),
+     Rule.REPEATED_SEED, 4, None, 7),
+    ("a version before its step", say(first, ev.Published(2, "d2")),
+     Rule.PUBLISHED_EARLY, 1, 2, None),
+    ("a version twice in one life", say(second, ev.Published(0, "d0")),
+     Rule.PUBLISHED_TWICE, 2, 0, None),
+    ("resumed where nothing was", replace(fourth, ev.Resumed(2), ev.Resumed(3)),
+     Rule.RESUMED_AHEAD, 4, 3, None),
+    ("the snapshot forgets an open group", snapshot(2, open=[]),
+     Rule.SNAPSHOT_DIFFERS, 3, 2, 6),
+    ("the snapshot looks in another file", snapshot(2, ready={"5": 1}),
+     Rule.SNAPSHOT_DIFFERS, 3, 2, 5),
+    ("the snapshot goes on elsewhere", snapshot(4, next_id=12),
+     Rule.SNAPSHOT_DIFFERS, 5, 3, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("falsify", "rule", "segment", "step", "group_id"),
+    [case[1:] for case in FALSIFIED],
+    ids=[case[0] for case in FALSIFIED],
+)
+def test_the_first_violation_is_named(
+    tmp_path: Path,
+    falsify: Falsify,
+    rule: Rule,
+    segment: int,
+    step: int | None,
+    group_id: int | None,
+) -> None:
+    history = History()
+    falsify(history)
+    report = audited(tmp_path, history)
+    assert place(report) == (rule, segment, step, group_id), report.violation
+    assert report.violations[rule] >= 1
+
+
+def test_every_rule_is_shown_to_be_found() -> None:
+    assert {case[2] for case in FALSIFIED} | {Rule.JOURNAL_BROKEN} == set(Rule)
+
+
+def test_messages_say_what_was_expected_and_found(tmp_path: Path) -> None:
+    history = History()
+    too_stale(history)
+    report = audited(tmp_path, history)
+    assert report.violation is not None and report.violations == {"too-stale": 1}
+    assert report.violation.message == (
+        "group 5 trains at step 3 with tokens of version 0: expected a staleness of at most 2, "
+        "found 3"
+    )
+    assert report.figures.max_staleness == 3
+
+
+def test_continue_allows_newer_versions_and_never_older_ones(tmp_path: Path) -> None:
+    history = History()
+    history.config["rollouts"]["on_new_weights"] = "continue"
+    MIXED(history)
+    assert audited(tmp_path / "newer", history).clean
+    history = History()
+    history.config["rollouts"]["on_new_weights"] = "continue"
+    BACKWARDS(history)
+    report = audited(tmp_path / "older", history)
+    assert place(report) == (Rule.MIXED_VERSIONS, 4, None, 7)
+    assert report.violation is not None
+    assert report.violation.message.endswith(
+        "(on_new_weights is continue), found 2, then 1, then 2"
+    )
+
+
+def test_the_bound_is_the_configs_and_its_default_one(tmp_path: Path) -> None:
+    history = History()
+    del history.config["staleness"]
+    assert place(audited(tmp_path, history)) == (Rule.TOO_STALE, 2, 2, 3)
+
+
+# Every batch has two groups of 2 + 3 tokens, in 2 + 2 samples of 3 and 4 positions.
+BATCHES = [
+    ("ten tokens", {"tokens": 10, "rows": 6}, None),
+    ("six tokens, which need both groups", {"tokens": 6, "rows": 6}, None),
+    ("five tokens, which one group has", {"tokens": 5}, "expected 5 tokens, reached by the last"),
+    ("eleven tokens, for which there is room", {"tokens": 11, "rows": 6}, "expected 11 tokens"),
+    ("eleven tokens, for which there may be none", {"tokens": 11, "rows": 5}, None),
+    ("two rows", {"rows": 2}, "expected as many as fit 2 rows of 10, with 1 samples each"),
+    ("two rows of two", {"rows": 2, "sequences_per_row": 2}, None),
+    (
+        "a row of four, too short",
+        {"rows": 1, "sequences_per_row": 4},
+        "as many as fit 1 rows of 10",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"), [case[1:] for case in BATCHES], ids=[case[0] for case in BATCHES]
+)
+def test_batches_are_as_large_as_the_config_says(
+    tmp_path: Path, batches: dict[str, int], message: str | None
+) -> None:
+    history = History()
+    history.config["batches"] = batches
+    history.config["rollouts"]["max_new_tokens"] = 8  # with 2 of the prompt, rows of 10
+    report = audited(tmp_path, history)
+    if message is None:
+        assert report.violation is None
+    else:
+        assert place(report) == (Rule.WRONG_BATCH, 1, 1, None)
+        assert report.violations == {"wrong-batch": 3}
+        assert report.violation is not None and message in report.violation.message
+
+
+def test_a_batch_may_be_small_where_one_more_group_may_not_fit(tmp_path: Path) -> None:
+    history = History()
+    history.config["batches"] = {"rows": 3, "sequences_per_row": 2}
+    fewer_groups(history)
+    violations = audited(tmp_path, history).violations
+    # What becomes of group 4 is another matter.
+    assert Rule.WRONG_BATCH not in violations and Rule.LOST_GROUP in violations
+
+
+def test_other_weights_after_a_restart_are_a_warning(tmp_path: Path) -> None:
+    history = History()
+    fourth(history).replace(ev.Published(2, "d2"), ev.Published(2, "e2"))
+    report = audited(tmp_path, history)
+    assert report.clean
+    (warning,) = report.warnings
+    assert warning.startswith("segment 4: version 2 was published again with other weights")
+
+
+# --- falsified on disk ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    History().write(RunFiles(tmp_path))
+    return tmp_path
+
+
+def segment_file(run: Path, number: int) -> Path:
+    return run / f"journal/{number:08d}.json"
+
+
+def test_a_batch_that_was_altered_or_is_missing(run: Path) -> None:
+    file = run / "batches/00000002.parquet"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    report = audit(RunFiles(run))
+    assert place(report) == (Rule.BATCH_DIFFERS, 2, 2, None)
+    assert report.violation is not None and "its content is not what it was" in str(
+        report.violation
+    )
+    assert (report.figures.samples, report.figures.trained) == (8, 6)
+    file.unlink()
+    assert place(audit(RunFiles(run))) == (Rule.BATCH_DIFFERS, 2, 2, None)
+
+
+def test_rollouts_that_are_missing(run: Path) -> None:
+    (run / "rollouts/00000005.parquet").unlink()
+    assert place(audit(RunFiles(run))) == (Rule.ROLLOUTS_DIFFER, 5, None, None)
+
+
+def test_a_segment_that_is_missing_exchanged_or_rewritten(run: Path) -> None:
+    files = RunFiles(run)
+    third, second_ = segment_file(run, 3), segment_file(run, 2)
+    originals = third.read_bytes(), second_.read_bytes()
+    third.unlink()
+    assert place(audit(files)) == (Rule.JOURNAL_BROKEN, 3, None, None)
+    third.write_bytes(originals[1])  # calls itself 2
+    assert place(audit(files)) == (Rule.JOURNAL_BROKEN, 3, None, None)
+    third.write_bytes(originals[0])
+    second_.write_bytes(originals[1].replace(b"worker lost", b"worker last"))
+    report = audit(files)  # what it says is possible; the next one knows better
+    assert place(report) == (Rule.JOURNAL_BROKEN, 3, None, None)
+    assert (report.figures.segments, report.figures.steps) == (2, 2)
+    second_.write_bytes(originals[1][:100])
+    assert place(audit(files)) == (Rule.JOURNAL_BROKEN, 2, None, None)
+
+
+def test_a_journal_without_its_end(run: Path) -> None:
+    segment_file(run, 5).unlink()
+    report = audit(RunFiles(run))
+    assert place(report) == (Rule.SNAPSHOT_DIFFERS, None, 3, None)
+    assert report.violation is not None
+    assert "expected a journal up to segment 5, found 4" in report.violation.message
+
+
+def test_snapshots_that_were_exchanged_or_damaged(run: Path) -> None:
+    newer = run / "controller/00000003.json"
+    document = json.loads(newer.read_text())
+    newer.write_text(json.dumps(document | {"checksum": "00000001"}))
+    assert place(audit(RunFiles(run))) == (Rule.SNAPSHOT_DIFFERS, 5, 3, None)
+    newer.write_text(json.dumps(document | {"step": 2}))
+    assert place(audit(RunFiles(run))) == (Rule.SNAPSHOT_DIFFERS, None, 3, None)
+    newer.write_text("{")
+    assert place(audit(RunFiles(run))) == (Rule.SNAPSHOT_DIFFERS, None, 3, None)
+    newer.unlink()  # pruned, as those of old checkpoints are
+    assert audit(RunFiles(run)).clean
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_json_is_all_there_is_on_stdout(run: Path) -> None:
+    result = process("audit", str(run), "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == {
+        "run": str(run),
+        "clean": True,
+        "violation": None,
+        "violations": {},
+        "warnings": [],
+        "figures": FIGURES,
+    }
+    segment_file(run, 3).unlink()
+    result = process("audit", str(run), "--json")
+    assert (result.returncode, result.stderr) == (1, "")
+    document = json.loads(result.stdout)
+    assert not document["clean"] and document["violations"] == {"journal-broken": 1}
+    assert document["violation"] == {
+        "rule": "journal-broken",
+        "segment": 3,
+        "step": None,
+        "group": None,
+        "message": "journal segment 3: is missing, and later ones exist",
+    }
+
+
+def test_the_table_and_the_verdict(tmp_path: Path) -> None:
+    history = History()
+    history.write(RunFiles(tmp_path / "clean"))
+    result = CliRunner().invoke(app, ["audit", str(tmp_path / "clean")])
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert "groups issued 11" in words and f"dropped 1 {REASON} 1" in words
+    assert "samples trained 12 30 tokens" in words
+    assert result.stdout.splitlines()[-1].startswith("clean: every group is accounted for")
+    trained_twice(history)
+    history.write(RunFiles(tmp_path / "twice"))
+    result = CliRunner().invoke(app, ["audit", str(tmp_path / "twice")])
+    assert result.exit_code == 1
+    assert (
+        "violation: trained-twice at segment 4, step 3, group 4: group 4 is trained at step 3, but "
+        "it is trained already, at step 2"
+    ) in result.stdout
+
+
+def test_what_is_no_run_is_one_message_and_status_2(tmp_path: Path) -> None:
+    result = process("audit", str(tmp_path))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: RUN = '{tmp_path}': is no run directory, or")
+    assert result.stderr.count("\n") == 1
+    History().write(RunFiles(tmp_path))
+    (tmp_path / "config.yml").unlink()
+    with pytest.raises(ConfigError, match=r"config\.yml: is missing"):
+        audit(RunFiles(tmp_path))

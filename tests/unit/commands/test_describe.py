@@ -1,0 +1,151 @@
+"""What ``rlax check`` tells of a config: words, numbers, doubts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rlax_plugin.cli import app
+
+ROOT = Path(__file__).parents[3]
+TESTING = str(ROOT / "tests/configs/testing.yml")
+DEMO = str(ROOT / "configs/demo.yml")
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["check", *arguments], catch_exceptions=False)
+
+
+def explained(*arguments: str) -> dict[str, Any]:
+    result = check(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def doubted(*arguments: str) -> dict[str, str]:
+    return {one["key"]: one["text"] for one in explained(*arguments)["warnings"]}
+
+
+def test_numbers_of_a_batch() -> None:
+    objective = "rlax.objective={epochs: 2, mini_batches: 4, preset: ppo, old_policy: proximal}"
+    numbers = explained("--fast", DEMO, "steps=64", objective)["numbers"]
+    assert numbers == {
+        "workers": 2,
+        "groups_per_step": 64,
+        "samples_per_step": 512,
+        "rows_per_step": 512,
+        "row_tokens": 13,
+        "completion_tokens_per_step": 2560,
+        "updates_per_step": 8,
+        "rl_steps": 8,
+        "groups": 512,
+    }
+
+
+def test_the_demo_in_words() -> None:
+    document = explained("--fast", DEMO)
+    words = document["words"]
+    assert words["Processes"]["rollout workers"] == "2: jetstream, 256 slots each; launcher local"
+    assert words["One step"]["samples"].startswith("64 groups x 8 = 512 samples of at most 5")
+    assert words["The run"]["evaluation"].endswith("= 8,192 completions, pass@1, pass@8")
+    assert words["Staleness"]["staleness"].startswith("lockstep, on-policy")
+    assert "grad_1 clipped_ratio" in words["Objective"]["preset"]
+    assert words["Files"]["weights"] == "runs/demo/weights, orbax, the newest 2"
+    assert document["warnings"] == [] and document["memory_bytes"] == {}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ("{max_staleness: 2}", "one step off-policy: workers load every version, and a sample"),
+        ("{reload_every: 2, max_staleness: 4}", "workers load one of 2 versions, and a sample"),
+        ("{reload_every: 2, max_staleness: 4}", "at most 4 versions behind the update's; up to 3"),
+    ],
+)
+def test_staleness_in_words(bounds: str, expected: str) -> None:
+    config = ("--fast", DEMO, "rlax.objective.preset=aipo", f"rlax.staleness={bounds}")
+    assert expected in explained(*config)["words"]["Staleness"]["staleness"]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "text"),
+    [
+        ("rlax.evaluation.problems=0", "rlax.evaluation.problems", "is 0"),
+        ("rlax.curation.gates=[]", "rlax.curation.gates", "teach nothing"),
+        ("rlax.rollouts.slots=600", "rlax.rollouts.slots", "half of the slots"),
+        ("rlax.rollouts.temperature=0.1", "rlax.rollouts.temperature", "alike"),
+        ("model_name=qwen3-0.6b", "rlax.rollouts.max_new_tokens", "5 leaves"),
+        ("rlax.objective.allow_uncorrected=true", "rlax.objective.allow_uncorrected", "is true"),
+        ("run_name=", "run_name", "is not set"),
+        (
+            "rlax.rewards=[{name: exact_answer}, {name: exact_answer}]",
+            "rlax.curation.pass_threshold",
+            "left at 0.5, and a sample passes if the sum of its 2 rewards reaches it",
+        ),
+        (
+            "rlax.evaluation.sets={hard: {rewards: [{name: exact_answer}, {name: exact_answer}, "
+            "{name: exact_answer}]}}",
+            "rlax.curation.pass_threshold",
+            "the sum of its 3 rewards",
+        ),
+    ],
+)
+def test_what_is_allowed_and_perhaps_not_meant(override: str, key: str, text: str) -> None:
+    found = doubted("--fast", DEMO, override)
+    assert list(found) == [key] and text in found[key]
+
+
+def test_a_threshold_that_is_given_is_meant() -> None:
+    two = "rlax.rewards=[{name: exact_answer}, {name: exact_answer}]"
+    assert doubted("--fast", DEMO, two, "rlax.curation.pass_threshold=0.5") == {}
+
+
+def test_updates_are_steps_of_maxtext_with_its_trainer_only() -> None:
+    demo, testing = (explained("--fast", path, "steps=7")["words"] for path in (DEMO, TESTING))
+    assert "= 1 update, each a step of MaxText; then" in demo["One step"]["updates"]
+    assert demo["The run"]["steps"].startswith("7 steps of MaxText = 7 RL steps, ")
+    assert testing["One step"]["updates"].endswith("= 1 update; then one weight version")
+    assert testing["The run"]["steps"].startswith("7 updates = 7 RL steps, ")
+
+
+def test_slots_that_steps_ahead_fill_are_not_doubted() -> None:
+    two_steps = ("rlax.objective.preset=aipo", "rlax.staleness.max_staleness=2")
+    assert doubted("--fast", DEMO, "rlax.rollouts.slots=600", *two_steps) == {}
+
+
+def test_a_group_of_one_teaches_nothing_where_advantages_are_relative() -> None:
+    one = ("--fast", DEMO, "rlax.rollouts.group_size=1", "rlax.rollouts.slots=32")
+    assert "every one is 0" in doubted(*one)["rlax.rollouts.group_size"]
+    alone = ("rlax.objective.preset=reinforce_plus_plus", "rlax.curation.gates=[]")
+    assert doubted(*one, *alone) == {}
+
+
+def test_the_whole_check_reads_the_prompts() -> None:
+    few = explained(TESTING, "steps=1", "rlax.rollouts.slots=8")
+    prompts, asked = few["numbers"]["training_prompts"], few["numbers"]["groups"]
+    assert few["numbers"]["epochs"] == asked / prompts
+    assert [one["key"] for one in few["warnings"]] == ["steps"]
+    assert (
+        f"{asked} groups are fewer than the {prompts} training prompts"
+        in few["warnings"][0]["text"]
+    )
+    result = check(TESTING, "rlax.rollouts.max_prompt_tokens=1")
+    assert result.exit_code == 2
+    assert "max_prompt_tokens = 1: must be at least" in result.stderr
+    tests = doubted(TESTING, "steps=1000", "rlax.evaluation.problems=100000")
+    assert "the split 'test' has" in tests["rlax.evaluation.problems"]
+
+
+def test_text_says_what_json_says() -> None:
+    result = check("--fast", DEMO, "rlax.evaluation.problems=0")
+    text = " ".join(result.stdout.split())
+    assert text.startswith(
+        f"ok section rlax: and 8 plug-ins of {DEMO} Processes trainer 1: maxtext"
+    )
+    assert "warning: rlax.evaluation.problems is 0" in text
+    assert text.endswith("without --fast: MaxText's keys, the model's memory, and the prompts")
+    assert "\x1b" not in result.stdout

@@ -1,0 +1,132 @@
+"""``rlax objective``: the list, one preset, its example, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from installs import install, on_path
+from objective_harness import PRESETS
+from typer.testing import CliRunner
+
+from rlax_plugin.cli import app
+
+
+def rlax(*arguments: str) -> str:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["objective", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["objective", *arguments])
+    assert result.exit_code == 2
+    return result.output
+
+
+def test_the_list_has_every_preset_and_needs_no_jax() -> None:
+    code = (
+        "import sys\n"
+        "from rlax_plugin.cli import app\n"
+        "app(['objective'], standalone_mode=False)\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    for name in PRESETS:
+        assert re.search(rf"^{name} ", result.stdout, re.MULTILINE)
+
+
+def example(output: str) -> list[list[str]]:
+    """Numbers of the worked example, a row per token, the first two columns left out."""
+    lines = output.split("Worked example")[1].split("loss")[0].splitlines()[2:]
+    return [line.split()[-5:] for line in lines if line.strip()]
+
+
+def test_grpo_is_worked_through() -> None:
+    output = rlax("grpo")
+    assert "https://arxiv.org/abs/2402.03300" in output
+    assert re.search(r"high +0\.2 +clip above 1 \+ high; default 0\.2", output)
+    assert re.search(r"verl .*clips dually", output)
+    # A = +-0.5 / std([1, 0, 0, 1], ddof 1) = +-0.8660; samples of 3, 2, 4 and 1 tokens.
+    rows = example(output)
+    assert len(rows) == 10
+    assert rows[0] == ["1.1", "1.1000", "0.8660", "0.0833", "-0.0794"]  # 0.8660 * 1.1 / 12
+    assert rows[1] == ["1.3", "1.3000", "0.8660", "0.0833", "0.0000"]  # clipped
+    assert rows[4] == ["0.6", "0.6000", "-0.8660", "0.1250", "0.0000"]  # clipped
+    assert rows[6] == ["0.95", "0.9500", "-0.8660", "0.0625", "0.0514"]  # 0.8660 * 0.95 / 16
+    # The ratios, clipped to 1.2 where A > 0 and to 0.8 where A < 0, times A and weight.
+    positive = (1.1 + 1.2 + 0.7) / 12 + 1.2 / 4
+    total = 0.8660254 * (positive - (1.0 + 0.8) / 8 - (1.5 + 0.95 + 1.05 + 0.9) / 16)
+    assert float(re.search(r"loss (\S+),", output)[1]) == pytest.approx(-total, rel=1e-4)
+
+
+def test_the_old_policy_of_a_proximal_preset_is_half_way() -> None:
+    rows = example(rlax("decoupled_ppo"))
+    assert rows[1][:2] == ["1.3", "1.1402"]  # sqrt(1.3)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_explained(name: str) -> None:
+    output = rlax(name)
+    assert "Conventions" in output and "Elsewhere" in output and len(example(output)) == 10
+
+
+def test_keys_below_the_objective_can_be_set() -> None:
+    clipped = rlax("grpo", "rlax.objective.grad_1={name: clipped_ratio, high: 0.5}")
+    assert example(clipped)[1][-1] == "-0.0938"  # 0.8660 * 1.3 / 12: no longer clipped
+    assert re.search(r"high +0\.5 ", clipped)
+    assert "reference_kl_k3" in rlax("grpo", "rlax.objective.kl.coefficient=0.1")
+
+
+PRESET = """
+    from rlax_plugin import Choice, Extension, NoOptions, hookimpl
+    from rlax_plugin.objective.presets import Preset
+
+    @hookimpl
+    def rlax_register_objective():
+        slots = {"aggregation": "sequence_mean", "advantage": "group_normalised", "grad_1": "te_up"}
+        preset = Preset(title="A stranger's", **{k: Choice(name=v) for k, v in slots.items()})
+        return {"te_preset": Extension(NoOptions, lambda config, context: preset)}
+"""
+TERM = """
+    from typing import ClassVar
+
+    from rlax_plugin import Extension, Section, hookimpl
+
+    class Up(Section):
+        ratio: ClassVar[str] = "policy/old"
+
+        def __call__(self, inputs):
+            return 2 * inputs.ratio_bt
+
+    @hookimpl
+    def rlax_register_gradient_term():
+        return {"te_up": Extension(Up, lambda config, context: config)}
+"""
+
+
+def test_installed_plugins_are_found_by_what_they_offer(tmp_path: Path) -> None:
+    install(tmp_path, "te_presets", PRESET)
+    install(tmp_path, "te_terms", TERM)
+    with on_path(tmp_path):
+        output = rlax("te_preset")
+        install(tmp_path, "te_others", TERM)
+        with on_path(tmp_path / "."):  # another path: what is installed is looked up again
+            both = refused("te_preset")
+    assert "te_preset  A stranger's" in output
+    assert example(output)[0] == ["1.1", "1.1000", "0.8660", "0.0833", "-0.1588"]  # twice grpo's
+    assert "rlax.objective.grad_1.name = 'te_up': plug-ins 'te_others' and 'te_terms' both" in both
+    assert "with --plugin" in both
+
+
+def test_what_is_wrong_is_said() -> None:
+    assert "did you mean 'grpo'?" in refused("grop")
+    assert "must be a key below rlax.objective." in refused("grpo", "rlax.seed=1")
+    assert "unknown key; did you mean 'epochs'" in refused("grpo", "rlax.objective.epoch=2")
+    assert "no plug-in or module of this name" in refused("grpo", "--plugin", "no_such")

@@ -1,0 +1,99 @@
+"""A page holds what it can of a run's rollouts, and says how many it leaves out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from rlax_plugin.commands.report.choosing import GroupAt, choose, groups_in
+from rlax_plugin.commands.report.page import packed
+from rlax_plugin.commands.report.rollouts import read_rollouts
+from rlax_plugin.commands.report.run import RunData, no_progress
+from rlax_plugin.commands.report.write import write_report
+from rlax_plugin.records import samples
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing.builders import make_group, make_prompt
+
+LETTERS = np.array(list("etaoinshrdlu"))
+WORDS = np.array(
+    ["".join(np.random.default_rng(i).choice(LETTERS, 1 + i % 7)) for i in range(3000)]
+)
+
+
+def group(number: int, rng: np.random.Generator, lengths: list[int]):
+    """A group as a large model draws it: a vocabulary of 50,000, four characters a token."""
+    made = make_group([0.0] * len(lengths), id=number, lengths=lengths)
+
+    def text(length: int) -> str:
+        return " ".join(rng.choice(WORDS, length))
+
+    rollouts = tuple(
+        replace(
+            r,
+            tokens=rng.integers(0, 50_000, len(r.tokens), dtype=np.int32),
+            logprob_full=-rng.exponential(1.0, len(r.tokens)).astype(np.float32),
+            text=text(len(r.tokens)),
+            reward=float(rng.random()),
+        )
+        for r in made.rollouts
+    )
+    prompt = make_prompt(f"question {number % 400}: {text(30)}", id=str(number % 400))
+    return replace(made, prompt=prompt, rollouts=rollouts), None
+
+
+def write_step(files: RunFiles, step: int, judged: list) -> None:
+    table = samples.to_table(judged)
+    files.put(f"batches/{step:08d}.parquet", samples.to_parquet(step, table))
+
+
+def test_ten_thousand_rollouts_fit_into_ten_megabytes(tmp_path):
+    rng = np.random.default_rng(0)
+    files = RunFiles(tmp_path / "run")
+    for step in range(1, 26):
+        lengths = rng.integers(8, 65, (50, 8)).tolist()
+        judged = [group(50 * step + i, rng, of) for i, of in enumerate(lengths)]
+        write_step(files, step, judged)
+    path = write_report(files.location())
+    assert path.stat().st_size < 10e6
+    assert "all 10,000 recorded" in path.read_text()
+
+
+def test_what_is_estimated_is_not_exceeded(tmp_path):
+    rng = np.random.default_rng(1)
+    files = RunFiles(tmp_path)
+    write_step(files, 1, [group(i, rng, [300] * 4) for i in range(30)])
+    estimated = sum(found.size for found in groups_in(files, "batches/00000001.parquet"))
+    found = read_rollouts(files, RunData("run", ""), no_progress)
+    needed = sum(len(packed(text)) for text in (found.index, *found.chunks))
+    assert 0.7 * estimated < needed <= estimated
+
+
+def test_steps_are_evenly_represented_and_prompts_come_early_and_late():
+    groups = [
+        GroupAt("file", 40 * step + i, step, f"prompt {20 * step + i}", samples=8, size=1000.0)
+        for step in range(1, 101)
+        for i in range(20)
+    ]
+    # An early prompt is asked again at the end, once.
+    groups.append(GroupAt("file", 9999, 100, "prompt 25", samples=8, size=1000.0))
+    chosen = choose(groups, max_rollouts=2400, max_bytes=1e9)
+    assert sum(g.samples for g in chosen) == 2400
+    by_step = Counter(g.step for g in chosen)
+    assert len(by_step) == 100 and set(by_step.values()) <= {2, 3, 4}
+    assert {g.step for g in chosen if g.prompt_id == "prompt 25"} >= {1, 100}
+    chosen = choose(groups, max_rollouts=10**6, max_bytes=50_000)
+    assert len(chosen) == 50
+    assert choose(groups, 10**6, 1e9) == sorted(groups, key=lambda g: (g.step, g.group))
+    large = GroupAt("file", 0, 1, "prompt", samples=8, size=60_000.0)
+    assert len(choose([large, *groups], max_rollouts=10**6, max_bytes=50_000)) == 50
+
+
+def test_groups_that_are_too_large_for_a_page_are_told(tmp_path):
+    files, rng = RunFiles(tmp_path), np.random.default_rng(1)
+    write_step(files, 1, [group(0, rng, [400_000] * 3), group(1, rng, [5] * 3)])
+    run = RunData("run", "")
+    found = read_rollouts(files, run, no_progress)
+    assert (found.shown, found.recorded) == (3, 6)
+    assert "1 groups of rollouts, each of which is too large for a page" in run.missing

@@ -1,0 +1,100 @@
+"""``rlax new-plugin``: what it writes is a package whose own test passes, for every kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rlax_plugin.cli import app
+from rlax_plugin.commands.scaffold import OBSERVER, write_package
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.ports.manager import KINDS
+
+ROOT = Path(__file__).parents[3]
+ALL_KINDS = (*KINDS, OBSERVER)
+
+
+def run(*command: str, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rlax(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a package of every kind."""
+    folder = tmp_path_factory.mktemp("packages")
+    for kind in ALL_KINDS:
+        write_package(f"new_{kind}", kind, folder)
+    return folder
+
+
+def test_a_package_of_every_kind_passes_its_own_test(packages: Path) -> None:
+    path = os.pathsep.join(str(packages / f"new_{kind}" / "src") for kind in ALL_KINDS)
+    tests = run("pytest", "-q", "-p", "no:cacheprovider", ".", cwd=packages, PYTHONPATH=path)
+    assert f"{len(ALL_KINDS)} passed" in tests
+
+
+def test_what_is_written_is_clean(packages: Path) -> None:
+    config = ("--config", str(ROOT / "pyproject.toml"), "--no-cache")
+    config += ("--config", "lint.isort.known-first-party=[]")  # to a stranger, we are a library
+    assert "All checks passed" in run("ruff", "check", *config, ".", cwd=packages)
+    assert "already formatted" in run("ruff", "format", "--check", *config, ".", cwd=packages)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_package_names_its_plugin(packages: Path, kind: str) -> None:
+    name = f"new_{kind}"
+    project = tomllib.loads((packages / name / "pyproject.toml").read_text())["project"]
+    assert project["name"] == name.replace("_", "-")
+    assert project["entry-points"]["rlax_plugin"] == {name: name}
+    readme = (packages / name / "README.md").read_text()
+    assert f"plugins: [{name}, ...]" in readme and f"rlax check-plugin {name}" in readme
+
+
+def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
+    result = rlax("new-plugin", "my_gate", "--kind", "gate", "--directory", str(tmp_path))
+    assert result.exit_code == 0
+    assert (tmp_path / "my_gate/src/my_gate/__init__.py").exists()
+    for said in ("python -m pytest", "rlax check-plugin my_gate", "gates: [{name: my_gate}]"):
+        assert said in result.stdout
+    again = rlax("new-plugin", "my_gate", "--kind", "gate", "--directory", str(tmp_path))
+    assert again.exit_code == 2 and "exists: remove it" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("length-reward", "reward", "must be a module's name.*such as length_reward"),
+        ("Reward", "reward", "such as reward"),
+        ("3rd", "reward", "such as rd"),
+        ("import", "reward", "is a Python keyword"),
+        ("json", "reward", "Python's standard library has a module of this name"),
+        ("np", "advantage", "np would hide what the module imports by this name"),
+        ("extension", "reward", "Extension would hide what the module imports"),
+        ("sum", "aggregation", "sum would hide what the module has from Python"),
+        ("rlax_curation", "reward", "a module of this name is installed"),
+        ("mine", "rewards", "no such kind; did you mean 'reward'?.*known: .*observer"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, name: str, kind: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        write_package(name, kind, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,200 @@
+"""``rlax init``, and the command lines of docs/getting_started.md."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from documents import ROOT, fences, read
+from installs import on_path, write
+from typer.testing import CliRunner, Result
+
+from rlax_plugin.cli import app
+from rlax_plugin.config.loading import load_section
+from rlax_plugin.text.command_lines import pasteable
+
+
+def rlax(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--yes",
+        "--preset gspo --steps 7 --workers 3 --group-size 4 --groups-per-step 6",
+        "--staleness 4 --preset grpo",
+        "--staleness 2 --preset aipo --max-new-tokens 40",
+        "--group-size 1 --preset reinforce_plus_plus",
+        "--task rlax_synthetic --output-directory gs://bucket/runs",
+        "--model llama3.1-8b --max-new-tokens 512",
+    ],
+)
+def test_what_init_writes_passes_the_check(options: str) -> None:
+    written = rlax("init", "new.yml", *options.split())
+    assert written.exit_code == 0, written.stderr
+    check, train = (pasteable("rlax", what, "new.yml") for what in ("check", "train"))
+    assert written.stdout == f"wrote new.yml\n\n  {check}\n  {train}\n"
+    checked = rlax("check", "--fast", "new.yml")
+    assert checked.exit_code == 0, checked.stderr
+    assert "warning" not in checked.stdout
+    assert max(map(len, Path("new.yml").read_text().splitlines())) <= 100
+
+
+def test_answers_arrive() -> None:
+    options = "--steps 7 --workers 3 --group-size 4 --groups-per-step 6"
+    rlax("init", "a/new.yml", *options.split())
+    section, maxtext = load_section("a/new.yml")
+    assert (maxtext["run_name"], maxtext["steps"], maxtext["per_device_batch_size"]) == (
+        "new",
+        7,
+        24,
+    )
+    assert maxtext["max_target_length"] == section.row_tokens == 13
+    assert section.launcher.options == {"workers": 3} and section.rollouts.slots == 8
+    assert section.objective.preset == "dapo" and section.warm_start.enabled
+
+
+def test_the_default_is_the_demo() -> None:
+    rlax("init", "--yes")
+    (ours, _), (demo, _) = load_section("run.yml"), load_section(ROOT / "configs/demo.yml")
+    assert ours.model_dump(exclude={"plugins"}) == demo.model_dump(exclude={"plugins"})
+    assert set(ours.plugins) == set(demo.plugins)
+
+
+def test_old_samples_are_corrected_only_where_the_preset_does_not() -> None:
+    rlax("init", "grpo.yml", "--preset", "grpo", "--staleness", "2")
+    rlax("init", "aipo.yml", "--preset", "aipo", "--staleness", "2")
+    section, _ = load_section("grpo.yml")
+    assert section.objective.old_policy == "proximal" and len(section.objective.corrections) == 1
+    assert load_section("aipo.yml")[0].objective.corrections == ()
+
+
+def test_every_key_is_explained() -> None:
+    for model in ("tiny", "qwen3-0.6b"):
+        rlax("init", "new.yml", "--model", model, "--staleness", "2", "--force")
+        lines = Path("new.yml").read_text().splitlines()
+        keys = [n for n, line in enumerate(lines) if re.match(r"\s*[\w-]+:", line)]
+        unexplained = [
+            lines[n].strip()
+            for n in keys
+            if "  # " not in lines[n] and not lines[n - 1].strip().startswith("# ")
+        ]
+        assert set(unexplained) == {"rlax:", "name: arithmetic", "name: local"}
+        assert len(keys) > 50
+
+
+TASK = """
+    import numpy as np
+
+    from rlax_plugin import Extension, NoOptions, hookimpl
+    from rlax_plugin.types import Prompt
+
+    class Source:
+        stop_ids = (70,)
+
+        def prompts(self, split):
+            count = {"train": 5, "validation": 3, "test": 0}[split]
+            lengths = range(3, 3 + count)
+            return [Prompt(str(n), np.arange(n, dtype=np.int32), "", "") for n in lengths]
+
+        def decode(self, tokens):
+            return ""
+
+    @hookimpl
+    def rlax_register_prompt_source():
+        return {"mine": Extension(NoOptions, lambda config, context: Source())}
+
+    @hookimpl
+    def rlax_register_reward():
+        return {"ours": Extension(NoOptions, lambda config, context: None)}
+"""
+
+
+def test_a_task_of_ones_own_is_measured(folder: Path) -> None:
+    write(folder, "ts_task", TASK)
+    with on_path(folder):
+        assert rlax("init", "new.yml", "--task", "ts_task").exit_code == 0
+        section, maxtext = load_section("new.yml")
+    assert (section.prompt_source.name, section.rewards[0].name) == ("mine", "ours")
+    assert section.rollouts.max_prompt_tokens == 7 and maxtext["vocab_size"] == 71
+    assert (section.evaluation.split, section.evaluation.problems) == ("validation", 3)
+    assert not section.warm_start.enabled
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("there.yml", "FILE = 'there.yml': exists: choose another name, or --force replaces it"),
+        ("new.yaml", "FILE = 'new.yaml': must end in .yml"),
+        ("new.yml --preset dappo", "no loaded plug-in offers this objective; did you mean 'dapo'?"),
+        ("new.yml --model llama3.1-8", "--model = 'llama3.1-8': no such model of MaxText; did you"),
+        ("new.yml --task ts_nowhere", "'ts_nowhere': no plug-in or module of this name"),
+        (
+            "new.yml --task rlax_curation",
+            "must offer one prompt source to be a task, and offers no",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_one_message(options: str, expected: str) -> None:
+    Path("there.yml").write_text("kept")
+    result = rlax("init", *options.split())
+    assert result.exit_code == 2 and expected in result.stderr
+    assert Path("there.yml").read_text() == "kept" and not Path("new.yml").exists()
+
+
+def test_on_a_terminal_it_asks(folder: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlax_plugin", "init", "asked.yml"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    answers = ["", "", "grpo", "12", "1", "", "elsewhere", ""]
+    os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
+    stdout, _ = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0 and "objective [dapo]: " in stdout
+    content = yaml.safe_load((folder / "asked.yml").read_text())
+    assert (content["steps"], content["base_output_directory"]) == (12, "elsewhere")
+    assert content["rlax"]["objective"] == {"preset": "grpo"}
+    assert content["rlax"]["launcher"]["workers"] == 1
+
+
+def command_lines() -> list[list[str]]:
+    blocks = fences(read("getting_started.md"), "")
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("rlax ")]
+
+
+def test_the_first_five_minutes_are_as_documented() -> None:
+    """Every ``rlax`` line of the page, as far as it goes in seconds."""
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}
+    inits = checks = 0
+    for _, command, *arguments in command_lines():
+        assert command in names
+        if command == "init":
+            assert rlax(command, *arguments).exit_code == 0
+            inits += 1
+        elif command in ("check", "train"):
+            wrong = "group_sise" in str(arguments)
+            fast = dict.fromkeys(["--fast", *arguments])  # `train` takes what `check` takes
+            result = rlax("check", *fast)
+            assert result.exit_code == (2 if wrong else 0), result.stderr
+            checks += 1
+    assert (inits, checks) == (4, 6)

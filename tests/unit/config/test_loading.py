@@ -1,0 +1,322 @@
+"""Reading the ``rlax:`` section without MaxText."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlax_plugin.config.loading import config_hash, decides, differences, load_section, merged
+from rlax_plugin.errors import ConfigError
+
+MINIMAL = """
+steps: 10
+run_name: r
+learning_rate: 3.e-4
+rlax:
+  plugins: [one, two]
+  prompt_source: {name: numbers, digits: 2}
+  rewards: [{name: even}]
+"""
+
+
+def write(folder: Path, text: str, name: str = "run.yml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def problem(path: str, *overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_section(path, overrides)
+    return caught.value
+
+
+def test_section_and_maxtext_keys(tmp_path: Path) -> None:
+    section, maxtext = load_section(write(tmp_path, MINIMAL))
+    assert section.plugins == ("one", "two")
+    assert section.prompt_source.options == {"digits": 2}
+    assert section.rollouts.group_size == 8
+    assert maxtext == {"steps": 10, "run_name": "r", "learning_rate": 3e-4}
+
+
+def test_overrides_are_typed_and_reach_both_parts(tmp_path: Path) -> None:
+    section, maxtext = load_section(
+        write(tmp_path, MINIMAL),
+        [
+            "steps=20",
+            "learning_rate=1e-3",
+            "dtype=float32",
+            "rlax.rollouts.top_p=1",
+            "rlax.rollouts.group_size=4",
+            "rlax.prompt_source.digits=3",
+            "rlax.rewards=[{name: a}, {name: b, weight: 0.5}]",
+            "rlax.weights.path=a=b",
+        ],
+    )
+    assert maxtext == {"steps": 20, "run_name": "r", "learning_rate": 1e-3, "dtype": "float32"}
+    assert section.rollouts.top_p == 1.0 and section.rollouts.group_size == 4
+    assert section.prompt_source.options == {"digits": 3}
+    assert [(r.name, r.options) for r in section.rewards] == [("a", {}), ("b", {"weight": 0.5})]
+    assert section.weights.path == "a=b"
+
+
+def test_merging_is_what_maxtext_does(tmp_path: Path) -> None:
+    """OmegaConf reads and merges the same files and arguments for MaxText."""
+    text = """
+        a: 1e-3
+        b: 3.e-4
+        c: 2026-01-02
+        d: {x: yes, y: .5, z: -1E5}
+        e: [1, 2]
+        f: 1_000
+        g: 0o17
+        h: ~
+        rlax: &anchor
+          engine: {name: j, o: 1}
+        other:
+          <<: *anchor
+          more: 1
+    """
+    arguments = ["d.x=1e3", "d.new=[a, 2.5]", "e=[3]", "rlax.engine={name: k}", "i=a=b", "h=null"]
+    path = write(tmp_path, "\n".join(line[8:] for line in text.splitlines()))
+    expected: Any = OmegaConf.to_container(
+        OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_cli(arguments))
+    )
+    # The one difference: another name is another part, so the old one's options go with it.
+    assert expected["rlax"]["engine"] == {"name": "k", "o": 1}
+    expected["rlax"]["engine"] = {"name": "k"}
+    # What is merged, before the section is validated: its keys here are made up.
+    assert merged(path, arguments) == expected
+
+
+def test_the_section_may_come_from_arguments_alone(tmp_path: Path) -> None:
+    arguments = ["rlax.prompt_source={name: p}", "rlax.rewards=[{name: r}]"]
+    section, maxtext = load_section(write(tmp_path, "steps: 1"), arguments)
+    assert section.rewards[0].name == "r" and maxtext == {"steps": 1}
+
+
+def test_base_config_beside_the_file_is_followed(tmp_path: Path) -> None:
+    write(tmp_path, MINIMAL, "first.yml")
+    changed = "base_config: first.yml\nsteps: 5\nrlax: {prompt_source: {digits: 4}}\n"
+    path = write(tmp_path, changed, "second.yml")
+    section, maxtext = load_section(path)
+    assert section.prompt_source.options == {"digits": 4} and section.plugins == ("one", "two")
+    assert maxtext["steps"] == 5 and maxtext["run_name"] == "r"
+    own = write(tmp_path, "base_config: base.yml\n" + MINIMAL, "third.yml")  # MaxText's
+    assert load_section(own)[0].plugins == ("one", "two")
+    lost = write(tmp_path, "base_config: lost.yml\n" + MINIMAL, "fourth.yml")
+    assert str(problem(lost)).startswith("base_config = 'lost.yml': no such file in")
+    circle = write(tmp_path, "base_config: fifth.yml\n" + MINIMAL, "fifth.yml")
+    assert "is based on itself" in str(problem(circle))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "No such file" in str(problem(str(tmp_path / "none.yml")))
+    assert "must be a file that ends in .yml" in str(problem(write(tmp_path, MINIMAL, "r.yaml")))
+    path = write(tmp_path, "a: 1\nb: [1, 2\nc: 3\n")
+    assert str(problem(path)).startswith(f"{path}:3: is not valid YAML: ")
+    path = write(tmp_path, "a: 1\nb: 2\na: 3\n")
+    assert str(problem(path)) == f"{path}:3: is not valid YAML: the key 'a' appears twice"
+    path = write(tmp_path, "steps: 3\n")
+    assert str(problem(path)).startswith(f"rlax: {path} has no rlax: section")
+    assert "must be a section of keys" in str(problem(write(tmp_path, "rlax: 3")))
+    assert "must hold keys and values" in str(problem(write(tmp_path, "[1, 2]")))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (
+            "rlax.rolouts.group_size=4",
+            "rlax.rolouts = {'group_size': 4}: unknown key; did you mean 'rollouts'? known: ",
+        ),
+        (
+            "rlax.rollouts.groupsize=4",
+            "rlax.rollouts.groupsize = 4: unknown key; did you mean 'group_size'? known: ",
+        ),
+        (
+            "rlax.rollouts.group_size=0",
+            "rlax.rollouts.group_size = 0: must be greater than or equal to 1 "
+            "(samples per prompt; default 8)",
+        ),
+        ("rlax.rollouts.group_size='4'", "= '4': must be a whole number (samples per prompt"),
+        ("rlax.rollouts.group_size=true", "= True: must be a whole number"),
+        ("rlax.rollouts.top_p=high", "rlax.rollouts.top_p = 'high': must be a number"),
+        ("rlax.rollouts.ignore_stop=1", "rlax.rollouts.ignore_stop = 1: must be true or false"),
+        ("rlax.rollouts.on_new_weights=stop", "= 'stop': must be 'finish'"),
+        ("rlax.plugins=one", "rlax.plugins = 'one': must be a list"),
+        ("rlax.plugins=[3]", "rlax.plugins.0 = 3: must be text"),
+        ("rlax.rewards=[]", "rlax.rewards = []: must name at least one ("),
+        ("rlax.rewards=[{weight: 1}]", "rlax.rewards.0.name: must be given"),
+        (
+            "rlax.rollouts.engine=jetstream",
+            "must be a mapping with a name, such as {name: jetstream}",
+        ),
+        ("rlax.rollouts=3", "rlax.rollouts = 3: must be a mapping of keys to values"),
+        ("rlax.prompt_source=null", "rlax.prompt_source: must be a mapping with a name"),
+        (
+            "rlax.staleness.reload_every=3",
+            "rlax.staleness.max_staleness = 1: must be at least reload_every = 3",
+        ),
+        ("rlax.network.host='::1'", "rlax.network.host = '::1': must be a loopback address"),
+        ("rlax.network.host=0.0.0.0", "rlax.network.host = '0.0.0.0': must be a loopback address"),
+        ("rlax.weights.path=${run_name}", "rlax.weights.path = '${run_name}': interpolation"),
+        ("rlax.rewards.0.name=x", "rlax.rewards = {'0': {'name': 'x'}}: is a list"),
+        ("rlax.seed", "command line = 'rlax.seed': must be key=value, such as rlax.seed=1"),
+        ("rlax.rewards[0].name=x", "must be key=value"),
+        ("rlax.plugins=[a", "rlax.plugins = '[a': is not valid YAML"),
+    ],
+)
+def test_one_message_says_what_would_be_right(tmp_path: Path, override: str, expected: str) -> None:
+    assert expected in str(problem(write(tmp_path, MINIMAL), override))
+
+
+def test_further_problems_have_a_line_each(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    error = problem(path, "rlax.seed=x", "rlax.sed=1", "rlax.rollouts.top_k=-1")
+    assert problem(path, "rlax.seed=-1").key == "rlax.seed"
+    assert error.key == "rlax.seed" and "\n" not in error.reason
+    first, second, third = str(error).splitlines()
+    assert first.startswith("rlax.seed = 'x': must be a whole number")
+    assert second.startswith("also rlax.rollouts.top_k = -1: must be greater")
+    assert third.startswith("also rlax.sed = 1: unknown key; did you mean 'seed'?")
+    many = problem(path, "rlax.seed=x", *(f"rlax.{letter}=1" for letter in "abcdef"))
+    lines = str(many).splitlines()
+    assert len(lines) == 6 and lines[4].startswith("also rlax.d = 1: ")
+    assert lines[5] == "and 2 more problems under rlax"
+
+
+def test_a_bad_item_does_not_make_its_list_too_short(tmp_path: Path) -> None:
+    error = problem(write(tmp_path, MINIMAL), "rlax.rewards=[{weight: 1}]")
+    assert str(error) == "rlax.rewards.0.name: must be given"
+
+
+def test_an_environment_variable_would_only_reach_maxtext(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("M_STEPS", "7")
+    assert "M_STEPS would change it for MaxText only" in str(problem(write(tmp_path, MINIMAL)))
+
+
+def test_hash_is_of_what_is_said_not_of_where(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    digest = config_hash(path)
+    assert len(digest) == 12 and int(digest, 16) >= 0
+    moved = write(tmp_path, "base_config: run.yml", "moved.yml")
+    assert config_hash(moved) == digest
+    same = ["rlax.seed=1", "learning_rate=0.1"]
+    assert config_hash(path, same) == config_hash(path, same[::-1]) != digest
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "steps=20",
+        "run_name=x",
+        "base_output_directory=/elsewhere",
+        "rlax.deadlines.rpc_s=3",
+        "rlax.launcher.workers=3",
+        "rlax.network.port=7000",
+        "rlax.trackers=[{name: t}]",
+    ],
+)
+def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -> None:
+    path = write(tmp_path, MINIMAL)
+    assert config_hash(path, [override]) == config_hash(path)
+
+
+@pytest.mark.parametrize(
+    "override", ["learning_rate=1.0", "rlax.seed=1", "rlax.rollouts.group_size=4", "new_key=1"]
+)
+def test_hash_sees_what_changes_the_result(tmp_path: Path, override: str) -> None:
+    path = write(tmp_path, MINIMAL)
+    assert config_hash(path, [override]) != config_hash(path)
+
+
+@pytest.mark.parametrize("steps", ["many", "0", "-1", "1.5", "[3]"])
+def test_steps_are_a_whole_number_from_1(tmp_path, steps):
+    with pytest.raises(
+        ConfigError,
+        match=r"^steps = .*: must be a whole number, at least 1 and at most 2147483647$",
+    ):
+        load_section(write(tmp_path, MINIMAL), [f"steps={steps}"])
+
+
+def test_options_without_a_name_are_of_the_default_part(tmp_path):
+    keys = ("launcher", "trainer", "rollouts.engine", "curation.sampler", "weights.store")
+    section, _ = load_section(write(tmp_path, MINIMAL), [f"rlax.{key}.some=2" for key in keys])
+    parts = (
+        section.launcher,
+        section.trainer,
+        section.rollouts.engine,
+        section.curation.sampler,
+        section.weights.store,
+    )
+    names = ["local", "maxtext", "jetstream", "shuffled", "orbax"]
+    assert [part.name for part in parts] == names
+    assert all(part.options == {"some": 2} for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("override", "does"),
+    [
+        ("rlax.launcher.workers=4", False),
+        ("rlax.deadlines.group_s=9", False),
+        ("run_name=x", False),
+        ("rlax.curation.max_refill=3", False),
+        ("rlax.rollouts.temperature=0.6", True),
+        ("vocab_size=9", True),
+    ],
+)
+def test_an_argument_decides_what_is_computed_or_does_not(override, does):
+    assert decides(override) is does
+
+
+def test_differences_name_what_is_hashed_alone():
+    one = {"steps": 1, "a": 1, "rlax": {"seed": 0, "network": {"port": 1}, "x": {"y": [1]}}}
+    other = {"steps": 2, "rlax": {"seed": 1, "network": {"port": 2}, "x": {"y": [1], "z": 0}}}
+    assert differences(one, other) == [
+        ("a", 1, None),
+        ("rlax.seed", 0, 1),
+        ("rlax.x.z", None, 0),
+    ]
+    assert differences(one, one) == []
+
+
+DEFAULTS = {
+    "launcher": "local",
+    "trainer": "maxtext",
+    "rollouts.engine": "jetstream",
+    "curation.sampler": "shuffled",
+    "weights.store": "orbax",
+}
+
+
+@pytest.mark.parametrize(("key", "name"), DEFAULTS.items())
+def test_saying_the_default_name_keeps_the_options_of_the_default_part(tmp_path, key, name):
+    """The file says nothing of a name, so its options are those of the part it would be."""
+    path = write(tmp_path, MINIMAL)
+    given = [f"rlax.{key}.some=2"]
+
+    def part(*overrides):
+        value = load_section(path, [*given, *overrides])[0]
+        for step in key.split("."):
+            value = getattr(value, step)
+        return value.name, value.options
+
+    assert part(f"rlax.{key}.name={name}") == (name, {"some": 2})
+    assert part(f"rlax.{key}={{name: {name}, more: 3}}") == (name, {"some": 2, "more": 3})
+    assert part(f"rlax.{key}.name=other") == ("other", {})
+    assert part(f"rlax.{key}={{name: other, more: 3}}") == ("other", {"more": 3})
+
+
+def test_options_of_another_named_part_go_with_it(tmp_path):
+    named = write(tmp_path, MINIMAL + "  launcher: {name: static, wait: 3}\n")
+    section, _ = load_section(named, ["rlax.launcher.name=local"])
+    assert (section.launcher.name, section.launcher.options) == ("local", {})
+    below = write(tmp_path, "base_config: run.yml\nrlax: {launcher: {workers: 2}}\n", "b.yml")
+    section, _ = load_section(below)  # without a name it is still the part of the base
+    assert section.launcher.options == {"wait": 3, "workers": 2}

@@ -1,0 +1,115 @@
+"""Ending what was started: in order, each part under a deadline of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rlax_plugin.concurrency.supervision import LoopThread
+from rlax_plugin.concurrency.threads import DaemonThread
+from rlax_plugin.config import Choice
+from rlax_plugin.controller import closing
+from rlax_plugin.controller.closing import Closing
+
+
+def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() -> None:
+    ended: list[str] = []
+    late: list[str] = []
+
+    async def quick() -> None:
+        ended.append("quick")
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        undo = Closing(late.append)
+        undo.callback(ended.append, "first started")
+        undo.ends("the launcher", "rlax.launcher", never, 0.05)
+        undo.ends("the reward processes", "rlax.rewards", quick, 0.5)
+        assert undo.deadline_s == 60.55
+        await undo.aclose()
+
+    asyncio.run(main())
+    assert ended == ["quick", "first started"]
+    assert late == ["the launcher did not end within 0.05 s (rlax.launcher): it was abandoned"]
+
+
+class Tracker:
+    def __init__(self, says: str | Exception | None, wait: Callable[[], object]) -> None:
+        self.says, self.wait = says, wait
+
+    def log(self, step: int, metrics: object) -> None: ...
+
+    def close(self) -> str | None:
+        self.wait()
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+def test_trackers_close_side_by_side_and_each_says_what_it_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(closing, "TRACKERS_S", 1.0)
+    hangs = threading.Event()
+    together = threading.Barrier(2)  # breaks where one is closed after the other
+    trackers = [
+        Tracker(None, hangs.wait),
+        Tracker("tracker b: 3 steps", functools.partial(together.wait, 10)),
+        Tracker(OSError("c is gone"), functools.partial(together.wait, 10)),
+    ]
+    late: list[str] = []
+
+    async def main() -> None:
+        undo = Closing(late.append)
+        undo.ends_trackers(trackers, [Choice(name=name) for name in "abc"])
+        await undo.aclose()
+
+    with pytest.raises(OSError, match="c is gone"):
+        asyncio.run(main())
+    hangs.set()
+    first, second = late
+    assert first.startswith("tracker a (rlax.trackers.0) did not close within 1 s")
+    assert second == "tracker b: 3 steps"
+
+
+def test_what_comes_after_the_result_is_no_failure_if_it_is_late() -> None:
+    thread = LoopThread()
+    try:
+        assert thread.run_last(asyncio.sleep(0)) is True
+        assert thread.run_last(asyncio.sleep(60), 0.05) is False
+    finally:
+        thread.close()
+
+
+def test_a_thread_for_files_does_one_thing_after_the_other_and_forgets_what_is_cancelled() -> None:
+    began, go_on, done = threading.Event(), threading.Event(), []
+    thread = DaemonThread("files")
+
+    def slow() -> str:
+        began.set()
+        go_on.wait(10)
+        return "slow"
+
+    def fail() -> None:
+        raise OSError("disk")
+
+    first, failed, second = thread.submit(slow), thread.submit(fail), thread.submit(done.append, 1)
+    assert began.wait(10) and not second.done()
+    go_on.set()
+    thread.wait(10)
+    assert first.result(0) == "slow" and str(failed.exception(0)) == "disk" and done == [1]
+
+    began.clear()
+    go_on.clear()
+    running, waiting = thread.submit(slow), thread.submit(done.append, 2)
+    assert began.wait(10)
+    thread.shutdown(cancel_futures=True)
+    assert waiting.cancelled() and not running.cancelled()
+    go_on.set()
+    assert running.result(10) == "slow" and done == [1]

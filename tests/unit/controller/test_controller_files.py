@@ -1,0 +1,125 @@
+"""Metrics and evaluations on disk, after steps were done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fsspec
+from pytest import fixture, raises
+
+from rlax_plugin.commands.evaluate.checkpoint import checkpoint_name
+from rlax_plugin.commands.evaluate.command import _write
+from rlax_plugin.commands.evaluate.target import find_target
+from rlax_plugin.commands.replay import replay
+from rlax_plugin.controller.run_directory import check_same_run
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.evaluation.result import Evaluated, record, recorded
+from rlax_plugin.evaluation.statistics import Estimate
+from rlax_plugin.metrics.dashboard import reward_errors
+from rlax_plugin.metrics.file import MetricsFile
+from rlax_plugin.records.files import RunFiles
+
+
+@fixture(autouse=True)
+def empty_store():
+    yield
+    fsspec.filesystem("memory").store.clear()
+
+
+def lines(text: str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_metrics_are_cut_after_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written = [json.dumps({"step": s, "loss": float(s)}) for s in (1, 2, 3, 4)]
+    path.write_text("\n".join(written) + '\n{"step": 5, "lo')  # killed while it wrote
+    metrics = MetricsFile(RunFiles(tmp_path), tmp_path / "elsewhere")
+    assert [m["step"] for m in metrics.rewind(2)] == [1, 2]
+    metrics.add(3, {"loss": 30.0})
+    metrics.close()
+    assert lines(path.read_text()) == [
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "loss": 2.0},
+        {"step": 3, "loss": 30.0},
+    ]
+
+
+def test_metrics_of_a_run_on_an_object_store_are_uploaded_and_found_again(tmp_path: Path) -> None:
+    files = RunFiles("memory://metrics/run")
+    metrics = MetricsFile(files, tmp_path / "one")
+    assert metrics.rewind(0) == []
+    metrics.add(1, {"loss": 1.0})
+    metrics.upload()
+    metrics.add(2, {"loss": 2.0})
+    metrics.close()
+    assert lines(files.get("metrics.jsonl").decode()) == [{"step": 1, "loss": 1.0}]
+    # On another machine nothing is left but what was uploaded.
+    again = MetricsFile(files, tmp_path / "another")
+    assert again.rewind(1) == [{"step": 1, "loss": 1.0}]
+    again.close()
+
+
+def test_a_recorded_evaluation_belongs_to_its_version(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    estimate = Estimate(value=0.5, ci95=(0.4, 0.6), problems=8, n=4)
+    found = Evaluated(10, {"test": {"pass_at_1": estimate, "length_mean": estimate}})
+    record(files, "after", found)
+    assert recorded(files, "after") == recorded(files, "after", version=10) == found
+    assert recorded(files, "after", version=20) is None
+    assert recorded(files, "before") is None
+    document = files.get_json("evaluation/after.json")
+    assert document["version"] == document["step"] == 10
+    assert document["pass_at_1"]["value"] == 0.5 and "length_mean" not in document
+
+
+def test_why_rewards_failed_is_recorded_and_shown(tmp_path: Path) -> None:
+    files, share = RunFiles(tmp_path), Estimate(value=0.25, ci95=(0.2, 0.3), problems=8, n=4)
+    found = Evaluated(0, {"test": {"reward_errors": share}}, {"test": "KeyError: 'x'"})
+    record(files, "before", found)
+    assert recorded(files, "before") == found
+    assert reward_errors(found, "test") == "reward errors 25.0 %, such as KeyError: 'x'"
+
+
+def test_another_config_is_refused_by_the_keys_that_differ(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    files.put_json("config.json", {"config_hash": "abc"})
+    files.put("config.yml", b"{steps: 1, a: 1, b: 1, c: 1, d: 1, rlax: {seed: 0}}")
+    files.put("journal/1", b"")
+    config = {"steps": 2, "rlax": {"seed": 7}}
+    check_same_run(files, "abc", config, ())
+    with raises(ConfigError) as refused:
+        check_same_run(files, "xyz", config, ())
+    assert "a is 1 there and not set here, b is 1" in refused.value.reason
+    assert "1 more key differs" in refused.value.reason and "steps" not in refused.value.reason
+    with raises(ConfigError, match=r"\(rlax\.seed is 0 there and 7 here\)"):
+        check_same_run(files, "xyz", {"a": 1, "b": 1, "c": 1, "d": 1, "rlax": {"seed": 7}}, ())
+
+
+def test_a_result_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+
+    def written(overrides: list[str], sets: list[str]) -> str:
+        document = {"version": 3, "overrides": overrides, "sets": {name: {} for name in sets}}
+        return Path(_write(files, document, None)).name
+
+    assert written([], ["test"]) == "eval-00000003.json"
+    assert written(["rlax.seed=1"], ["test"]) == "eval-00000003-2.json"
+    assert written([], ["hard"]) == "eval-00000003-3.json"
+    assert written(["rlax.seed=1"], ["test"]) == "eval-00000003-2.json"
+    assert written(["rlax.launcher.workers=1"], ["test"]) == "eval-00000003.json"
+
+
+def test_what_was_typed_is_named(tmp_path: Path) -> None:
+    RunFiles(tmp_path).put("config.yml", b"")
+    typed = f"{tmp_path}/checkpoints/14"
+    with raises(ConfigError, match=f"^RUN = '{typed}': .* has no such checkpoint"):
+        checkpoint_name(find_target(typed, None, None), {1: "0"})
+
+
+def test_a_run_without_batches_is_not_replayed_and_left_alone(tmp_path: Path) -> None:
+    RunFiles(tmp_path).put("config.yml", b"{}")
+    with raises(ConfigError, match=f"^RUN = '{tmp_path}': nothing can be replayed yet"):
+        replay(str(tmp_path))
+    assert RunFiles(tmp_path).names("") == ["config.yml"]

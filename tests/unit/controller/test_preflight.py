@@ -1,0 +1,160 @@
+"""What is looked at before a run starts: places that hang or refuse, and what cannot train."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import psutil
+import pytest
+from fsspec.spec import AbstractFileSystem
+from typer.testing import CliRunner, Result
+
+from rlax_plugin.build import registry_for
+from rlax_plugin.cli import app
+from rlax_plugin.commands.check import examine
+from rlax_plugin.commands.check.warnings import doubts
+from rlax_plugin.config.loading import load_section
+from rlax_plugin.controller.preflight import check_places
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.ports.protocols import Facts
+from rlax_plugin.records.places import check_file_writable, check_readable, check_writable
+from rlax_plugin.text.amounts import in_bytes
+
+TESTING = str(Path(__file__).parents[2] / "configs/testing.yml")
+DEMO = str(Path(__file__).parents[3] / "configs/demo.yml")
+
+
+class Bucket(AbstractFileSystem):
+    """Behaves as its name says: ``stuck``, ``denied``, or without anything in it."""
+
+    protocol = "bucket"
+    cachable = False
+    looked: ClassVar[list[str]] = []
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        self.looked.append(path)
+        if "stuck" in path:
+            threading.Event().wait(60)
+        if "denied" in path:
+            raise PermissionError("no credentials")
+        raise FileNotFoundError(path)
+
+
+@pytest.fixture(autouse=True)
+def bucket() -> list[str]:
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    Bucket.looked.clear()
+    return Bucket.looked
+
+
+def rlax(*words: str) -> Result:
+    return CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "base_output_directory=bucket://stuck/runs",
+            "base_output_directory = 'bucket://stuck/runs': cannot be reached within 0.3 s "
+            "(rlax.deadlines.rpc_s sets how long is waited)",
+        ),
+        (
+            "base_output_directory=bucket://denied/runs",
+            "base_output_directory = 'bucket://denied/runs': cannot be looked at: ",
+        ),
+        (
+            "rlax.weights.path=bucket://stuck/weights",
+            "rlax.weights.path = 'bucket://stuck/weights': cannot be reached within 0.3 s",
+        ),
+    ],
+)
+def test_a_bucket_out_of_reach_is_an_error_in_time(
+    command: str, override: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = rlax(command, TESTING, override, "rlax.deadlines.rpc_s=0.3")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {message}") and result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fast_check_asks_no_bucket(bucket: list[str]) -> None:
+    assert rlax("check", "--fast", TESTING, "base_output_directory=bucket://stuck").exit_code == 0
+    assert bucket == []
+
+
+def test_a_bucket_without_the_run_is_one_to_write_to() -> None:
+    check_writable("k", "bucket://empty/runs/new", 5)
+    with pytest.raises(ConfigError, match="k = 'bucket://empty/x': does not exist"):
+        check_readable("k", "bucket://empty/x", 5)
+
+
+def test_a_directory_need_not_exist_to_be_writable(tmp_path: Path) -> None:
+    check_writable("k", str(tmp_path / "a/b/c"), 5)
+    check_file_writable("k", str(tmp_path / "a/b.json"), 5)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="must name a file, not a directory"):
+        check_file_writable("k", str(tmp_path), 5)
+
+
+def test_an_os_error_at_start_is_a_message_with_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc looks writable to root, and takes no file."""
+    monkeypatch.chdir(tmp_path)
+    for key in ("rlax.state_dir", "base_output_directory"):
+        result = rlax("train", TESTING, f"{key}=/proc/rlax")
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {key} = '/proc/rlax': cannot be written")
+    assert not list(tmp_path.iterdir())
+
+
+def test_places_are_not_looked_at_before_the_run_has_a_name() -> None:
+    result = rlax("check", "--fast", TESTING, "run_name=", "base_output_directory=/dev/null")
+    assert result.exit_code == 0
+
+
+def test_a_warm_start_that_the_trainer_would_ignore_is_told() -> None:
+    warm = "rlax.warm_start.enabled=true"
+    ignored = rlax("check", "--fast", TESTING, warm)
+    assert ignored.exit_code == 0
+    text = " ".join(ignored.stdout.split())
+    assert "warning: rlax.warm_start.enabled is true, and trainer bigram has no warm start" in text
+    assert "warm start supervised" not in text
+    announced = " ".join(rlax("check", "--fast", DEMO, warm).stdout.split())
+    assert "warm start supervised, at most" in announced
+    assert "has no warm start" not in announced
+
+
+def test_memory_that_this_machine_lacks_is_told() -> None:
+    section, maxtext = load_section(DEMO)
+    found = examine(section, maxtext, registry_for(section), (DEMO,))
+    there = psutil.virtual_memory().total
+    part = Facts(memory={"caches": there // 3 + 1, "weights": 0})
+
+    def told(**maxtext: object) -> list[tuple[str, str]]:
+        checked = {"rlax.trainer": Facts(), "rlax.rollouts.engine": part}
+        one = replace(found, checked=checked, maxtext={**found.maxtext, **maxtext})
+        return [(key, text) for key, text in doubts(one) if "this machine has" in text]
+
+    assert found.workers == 2 and told() == []  # two thirds of it
+    part = Facts(memory={"caches": there // 2 + 1})
+    ((key, text),) = told()
+    assert key == "rlax.rollouts.engine" and f"this machine has {in_bytes(there)}" in text
+    assert told(hardware="tpu") == []  # whose memory is its own
+
+
+def test_a_run_that_goes_on_needs_no_weights_to_start_from(tmp_path: Path) -> None:
+    section, _ = load_section(TESTING)
+    given = {"run_name": "r", "base_output_directory": str(tmp_path / "runs")}
+    for key in ("load_parameters_path", "load_full_state_path"):
+        with pytest.raises(ConfigError, match=rf"^{key} = '.*/gone': does not exist$"):
+            check_places(section, given | {key: f"{tmp_path}/gone"})
+    (tmp_path / "runs/r/checkpoints/3").mkdir(parents=True)
+    check_places(section, given | {"load_parameters_path": f"{tmp_path}/gone"})

@@ -1,0 +1,149 @@
+"""docs/config.md is the reference of the config classes, and ``rlax config`` finds things in it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from documents import read
+from pydantic import Field
+from typer.testing import CliRunner, Result
+
+from rlax_plugin.build import Registry
+from rlax_plugin.cli import app
+from rlax_plugin.commands import reference
+from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
+from rlax_plugin.config.validation import validate
+from rlax_plugin.ports.manager import Manager
+
+
+def rlax(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["config", *arguments])
+
+
+def test_the_page_is_that_of_the_code() -> None:
+    result = rlax("--markdown")
+    assert result.exit_code == 0
+    assert result.stdout == read("config.md"), "rlax config --markdown > docs/config.md"
+
+
+def test_every_key_and_option_says_what_it_means() -> None:
+    keys = [key for section in reference.sections() for key in section.keys]
+    keys += [key for _, part in reference.parts() for key in part.keys]
+    assert len(keys) > 120
+    assert [key.key for key in keys if not key.meaning] == []
+    assert all(section.text for section in reference.sections())
+
+
+def test_every_key_of_the_class_is_there() -> None:
+    """A section made of every default has exactly the keys of the reference."""
+    given = {"prompt_source": {"name": "p"}, "rewards": [{"name": "r"}]}
+    given["evaluation"] = {"sets": {reference.NAME: {}}}
+    section = validate(RlaxSection, given, "rlax")
+
+    def leaves(value: Section, key: str) -> set[str]:
+        found = set()
+        for name in type(value).model_fields:
+            inner, place = getattr(value, name), f"{key}.{name}"
+            if isinstance(inner, Section):
+                found |= leaves(inner, place)
+            else:
+                found.add(place)
+                for named, item in inner.items() if isinstance(inner, dict) else ():
+                    found |= leaves(item, f"{place}.{named}")
+        return found
+
+    assert leaves(section, "rlax") == {k.key for s in reference.sections() for k in s.keys}
+
+
+def test_every_place_of_a_part_has_its_kind() -> None:
+    listed = {key.key: key.kind for s in reference.sections() for key in s.keys if key.kind}
+    assert listed == reference.PARTS
+    named = [k.key for s in reference.sections() for k in s.keys if k.type.startswith("part")]
+    assert set(named) <= set(listed)
+    # The same kinds under which ``build`` looks the parts of a config up.
+    names = ["rlax_plugin.testing", "rlax_curation", "rlax_launchers", "rlax_objectives"]
+    part = {"name": "x"}
+    content = {
+        "plugins": names,
+        "prompt_source": part,
+        "rewards": [part],
+        "curation": {"gates": [part]},
+        "objective": {"corrections": [part]},
+        "trackers": [part],
+        "evaluation": {"sets": {reference.NAME: {"prompt_source": part, "rewards": [part]}}},
+    }
+    uses = Registry(Manager(names)).uses(validate(RlaxSection, content, "rlax"))
+    found = {use.key.removesuffix(".0"): use.kind for use in uses}
+    assert found == reference.PARTS
+
+
+class Example(Section):
+    """All that a field may be."""
+
+    count: PositiveInt = Field(default=3, description="how many")
+    wait_s: Annotated[float, Field(gt=0, le=9.5)] = Field(default=1.0, description="how long")
+    max_tokens: PositiveInt | None = Field(default=None, description="at most")
+    mode: Literal["a", "b"] = Field(default="a", description="how")
+    names: tuple[str, ...] = Field(default=..., min_length=1, description="who")
+    part: Choice = Field(default=Choice(name="x"), description="what")
+    table: dict[str, int] = Field(default_factory=dict, description="which")
+
+
+def test_types_in_words_and_defaults_in_yaml() -> None:
+    (section,) = reference.sections(Example, "e")
+    assert section.title == "e" and section.text == "All that a field may be."
+    assert {k.key.removeprefix("e."): (k.type, k.default) for k in section.keys} == {
+        "count": ("whole number, at least 1", "3"),
+        "wait_s": ("number of seconds, above 0, at most 9.5", "1.0"),
+        "max_tokens": ("whole number of tokens, at least 1; or null", "null"),
+        "mode": ("a or b", "a"),
+        "names": ("list of at least one, each: text", ""),
+        "part": ("part", "{name: x}"),
+        "table": ("mapping of names", "{}"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "titles", "keys"),
+    [
+        ("rlax.rollouts.group_size", ["rlax.rollouts"], ["rlax.rollouts.group_size"]),
+        ("group_size", ["rlax.rollouts"], ["rlax.rollouts.group_size"]),
+        ("objective.kl", ["rlax.objective.kl"], ["coefficient", "estimator", "placement"]),
+        ("rlax.launcher.workers", ["launcher local"], ["workers"]),
+        ("rlax.rewards.0.slow_s", ["reward even"], ["slow_s"]),
+        (
+            "sampler",
+            ["rlax.curation", "sampler shuffled", "sampler learnability"],
+            ["rlax.curation.sampler", "candidates", "prior_samples", "floor"],
+        ),
+    ],
+)
+def test_finds_sections_keys_and_options(wanted: str, titles: list[str], keys: list[str]) -> None:
+    found = reference.find(wanted)
+    assert [block.title for block in found] == titles
+    listed = [key.key for block in found for key in block.keys]
+    assert [key.rsplit(".", 1)[-1] for key in listed] == [key.rsplit(".", 1)[-1] for key in keys]
+    assert all(key in listed for key in keys if key.startswith("rlax"))
+
+
+def test_prints_a_section() -> None:
+    text = " ".join(rlax("rlax.staleness").stdout.split())
+    assert text.startswith("rlax.staleness reload_every whole number, at least 1; default 1 j: ")
+    everything = rlax().stdout
+    assert all(section.title in everything for section in reference.sections())
+
+
+def test_the_name_of_a_part_shows_its_options() -> None:
+    text = " ".join(rlax("wandb").stdout.split())
+    assert text.startswith("tracker wandb ") and "project text; default rlax W&B project" in text
+    (launcher,) = reference.find("local")
+    assert [key.key for key in launcher.keys][:2] == ["workers", "max_restarts"]
+    assert "did you mean 'wandb'?" in rlax("wanbd").stderr
+
+
+def test_a_misspelt_key_is_told_its_nearest_match() -> None:
+    result = rlax("rlax.rolouts.group_siz")
+    assert result.exit_code == 2 and result.stdout == ""
+    assert "did you mean 'rlax.rollouts.group_size'?" in result.stderr
+    assert "did you mean 'rlax.weights'?" in rlax("rlax.weight").stderr

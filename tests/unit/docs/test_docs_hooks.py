@@ -1,0 +1,184 @@
+"""docs/plugin_hooks.md says what hookspecs.py says, and its examples are a run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from documents import fences, read, sections
+from installs import on_path
+from runs import Run
+
+from rlax_plugin.build import Registry, registry_for
+from rlax_plugin.config.loading import load_section
+from rlax_plugin.ports import hookspecs
+from rlax_plugin.ports.manager import HOOKS, KINDS, Manager
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.testing import check_plugin, evaluate_objective
+
+HOOKS_MD = read("plugin_hooks.md")
+TOLD = {name: text for name, text in sections(HOOKS_MD, 3).items() if name.startswith("rlax_")}
+(CONFIG,) = fences(HOOKS_MD, "yaml")
+STEPS = 20
+
+
+def signatures() -> dict[str, str]:
+    tree = ast.parse(Path(hookspecs.__file__).read_text())
+    functions = [f for f in tree.body if isinstance(f, ast.FunctionDef)]
+    return {
+        f.name: f"{f.name}({ast.unparse(f.args)}) -> {ast.unparse(f.returns)}"
+        for f in functions
+        if f.returns is not None
+    }
+
+
+def test_every_hook_is_documented_with_its_signature() -> None:
+    assert list(TOLD) == list(HOOKS)
+    found = {name: text.strip().splitlines()[0] for name, text in TOLD.items()}
+    assert found == {name: f"`{text}`" for name, text in signatures().items()}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_says_when_where_and_what(name: str) -> None:
+    words = ["**Chosen by**", "**Built**", "**The part**"]
+    wanted = words if name.startswith("rlax_register_") else ["**When**", "**Arguments**"]
+    assert re.findall(r"^- (\*\*[\w ]+\*\*)", TOLD[name], re.MULTILINE) == wanted
+    (example,) = fences(TOLD[name], "python")
+    assert f"@hookimpl\ndef {name}(" in example
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """All examples as one plug-in, each of them as another, and the config of their run."""
+    folder = tmp_path_factory.mktemp("hooks")
+    examples = {name: fences(text, "python")[0] for name, text in TOLD.items()}
+    for name, example in examples.items():
+        (folder / f"example_{name}.py").write_text(example)
+    (folder / "hook_examples.py").write_text("\n\n".join(examples.values()))
+    (folder / "run.yml").write_text(CONFIG)
+    with on_path(folder):
+        yield folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_example_registers_and_builds_alone(folder: Path, kind: str) -> None:
+    name = f"example_rlax_register_{kind}"
+    registry = Registry(Manager([name]))
+    ((part, offer),) = registry.offers[kind].items()
+    assert not any(offers for other, offers in registry.offers.items() if other != kind)
+    assert part in CONFIG + TOLD["rlax_register_objective"] or kind == "importance_weight"
+    if kind in ("rollout_engine", "trainer"):
+        return  # built from other parts of a run: the run below does
+    context = BuildContext(run_dir=folder, seed=0, section=None)
+    built = offer.extension.build(offer.extension.config_class(), context)
+    assert built is not None
+
+
+@pytest.mark.parametrize("name", [name for name in HOOKS if name.startswith("rlax_on_")])
+def test_every_observer_registers_alone(folder: Path, name: str) -> None:
+    manager = Manager([f"example_{name}"])
+    implemented = [hook for hook in HOOKS if hasattr(sys.modules[manager.names[0]], hook)]
+    assert implemented == [name]
+
+
+def test_the_examples_keep_the_contracts_of_their_kinds(folder: Path) -> None:
+    checked = check_plugin("hook_examples")
+    observers = [one.name for one in checked if one.kind == "observer"]
+    assert sorted(observers) == sorted(name for name in HOOKS if name.startswith("rlax_on_"))
+    assert {one.kind for one in checked} - {"observer"} == set(KINDS)
+    untried = {one.kind for one in checked if not one.rules}
+    assert untried == {"rollout_engine", "trainer"}  # of a model of their own
+
+
+def test_the_slots_compute_what_they_say(folder: Path) -> None:
+    mask_bt = np.array([[1, 1, 1, 1], [1, 0, 0, 0]])
+
+    def evaluate(objective: dict[str, object], ratio: float, mismatch: float = 1.0):
+        ones_bt = np.ones(mask_bt.shape)
+        return evaluate_objective(
+            {"preset": "saturating_pg"} | objective,
+            logprobs_bt=np.log(0.1 * ratio * mismatch) * ones_bt,
+            proximal_logprobs_bt=np.log(0.1 * mismatch) * ones_bt,
+            behaviour_logprobs_bt=np.log(0.1) * ones_bt,
+            rewards_b=[3.0, 1.0],
+            mask_bt=mask_bt,
+            group_size=2,
+            plugins=("rlax_objectives", "hook_examples"),
+        )
+
+    found = evaluate({"old_policy": "proximal"}, 1.5)
+    assert found.advantages_bt.tolist() == [[1, 1, 1, 1], [-1, 0, 0, 0]]
+    # root_length: 1 / sqrt(4) for each of four tokens, 1 for the single one, of 2 sequences.
+    np.testing.assert_allclose(found.weights_bt, [[0.25] * 4, [0.5, 0, 0, 0]], rtol=1e-6)
+    slope = 1 - np.tanh(np.log(1.5)) ** 2
+    np.testing.assert_allclose(
+        found.grad_bt, -slope * found.advantages_bt * found.weights_bt, rtol=1e-5
+    )
+    # agreement, with the preset's nats=2.0: e^2 is 7.4.
+    assert evaluate({"old_policy": "proximal"}, 1.0, 7.0).weights_bt.any()
+    assert not evaluate({"old_policy": "proximal"}, 1.0, 8.0).weights_bt.any()
+    # capped_ratio multiplies by min(r, 2).
+    capped = {"grad_1": {"name": "log_prob"}, "importance_weight": {"name": "capped_ratio"}}
+    found = evaluate(capped | {"old_policy": "proximal"}, 3.0)
+    np.testing.assert_allclose(found.weights_bt, [[0.5] * 4, [1, 0, 0, 0]], rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Iterator[Run]:
+    """A run of all examples, whose workers all fall silent once it has learnt."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        run = Run(
+            folder,
+            "rlax.deadlines.batch_s=2",
+            "rlax.deadlines.heartbeat_s=0.3",
+            config=str(folder / "run.yml"),
+            name="hooks",
+        )
+        run.until(lambda: len(run.steps()) >= STEPS, f"{STEPS} steps")
+        workers = run.workers()
+        for worker in workers:
+            worker.send_signal(signal.SIGSTOP)
+        run.until(lambda: "the run failed" in log(run), "the failure")
+        for worker in workers:
+            worker.send_signal(signal.SIGCONT)
+        status, out = run.end()
+        assert status == 1 and "rlax.deadlines.batch_s" in out
+        yield run
+
+
+def log(run: Run) -> str:
+    path = run.dir / "logs/trainer.log"
+    return path.read_text() if path.exists() else ""
+
+
+def test_the_examples_train_together(run: Run) -> None:
+    rewards = [step["reward/mean"] for step in run.steps()]
+    assert np.mean(rewards[:3]) < 0.3 and np.mean(rewards[STEPS - 3 : STEPS]) > 0.5
+    lines = [line.split(",") for line in (run.dir / "metrics.csv").read_text().splitlines()]
+    tracked = [float(value) for _, name, value in lines if name == "reward/mean"]
+    assert tracked == rewards
+
+
+def test_every_observer_is_called_in_the_run(run: Run) -> None:
+    told = log(run)
+    steps = len(run.steps())
+    assert f"run {run.dir.relative_to(run.dir.parents[1])} of config" in told
+    assert told.count("]: admitted") >= 4 * steps and "'a' got [" in told
+    assert told.count(": reward 0.") == steps and "version 0 is at" in told
+    assert [f"here-{i} is gone: no heartbeat" in told for i in (0, 1)] == [True, True]
+    assert told.count("the run failed: ") == 1 and "rlax.deadlines.batch_s" in told
+
+
+def test_the_config_checks(folder: Path) -> None:
+    section, maxtext = load_section(folder / "run.yml")
+    registry_for(section).validate(section)
+    assert maxtext["run_name"] == yaml.safe_load(CONFIG)["run_name"] == "hooks"

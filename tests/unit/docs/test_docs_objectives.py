@@ -1,0 +1,212 @@
+"""docs/objectives.md says what the code does; examples of the docs run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from documents import fences, sections
+from installs import on_path
+from objective_harness import PRESETS
+from typer.testing import CliRunner, Result
+
+from rlax_plugin.build import registry_for
+from rlax_plugin.cli import app
+from rlax_plugin.commands import explain
+from rlax_plugin.objective.loss import choices
+from rlax_plugin.testing import evaluate_objective
+from rlax_plugin.testing.objectives import section_of, slots_of
+
+DOCS = Path(__file__).parents[3] / "docs"
+OBJECTIVES = (DOCS / "objectives.md").read_text()
+WRITTEN, GENERATED = OBJECTIVES.split("a test compares. -->\n\n")
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    expected = explain.markdown(registry_for(section_of({})))
+    assert expected == GENERATED, "put the output of `rlax objective --markdown` below the marker"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_tells_its_sources_and_differences(name: str) -> None:
+    preset = explain.presets_of(registry_for(section_of({})))[name]
+    assert preset.title and preset.formula and preset.conventions
+    assert preset.paper.startswith("https://")
+    assert {"TRL", "verl", "Tunix"} <= preset.peers.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "words"),
+    [  # seen in the libraries' code, where a reader would expect something else
+        ("ppo", "TRL", "no effect for A > 0"),
+        ("ppo", "ROLL", "1 + 2 clip, 1.4 for a clip of 0.2"),
+        ("topr", "ROLL", "the sign of the reward, not of the advantage"),
+        ("aipo", "verl", "in bypass mode with loss_type: reinforce is this term"),
+        ("reinforce_plus_plus_baseline", "slime", "to each token alone"),
+        ("reinforce_plus_plus_baseline", "verl", "before the group's mean is taken"),
+    ],
+)
+def test_what_other_libraries_do_is_said_with_the_preset(name, library, words) -> None:
+    assert words in explain.presets_of(registry_for(section_of({})))[name].peers[library]
+
+
+def test_icepop_alone_is_said_to_be_only_a_mask_wherever_it_is_chosen() -> None:
+    registry = registry_for(section_of({}))
+    assert "Alone it is only a mask" in explain.part_text(registry, "correction", "icepop")
+    option = registry.offers["correction"]["icepop"].extension.config_class.model_fields["high"]
+    assert (
+        "kept ones are not multiplied by m, unlike in verl" in option.description
+    )  # in `rlax config`
+    found = evaluate_objective(
+        {"preset": "aipo", "corrections": [{"name": "icepop"}]},
+        logprobs_bt=np.log([[0.3], [0.6]]),  # m = 3 stays, m = 6 does not
+        behaviour_logprobs_bt=np.log([[0.1], [0.1]]),
+        rewards_b=[1, 0],
+        mask_bt=[[1], [1]],
+        group_size=2,
+    )
+    np.testing.assert_allclose(found.weights_bt, [[2 / 2], [0]], rtol=1e-6)  # min(3, rho = 2) / G
+
+
+def test_every_part_says_what_it_is_and_what_its_options_mean() -> None:
+    registry = registry_for(section_of({}))
+    for kind in explain.KINDS:
+        for name, offer in registry.offers[kind].items():
+            assert explain.part_text(registry, kind, name), f"{kind} {name}"
+            for option, field in offer.extension.config_class.model_fields.items():
+                assert field.description, f"{kind} {name}.{option}"
+
+
+def test_every_metric_has_its_formula() -> None:
+    corrections = ("truncated_importance_sampling", "icepop", "sequence_mask", "veto")
+    together = {
+        "preset": "ppo",
+        "old_policy": "proximal",
+        "corrections": [{"name": name} for name in corrections],
+        "kl": {"coefficient": 0.1, "placement": "loss"},
+        "entropy_coefficient": 0.1,
+    }
+    optional = {
+        "reference_logprobs_bt": [[-1.0], [-1.0]],
+        "entropy_bt": [[1.0], [1.0]],
+    }
+    found = set()
+    for config in (*PRESETS, together):
+        found |= evaluate_objective(
+            config,
+            logprobs_bt=[[-1.0], [-1.0]],
+            behaviour_logprobs_bt=[[-1.0], [-1.0]],
+            **(optional if config is together else {}),
+            rewards_b=[1, 0],
+            mask_bt=[[1], [1]],
+            group_size=2,
+        ).metrics.keys()
+    table = WRITTEN.split("## What is measured")[1].split("\n## ")[0]
+    unknown = {name for name in found if f"`{name}`" not in table}
+    assert not unknown and len(found) > 25
+
+
+def effective(config: dict[str, Any]) -> tuple[Any, ...]:
+    """Every number of an algorithm, options that have their defaults included."""
+    section = section_of(config)
+    algorithm = slots_of(section).algorithm
+    registry = registry_for(section)
+    parts = {
+        key: (choice.name, registry.options(kind, choice, key).model_dump())
+        for key, kind, choice in choices(algorithm)
+    }
+    return parts, algorithm.old_policy, algorithm.kl, algorithm.overlong
+
+
+def test_the_configs_are_valid() -> None:
+    (example,) = fences(WRITTEN, "yaml")
+    slots = slots_of(section_of(yaml.safe_load(example)["rlax"]["objective"]))
+    assert len(slots.corrections) == 1 and slots.updates_per_step == 2
+    for name, written in zip(PRESETS, fences(GENERATED, "yaml"), strict=True):
+        as_written = effective({"preset": "grpo"} | yaml.safe_load(written))
+        assert as_written == effective({"preset": name})
+
+
+def test_the_example_prints_what_its_comments_say() -> None:
+    (example,) = fences(WRITTEN, "python")
+    command = [sys.executable, "-c", example]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    printed = [float(number) for number in re.findall(r"-?\d+\.\d*", result.stdout)]
+    # A = +-0.5 / std = +-0.7071. Ratios 1.25 and 0.5 with A > 0 are below 1.3; weights 1/4, 1/4 and
+    # 1/2: gradients -0.7071 (1.25, 0.5) / 4 and 0.7071 / 2; the loss is the sum over ratios.
+    s = 0.5**0.5
+    expected = [s, s, -s, 0, -s * 1.25 / 4, -s / 8, s / 2, 0, s * (0.5 - 1.75 / 4), 0]
+    np.testing.assert_allclose(printed, expected, atol=1e-5)
+
+
+@pytest.fixture
+def sapo(tmp_path: Path):
+    """The objective of docs/writing_plugins.md, installed as the text says."""
+    (source,) = (
+        block
+        for block in fences((DOCS / "writing_plugins.md").read_text(), "python")
+        if "rlax_register_gradient_term" in block
+    )
+    assert len(source.splitlines()) <= 35
+    (tmp_path / "soft_gate.py").write_text(source)
+    with on_path(tmp_path):
+        yield ("rlax_objectives", "soft_gate")
+
+
+def test_a_new_objective_needs_no_change_here(sapo) -> None:
+    # r = 3/2, 1 and 1/2 with A = s, 0, -s; lengths 1, so that agg is 1/3. The derivative of
+    # 4/tau sigmoid(tau x) by log r is 4 r sigmoid (1 - sigmoid).
+    ratio = np.array([[1.5], [1.0], [0.5]])
+    found = evaluate_objective(
+        {"preset": "sapo", "grad_1": {"name": "soft_gate", "tau_low": 2.0}},
+        logprobs_bt=np.log(0.2 * ratio),
+        behaviour_logprobs_bt=np.full((3, 1), np.log(0.2)),
+        rewards_b=[2, 1, 0],
+        mask_bt=np.ones((3, 1)),
+        group_size=3,
+        plugins=sapo,
+    )
+    gate = 1 / (1 + np.exp(-np.array([[1.0], [1.0], [2.0]]) * (ratio - 1)))
+    expected = -np.array([[1.0], [0], [-1.0]]) * 4 * ratio * gate * (1 - gate) / 3
+    np.testing.assert_allclose(found.grad_bt, expected, rtol=1e-5)
+
+
+def test_it_is_checked_and_explained_like_a_built_in_one(sapo) -> None:
+    plugins = ", ".join((*sapo, "rlax_plugin.testing", "rlax_curation", "rlax_launchers"))
+    config = (str(DOCS.parent / "tests/configs/testing.yml"), f"rlax.plugins=[{plugins}]")
+
+    def check(objective: str) -> Result:
+        command = ["check", "--fast", *config, f"rlax.objective={objective}"]
+        return CliRunner().invoke(app, command)
+
+    result = check("{preset: sapo, grad_1: {name: soft_gate, tau_low: 1.1}}")
+    assert result.exit_code == 0, result.output
+    assert (
+        "unknown key; did you mean 'tau_low'?"
+        in check("{preset: sapo, grad_1: {name: soft_gate, taulow: 1}}").output
+    )
+    assert (
+        "by the policy's ratio more than once"
+        in check("{preset: sapo, importance_weight: {name: truncated}}").output
+    )
+
+
+def test_its_commands_do_what_the_page_says(sapo) -> None:
+    page = sections((DOCS / "writing_plugins.md").read_text(), 2)
+    export, *commands = fences(page["An objective in one file"], "sh")[0].splitlines()
+    assert export == "export PYTHONPATH=."
+    told = []
+    for command in commands:
+        result = CliRunner().invoke(app, command.split()[1:], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        told.append(result.output)
+    explained, checked = told
+    assert "soft_gate" in explained and "sigmoid(tau (r - 1))" in explained
+    assert "gradient_term" in checked and "sapo" in checked

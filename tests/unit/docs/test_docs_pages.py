@@ -1,0 +1,221 @@
+"""Links, commands, configs and names in README.md, CONTRIBUTING.md and docs/ are right."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from documents import DOCUMENTS, ROOT, fences, prose, read, sections
+
+from rlax_plugin import types
+from rlax_plugin.build import Registry
+from rlax_plugin.cli import app
+from rlax_plugin.commands.reference import NAME, PARTS
+from rlax_plugin.commands.reference import sections as config_sections
+from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.validation import validate
+from rlax_plugin.ports.manager import Manager, installed
+
+GROUP: Any = typer.main.get_command(app)
+SOURCES = [
+    path
+    for folder in ("rlax_plugin", "plugins", "maxtext_overrides")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+pages = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+
+
+# Commands.
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The rlax commands in blocks of shell commands, without the settings before them."""
+    for block in fences(text, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words = words[1:]
+            if words[:1] == ["rlax"]:
+                yield words[1:]
+
+
+def parse(words: list[str]) -> None:
+    """Reads a command line without running anything.
+
+    Raises:
+      click's UsageError: it would be refused.
+    """
+    with contextlib.suppress(typer.Exit):  # of --help
+        context = GROUP.make_context("rlax", list(words))
+        name, command, rest = GROUP.resolve_command(context, words)
+        command.make_context(name, rest, parent=context)
+
+
+@pages
+def test_every_command_line_parses(page: Path) -> None:
+    for words in command_lines(page.read_text()):
+        parse(words)
+
+
+@pages
+def test_every_command_that_is_mentioned_exists(page: Path) -> None:
+    named = re.findall(r"`rlax ([a-z][a-z-]*)", prose(page.read_text()))
+    assert set(named) <= set(GROUP.commands)
+
+
+@pytest.mark.parametrize("line", ["chek a.yml", "check --quick a.yml", "audit", "replay --to x r"])
+def test_a_wrong_command_line_is_found(line: str) -> None:
+    with pytest.raises(Exception, match=r"No such|Missing|valid integer"):
+        parse(line.split())
+
+
+@pytest.mark.parametrize("name", GROUP.commands)
+def test_every_command_has_an_example_and_is_documented(name: str) -> None:
+    command = GROUP.commands[name]
+    assert command.help and command.epilog.startswith(f"Example:  rlax {name}")
+    parse(shlex.split(command.epilog.removeprefix("Example:  rlax")))
+    texts = "\n".join(page.read_text() for page in DOCUMENTS)
+    assert re.search(rf"\brlax {name}\b(?!-)", texts), "mention it in README.md or docs/"
+
+
+# Configs.
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    names = [p.name for p in installed() if p.distribution == "rlax-plugin"]
+    return Registry(Manager([*names, "rlax_plugin.testing"]))
+
+
+def chosen(value: Any, place: list[str]) -> Iterator[Choice]:
+    """What a section has at a dotted key of ``reference.PARTS``."""
+    if isinstance(value, Choice):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from chosen(item, place)
+    elif place and isinstance(value, dict):
+        for item in value.values() if place[0] == NAME else ():
+            yield from chosen(item, place[1:])
+    elif place and value is not None:
+        yield from chosen(getattr(value, place[0]), place[1:])
+
+
+@pages
+def test_every_key_of_every_config_is_valid(page: Path, registry: Registry) -> None:
+    for block in fences(page.read_text(), "yaml"):
+        content = yaml.safe_load(block)
+        if not isinstance(content, dict) or "rlax" not in content:
+            continue
+        needed = {"prompt_source": {"name": "numbers"}, "rewards": [{"name": "even"}]}
+        section = validate(RlaxSection, needed | content["rlax"], "rlax")
+        for key, kind in PARTS.items():
+            for choice in chosen(section, key.split(".")[1:]):
+                if choice.name in registry.offers[kind]:
+                    registry.options(kind, choice, key)
+
+
+def test_inline_keys_exist() -> None:
+    known = {k.key for s in config_sections() for k in s.keys} | {
+        s.title for s in config_sections()
+    }
+    for page in DOCUMENTS:
+        keys = re.findall(r"`(rlax(?:\.[a-z_0-9]+)+)[=`:]", prose(page.read_text()))
+        for key in set(keys) - {"rlax.proto"}:
+            parts = any(key.startswith(f"{place}.") for place in PARTS)  # an option of a part
+            modules = (ROOT / key.replace(".", "/")).with_suffix(".py").exists()
+            assert key in known or parts or modules, f"{page.name}: {key}"
+
+
+# Links.
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", prose(page.read_text()), re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        count = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", a) is not None for a in found)
+        found.add(f"{slug}-{count}" if count else slug)
+    return found
+
+
+@pages
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists() and linked.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_is_in_the_readme() -> None:
+    linked = re.findall(r"\]\(docs/([\w.]+\.md)", (ROOT / "README.md").read_text())
+    assert sorted(linked) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+@pages
+def test_files_that_are_named_exist(page: Path) -> None:
+    folders = "rlax_plugin|plugins|maxtext_overrides|configs|tests|benchmarks|controller|records"
+    for name in re.findall(rf"`((?:{folders})/[\w/.]*)`", prose(page.read_text())):
+        assert (ROOT / name).exists() or (ROOT / "rlax_plugin" / name).exists(), name
+
+
+# The glossary and the map of modules.
+
+
+def test_the_glossary_is_in_order_and_speaks_of_the_code() -> None:
+    entries = re.findall(r"^\*\*(.+?)\*\*: (.*)$", read("glossary.md"), re.MULTILINE)
+    terms = [term for term, _ in entries]
+    assert len(terms) > 60 and terms == sorted(terms, key=str.lower)
+    code = "\n".join(path.read_text() for path in SOURCES).lower()
+    keys = {k.key for s in config_sections() for k in s.keys} | {s.title for s in config_sections()}
+    unknown = {
+        span
+        for _, text in entries
+        for span in re.findall(r"`([^`]+)`", text)
+        if span not in keys
+        and span.lower() not in code
+        and span.split(".")[-1].lower() not in code
+        and not any((ROOT / folder / span).exists() for folder in ("", "rlax_plugin"))
+    }
+    assert not unknown
+    strange = [t for t in terms if not all(w in code for w in re.findall(r"\w+", t.lower()))]
+    assert strange == []
+
+
+def test_the_glossary_has_every_record_and_section() -> None:
+    glossary = read("glossary.md")
+    records = [
+        name
+        for name, value in vars(types).items()
+        if getattr(value, "__module__", "") == types.__name__
+    ]
+    assert len(records) >= 9
+    assert [name for name in records if f"`{name}`" not in glossary] == []
+    titles = [s.title for s in config_sections() if s.title.count(".") == 1]
+    assert [title for title in titles if f"`{title}" not in glossary] == []
+
+
+@pytest.mark.parametrize("folder", ["rlax_plugin", "rlax_plugin/controller", "plugins"])
+def test_the_architecture_lists_every_module(folder: str) -> None:
+    text = sections(read("architecture.md"), 3)[folder]
+    listed = [name.rstrip("/") for name in re.findall(r"^\| `([\w./]+)` \|", text, re.MULTILINE)]
+    found = [
+        path.name
+        for path in (ROOT / folder).iterdir()
+        if (path.suffix == ".py" and not path.name.startswith("__"))
+        or (path / "__init__.py").exists()
+    ]
+    if folder == "plugins":
+        found = [name.removesuffix(".py") for name in found]
+    assert sorted(listed) == sorted(found)

@@ -1,0 +1,196 @@
+"""An evaluation beside everything else on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.evaluation.evaluator import Answered, Evaluator, ProblemSet, _failures
+from rlax_plugin.evaluation.statistics import Outcomes, measures
+from rlax_plugin.rollouts.dispatch import Answer
+from rlax_plugin.types import GroupRequest, Prompt, Rollout, SamplingParams
+
+PROBLEMS, SAMPLES, ANSWER_S = 20, 4, 0.005
+
+
+class Source:
+    """Takes its time to read an answer."""
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return str(tokens[0])
+
+    def answer(self, completion: str) -> str:
+        time.sleep(ANSWER_S)
+        return completion
+
+
+class Parts:
+    """A dispatcher whose answers come one after the other, and rewards."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+
+    async def submit(self, request: GroupRequest, *, exactly: int | None) -> Answer:
+        async with self.turn:
+            await asyncio.sleep(0.001)
+        tokens, nats = np.array([7], np.int32), np.zeros(1, np.float32)
+        rollouts = [
+            Rollout(request.group_id, i, seed, tokens, nats, nats, np.array([5]), "stop")
+            for i, seed in enumerate(request.seeds)
+        ]
+        return Answer(request, rollouts, ())
+
+    async def score(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Rollout]:
+        return rollouts
+
+
+def test_slow_answers_do_not_hold_up_the_event_loop() -> None:
+    async def main() -> float:
+        parts: Any = Parts()
+        source: Any = Source()
+        section = RlaxSection.model_validate(
+            {
+                "prompt_source": {"name": "numbers"},
+                "rewards": [{"name": "even"}],
+                "evaluation": {"samples": SAMPLES, "k": [1], "majority_k": [2], "bootstrap": 1},
+            }
+        )
+        prompts = [Prompt(str(i), np.array([1], np.int32), "", "") for i in range(PROBLEMS)]
+        problems = ProblemSet("a", "eval/a", source, prompts, SAMPLES, SamplingParams(), parts)
+        longest_s, ended = 0.0, asyncio.Event()
+
+        async def tick() -> None:
+            nonlocal longest_s
+            while not ended.is_set():
+                before_s = time.perf_counter()
+                await asyncio.sleep(0)
+                longest_s = max(longest_s, time.perf_counter() - before_s)
+
+        ticking = asyncio.ensure_future(tick())
+        found = await Evaluator(section, parts, [problems]).run(5, pinned=True)
+        ended.set()
+        await ticking
+        assert found.main["majority_at_2"].problems == PROBLEMS
+        return longest_s
+
+    assert asyncio.run(main()) < PROBLEMS * SAMPLES * ANSWER_S / 2
+
+
+def test_the_first_reason_why_rewards_of_a_set_failed_is_kept() -> None:
+    good = Rollout(0, 0, 0, np.array([7]), np.zeros(1), np.zeros(1), np.array([5]), "stop")
+    bad = dataclasses.replace(good, reward_error="KeyError: 'a'")
+    worse = dataclasses.replace(good, reward_error="ValueError: b")
+
+    def answered(*rollouts: Rollout) -> Answered:
+        return Answered.of(rollouts, [1] * len(rollouts), [None] * len(rollouts))
+
+    sets = {"fine": [answered(good, good)], "hard": [answered(good, bad), answered(worse)]}
+    assert _failures(sets) == {"hard": "KeyError: 'a'"}
+
+
+class LongSource:
+    """Texts as long as their tokens, which answer nothing, or with one of three last characters."""
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return "".join(chr(97 + token) for token in tokens)
+
+    def answer(self, completion: str) -> str | None:
+        return None if completion[-1] == "d" else completion[-1] * len(completion)
+
+
+class Long:
+    """A dispatcher of long completions, one group after the other, and rewards that come late.
+
+    Attributes:
+      given: a weak reference to every array of tokens, log-probs or versions.
+      most: of these, the bytes that were alive at once.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length, self.turn = length, asyncio.Lock()
+        self.given: list[weakref.ref[np.ndarray]] = []
+        self.most = 0
+
+    def _array(self, values: np.ndarray) -> np.ndarray:
+        self.given.append(weakref.ref(values))
+        return values
+
+    async def submit(self, request: GroupRequest, *, exactly: int | None) -> Answer:
+        async with self.turn:
+            await asyncio.sleep(0)
+            rng = np.random.default_rng(-request.group_id)
+            rollouts = []
+            for i, seed in enumerate(request.seeds):
+                n = self.length - int(rng.integers(3))
+                arrays = (
+                    rng.integers(4, size=n).astype(np.int32),
+                    *np.zeros((2, n), np.float32),
+                    np.full(n, 5, np.int32),
+                )
+                kept = [self._array(array.copy()) for array in arrays]
+                reason = "length" if n == self.length else "stop"
+                rollouts.append(Rollout(request.group_id, i, seed, *kept, reason))
+            alive = (array() for array in self.given)
+            self.most = max(self.most, sum(a.nbytes for a in alive if a is not None))
+            return Answer(request, rollouts, ())
+
+    async def score(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Rollout]:
+        await asyncio.sleep(0.01)
+        scored = []
+        for i, rollout in enumerate(rollouts):
+            reward = None if prompt.id == "3" and i == 0 else float(rollout.text[-1] in "ac")
+            error = None if reward is not None else "KeyError: 3"
+            scored.append(dataclasses.replace(rollout, reward=reward, reward_error=error))
+        return scored
+
+
+def test_an_evaluation_keeps_numbers_and_no_tokens() -> None:
+    problems, samples, length = 64, 4, 4096
+    section = RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "numbers"},
+            "rewards": [{"name": "even"}],
+            "evaluation": {"samples": samples, "k": [1, 2], "majority_k": [3], "bootstrap": 20},
+        }
+    )
+    parts: Any = Long(length)
+    source: Any = LongSource()
+    prompts = [Prompt(str(i), np.array([1], np.int32), "", "") for i in range(problems)]
+    one = ProblemSet("a", "eval/a", source, prompts, samples, SamplingParams(), parts)
+    found = asyncio.run(Evaluator(section, parts, [one]).run(5))
+
+    # A group is there while the next one is made, and never a third one.
+    assert parts.most <= 2 * samples * length * 16 < sum(1 for _ in parts.given) * length * 4 / 20
+    # The same as of all texts at once.
+    rewards, lengths, answers = [], [], []
+    for number in range(problems):
+        rng = np.random.default_rng(1 + number)
+        for i in range(samples):
+            n = length - int(rng.integers(3))
+            text = source.decode(rng.integers(4, size=n).astype(np.int32))
+            answers.append(source.answer(text))
+            rewards.append(np.nan if (number, i) == (3, 0) else float(text[-1] in "ac"))
+            lengths.append(n)
+    lengths_bn = np.array(lengths).reshape(problems, samples)
+    wanted = measures(
+        Outcomes(
+            np.array(rewards).reshape(problems, samples),
+            lengths_bn,
+            lengths_bn == length,
+            [answers[i : i + samples] for i in range(0, len(answers), samples)],
+        ),
+        pass_threshold=0.5,
+        k=(1, 2),
+        majority_k=(3,),
+        resamples=20,
+        seed=0,
+    )
+    assert found.main == wanted
+    assert 0 < wanted["majority_at_3"].value < 1 and wanted["reward_errors"].value > 0
+    assert found.failures == {"a": "KeyError: 3"}

@@ -1,0 +1,63 @@
+"""Overrides are refused when what they replace is not what was tested."""
+
+import logging
+
+import pytest
+
+from maxtext_overrides.upstream import signatures
+from maxtext_overrides.upstream.signatures import Override, OverrideError, check
+
+SYMBOL = "maxtext_overrides.upstream.signatures.resolve"
+
+
+def declared(**changes):
+    known = {
+        "symbol": SYMBOL,
+        "signature": "(symbol)",
+        "sha256": signatures.source_hash(signatures.resolve),
+        "why": "a test",
+        "delete_when": "never",
+    }
+    return Override(**(known | changes))
+
+
+def test_unchanged_symbol_passes():
+    check([declared()])
+
+
+def test_signature_is_names_and_defaults_without_annotations():
+    def function(a: int, b: float = 2.0, *, c: "str" = "x", **rest: int) -> None: ...
+
+    assert signatures.signature_of(function) == "(a, b=2.0, *, c='x', **rest)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"signature": "(symbol, flag)"},
+            r"resolve has the signature \(symbol\), expected \(s.*g\)",
+        ),
+        ({"sha256": "0" * 64}, r"resolve has another source: expected sha256 000000000000\.\.\."),
+        ({"symbol": SYMBOL + "d"}, "resolved does not exist"),
+        ({"symbol": "maxtext_overrides.nowhere.f"}, "nowhere.f does not exist"),
+    ],
+)
+def test_a_difference_names_symbol_expected_found_and_versions(changes, expected):
+    with pytest.raises(OverrideError, match=expected) as error:
+        check([declared(**changes)])
+    assert "tested with maxtext 0.2.5; installed: " in str(error.value)
+    assert "rlax.allow_untested_maxtext=true" in str(error.value)
+
+
+def test_every_difference_is_named_at_once():
+    with pytest.raises(OverrideError) as error:
+        check([declared(sha256="0" * 64), declared(symbol=SYMBOL + "d")])
+    assert "another source" in str(error.value)
+    assert "resolved does not exist" in str(error.value)
+
+
+def test_allow_untested_warns_instead(caplog):
+    with caplog.at_level(logging.WARNING, logger="rlax.maxtext"):
+        check([declared(sha256="0" * 64)], allow_untested=True)
+    assert "another source" in caplog.text

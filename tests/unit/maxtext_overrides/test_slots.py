@@ -1,0 +1,417 @@
+"""Single slots of the objective, with numbers worked out by hand.
+
+Weights are read off the gradient of ``log_prob`` with A = 1 and agg = 1. The tokens are those of
+``objective_harness``: ratios 6, 0.1 and 0.6, 4, 0.25, products 0.6 and 0.6.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from objective_harness import (
+    BEHAVIOUR,
+    LENGTHS,
+    LOGPROBS,
+    MASK,
+    advantages_of,
+    data_of,
+    differentiated,
+    jit,
+    modes,
+    slots_of,
+    tokens,
+)
+
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.diagnostics import summarise
+
+PLAIN = {
+    "aggregation": {"name": "token_mean"},
+    "advantage": {"name": "leave_one_out"},
+    "importance_weight": {"name": "one"},
+    "grad_1": {"name": "log_prob"},
+}
+
+
+def weights_of(mode, advantages=1.0, **objective):
+    """(dJ/dlogp of a .. e over A, report)."""
+    slots = slots_of(**PLAIN | objective)
+    data = data_of(MASK, advantages, BEHAVIOUR.astype(np.float32))
+    result = mode(differentiated(slots))(LOGPROBS.astype(np.float32), data)
+    return tokens(-result.grad_bt / data["rl_advantages"]), summarise(result.metrics)
+
+
+# Corrections.
+
+TIS = "truncated_importance_sampling"
+CORRECTIONS = [
+    (TIS, {}, [2, 0.1, 0.6, 2, 0.25], "tis_truncated_fraction", 2),
+    (TIS, {"cap": 5}, [5, 0.1, 0.6, 4, 0.25], "tis_truncated_fraction", 1),
+    (TIS, {"above_cap": "mask"}, [0, 0.1, 0.6, 0, 0.25], "tis_masked_fraction", 2),
+    # 6 > 5; 0.1 and 0.25 < 0.5.
+    ("icepop", {}, [0, 0, 1, 1, 0], "icepop_masked_fraction", 3),
+    ("icepop", {"low": 0.05, "high": 6.5}, [1, 1, 1, 1, 1], "icepop_masked_fraction", 0),
+    # Geometric means 0.6^(1/2) = 0.775 and 0.6^(1/3) = 0.843.
+    ("sequence_mask", {}, [1, 1, 1, 1, 1], "sequence_mask_masked_fraction", 0),
+    ("sequence_mask", {"low": 0.8}, [0, 0, 1, 1, 1], "sequence_mask_masked_fraction", 2),
+    ("sequence_mask", {"high": 0.8}, [1, 1, 0, 0, 0], "sequence_mask_masked_fraction", 3),
+    # The smallest ratios of the two are 0.1 and 0.25.
+    ("veto", {}, [1, 1, 1, 1, 1], "veto_masked_fraction", 0),
+    ("veto", {"threshold": 0.2}, [0, 0, 1, 1, 1], "veto_masked_fraction", 2),
+]
+
+
+@modes
+@pytest.mark.parametrize(("name", "options", "expected", "metric", "count"), CORRECTIONS)
+def test_correction_by_hand(name, options, expected, metric, count, mode):
+    found, report = weights_of(mode, corrections=[{"name": name, **options}])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert report[f"objective/{metric}"] == pytest.approx(count / 5)
+
+
+def test_corrections_multiply_and_report_under_names_of_their_own():
+    # IcePop's band times its ratio: min(m, 5) where it is kept.
+    names = [{"name": TIS, "cap": 5}, {"name": "icepop"}, {"name": "veto", "threshold": 0.2}]
+    found, report = weights_of(jit, corrections=[*names, {"name": "sequence_mask"}])
+    np.testing.assert_allclose(found, [0, 0, 0.6, 4, 0], rtol=1e-6)
+    assert report["objective/tis_truncated_fraction"] == pytest.approx(1 / 5)
+    assert report["objective/icepop_masked_fraction"] == pytest.approx(3 / 5)
+    assert report["objective/veto_masked_fraction"] == pytest.approx(2 / 5)
+    assert report["objective/sequence_mask_masked_fraction"] == 0
+
+
+@modes
+def test_corrections_look_at_the_proximal_policy_where_there_is_one(mode):
+    # pi_prox/mu = 3 -> 2, pi/pi_prox = 1.1: 2 * 1.1. The second: 0.4/0.1 = 4 is above IcePop's 3.5.
+    slots = slots_of(
+        "grpo",
+        aggregation={"name": "token_mean"},
+        old_policy="proximal",
+        epochs=2,
+        corrections=[{"name": TIS}, {"name": "icepop", "high": 3.5}],
+    )
+    data = data_of([[1, 1]], 1.0, np.log(np.float32([[0.1, 0.1]])))
+    data["rl_old_logprobs"] = np.log(np.float32([[0.3, 0.4]]))
+    data["rl_old_known"] = np.int32([[1, 1]])
+    result = mode(differentiated(slots))(np.log(np.float32([[0.33, 0.4]])), data)
+    np.testing.assert_allclose(-result.grad_bt, [[2.2, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["icepop", "sequence_mask", "veto"])
+def test_a_masked_token_may_have_any_ratio(name):
+    # e^199 is infinite in float32 and 0 * inf is NaN; A < 0 leaves the ratio unclipped.
+    data = data_of([[1, 1], [1, 0]], -1.0, np.float32([[-200, -1], [-1, -1]]))
+    correction = {"name": name} | ({"threshold": 1e9} if name == "veto" else {})
+    slots = slots_of("grpo", corrections=[correction])
+    result = jit(differentiated(slots))(np.float32([[-1, -1], [-1, -1]]), data)
+    assert np.isfinite(result.loss_sum) and np.isfinite(result.grad_bt).all()
+    assert float(result.grad_bt[0, 0]) == 0
+
+
+@pytest.mark.parametrize("name", ["icepop", "sequence_mask"])
+def test_a_band_must_not_be_empty(name):
+    with pytest.raises(ConfigError) as error:
+        slots_of("grpo", corrections=[{"name": name, "low": 3.0, "high": 2.0}])
+    assert str(error.value) == (
+        "rlax.objective.corrections.0.low = 3.0: must not exceed high = 2.0"
+    )
+
+
+# Importance weights.
+
+
+@modes
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"name": "one"}, [1, 1, 1, 1, 1]),
+        ({"name": "truncated"}, [2, 0.1, 0.6, 2, 0.25]),
+        ({"name": "truncated", "cap": 10}, [6, 0.1, 0.6, 4, 0.25]),
+        ({"name": "decoupled"}, [5, 0.1, 0.6, 4, 0.25]),
+        ({"name": "decoupled", "above_cap": "mask"}, [0, 0.1, 0.6, 4, 0.25]),
+        ({"name": "ratio"}, [6, 0.1, 0.6, 4, 0.25]),
+        ({"name": "ratio", "per": "sequence"}, [0.6, 0.6, 0.6, 0.6, 0.6]),
+        ({"name": "clipped"}, [5, 0.1, 0.6, 4, 0.25]),
+        ({"name": "clipped", "high": 0.2, "low": 0.2}, [1.2, 0.8, 0.8, 1.2, 0.8]),
+        ({"name": "topr"}, [1, 1, 0.6, 0.6, 0.6]),
+        ({"name": "topr", "per": "token"}, [1, 1, 0.6, 1, 0.25]),
+    ],
+    ids=str,
+)
+def test_importance_weight_by_hand(options, expected, mode):
+    found, _ = weights_of(mode, [[1.0], [-1.0]], importance_weight=options)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_importance_weights_report_what_they_cut():
+    for options, expected in (
+        ({"name": "truncated"}, {"truncated_fraction": 2}),
+        ({"name": "decoupled"}, {"decoupled_truncated_fraction": 1}),
+        ({"name": "decoupled", "above_cap": "mask"}, {"decoupled_masked_fraction": 1}),
+        (
+            {"name": "clipped", "low": 0.5},
+            {"weight_clip_fraction_high": 1, "weight_clip_fraction_low": 2},
+        ),
+        ({"name": "clipped"}, {"weight_clip_fraction_low": 0}),
+        ({"name": "topr"}, {"topr_truncated_fraction": 0}),
+        ({"name": "topr", "per": "token"}, {"topr_truncated_fraction": 1}),
+    ):
+        _, report = weights_of(jit, [[1.0], [-1.0]], importance_weight=options)
+        for name, count in expected.items():
+            assert report[f"objective/{name}"] == pytest.approx(count / 5), options
+
+
+# Terms.
+
+
+def test_clipping_has_the_gradient_of_ppos_minimum():
+    """Of PPO's min(r A, clip(r) A), and of max(that, c A) where A < 0, differentiated by JAX."""
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(0)
+    behaviour = -rng.exponential(1.0, (64, 4)).astype(np.float32)
+    logprobs = behaviour + rng.normal(0, 0.6, (64, 4)).astype(np.float32)
+    advantages = rng.normal(0, 1, (64, 4)).astype(np.float32)
+    term = {"name": "clipped_ratio", "low": 0.2, "high": 0.3}
+    for options, dual in (({}, math.inf), ({"dual_clip": 1.5}, 1.5)):
+        slots = slots_of(**PLAIN | {"grad_1": term | options})
+        result = jit(differentiated(slots))(logprobs, data_of(behaviour < 0, advantages, behaviour))
+
+        def surrogate(logprobs, dual=dual):
+            ratio = jnp.exp(logprobs - behaviour)
+            least = jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.3) * advantages)
+            floor = dual * jnp.minimum(advantages, -1e-9)
+            return -jnp.where(advantages < 0, jnp.maximum(least, floor), least).sum()
+
+        np.testing.assert_allclose(result.grad_bt, jax.grad(surrogate)(logprobs), atol=1e-6)
+        report = summarise(result.metrics)
+        assert report["objective/clip_fraction_high"] > 0.05
+        assert report["objective/clip_fraction_low"] > 0.05
+        assert ("objective/dual_clip_fraction" in report) == bool(options)
+    assert report["objective/dual_clip_fraction"] > 0.05
+
+
+@modes
+def test_dual_clip_by_hand(mode):
+    # A = -1 and ratios 2, 4: J = -2 - 4 without a dual clip; with c = 3 the second has no gradient.
+    data = data_of([[1, 1]], -1.0, np.log(np.float32([[0.1, 0.1]])))
+    for dual_clip, gradient in ((None, [[-2, -4]]), (3.0, [[-2, 0]])):
+        term = {"name": "clipped_ratio", "dual_clip": dual_clip}
+        result = mode(differentiated(slots_of(**PLAIN | {"grad_1": term})))(
+            np.log(np.float32([[0.2, 0.4]])), data
+        )
+        np.testing.assert_allclose(-result.grad_bt, gradient, rtol=1e-6)
+
+
+@modes
+def test_gspo_clips_whole_sequences(mode):
+    # s = (1.5 * 1.5)^(1/2) = 1.5 and 0.5. Bounds 0.8 .. 1.2. A = 1, s = 1.5: clipped, 1.2. A = -1,
+    # s = 1.5: -1.5, gradient -1.5/2 per token. A = -1, s = 0.5: clipped, -0.8. A = 1, s = 0.5: 0.5,
+    # gradient 0.5/2. J with 1/(G len): 1.2 - 1.5 - 0.8 + 0.5 = -0.6, over 4 sequences.
+    logprobs = np.log(np.float32([[0.3, 0.3], [0.3, 0.3], [0.1, 0.1], [0.1, 0.1]]))
+    data = data_of(
+        np.ones((4, 2)), [[1], [-1], [-1], [1]], np.log(np.full((4, 2), 0.2, np.float32))
+    )
+    for name in ("sequence_ratio", "sequence_ratio_token"):
+        slots = slots_of("gspo", grad_1={"name": name, "low": 0.2, "high": 0.2})
+        result = mode(differentiated(slots))(logprobs, data)
+        expected = np.repeat([[0], [-0.75], [0], [0.25]], 2, axis=1)
+        np.testing.assert_allclose(-result.grad_bt, expected, rtol=1e-6)
+        assert float(-result.loss_sum) == pytest.approx(-0.6)
+        report = summarise(result.metrics)
+        assert report["objective/clip_fraction_high"] == 0.25
+        assert report["objective/clip_fraction_low"] == 0.25
+
+
+@modes
+def test_gspo_token_keeps_advantages_of_tokens_apart(mode):
+    # s = (2 * 0.5)^(1/2) = 1, A = 3, 1: J = (3 + 1)/2. Token form: gradient A_t s/2 = 1.5, 0.5.
+    # Sequence form: each token's term holds s, so that both get (3 + 1)/2 * s/2 = 1.
+    logprobs = np.log(np.float32([[0.4, 0.1]]))
+    data = data_of([[1, 1]], [[3.0, 1.0]], np.log(np.float32([[0.2, 0.2]])))
+    for preset, gradient in (("gspo", [[1, 1]]), ("gspo_token", [[1.5, 0.5]])):
+        result = mode(differentiated(slots_of(preset)))(logprobs, data)
+        np.testing.assert_allclose(-result.grad_bt, gradient, rtol=1e-6)
+        assert float(-result.loss_sum) == pytest.approx(2)
+
+
+@modes
+def test_none_is_no_term(mode):
+    found, _ = weights_of(mode, grad_1={"name": "none"}, grad_2={"name": "log_prob"})
+    np.testing.assert_allclose(found, 1)  # grad_2 is not multiplied by A
+
+
+# Aggregations.
+
+
+@modes
+@pytest.mark.parametrize(
+    ("options", "per_token", "weight"),
+    [
+        ({"name": "sequence_mean"}, [1 / 2, 1 / 2, 1 / 3, 1 / 3, 1 / 3], 2),
+        ({"name": "token_mean"}, [1] * 5, 5),
+        ({"name": "sequence_sum"}, [1] * 5, 2),
+        ({"name": "constant_length"}, [1 / 4] * 5, 2),  # rlax.rollouts.max_new_tokens
+        ({"name": "constant_length", "max_tokens": 8}, [1 / 8] * 5, 2),
+    ],
+    ids=str,
+)
+def test_aggregation_by_hand(options, per_token, weight, mode):
+    # A third row without a token that trains counts for nothing.
+    slots = slots_of(**PLAIN | {"aggregation": options})
+    behaviour = np.vstack([BEHAVIOUR, [[-1.0] * 3]]).astype(np.float32)
+    data = data_of(np.vstack([MASK, [[0] * 3]]), 1.0, behaviour)
+    result = mode(differentiated(slots))(behaviour, data)
+    np.testing.assert_allclose(tokens(-result.grad_bt[:2]), per_token, rtol=1e-6)
+    assert not np.asarray(result.grad_bt)[2].any() and float(result.weight) == weight
+
+
+# Advantages.
+
+
+def advantages(
+    rewards, lengths=None, groups=None, token_rewards_nt=None, values_nt=None, **options
+):
+    slots = slots_of("grpo", advantage=options)
+    lengths = [1] * len(rewards) if lengths is None else lengths
+    more = {"token_rewards_nt": token_rewards_nt, "values_nt": values_nt}
+    more = {k: np.array(v, float) for k, v in more.items() if v is not None}
+    return advantages_of(slots, rewards, lengths, groups, **more)
+
+
+def test_group_normalised_by_hand():
+    # Rewards 1 0 0 0: mean 1/4; squared deviations 9/16 + 3/16 = 3/4; ddof 1: std 1/2.
+    rewards, name = [1, 0, 0, 0], "group_normalised"
+    found = advantages(rewards, name=name)
+    np.testing.assert_allclose(found, [1.5, -0.5, -0.5, -0.5], rtol=1e-5)
+    # ddof 0: std sqrt(3)/4, so 0.75 / 0.4330 = sqrt(3).
+    found = advantages(rewards, name=name, ddof=0, epsilon=0)
+    np.testing.assert_allclose(found, [math.sqrt(3), *[-1 / math.sqrt(3)] * 3], rtol=1e-12)
+    # epsilon 0.5 doubles the divisor.
+    found = advantages(rewards, name=name, epsilon=0.5)
+    np.testing.assert_allclose(found, [0.75, -0.25, -0.25, -0.25])
+    found = advantages(rewards, name=name, scale_by_std=False)
+    np.testing.assert_allclose(found, [0.75, -0.25, -0.25, -0.25])
+    # Two groups are two statistics.
+    found = advantages([1, 10, 0, 20], groups=[0, 1, 0, 1], name=name, scale_by_std=False)
+    np.testing.assert_allclose(found, [0.5, -5, -0.5, 5])
+
+
+def test_leave_one_out_by_hand():
+    # 3 - mean(1, 2) = 1.5; 1 - 2.5 = -1.5; 2 - 2 = 0.
+    np.testing.assert_allclose(advantages([3, 1, 2], name="leave_one_out"), [1.5, -1.5, 0])
+
+
+def test_length_weighted_by_hand():
+    # Baseline (1 * 3 + 5 * 1 + 2 * 2)/8 = 1.5.
+    found = advantages([3, 1, 2], lengths=[1, 5, 2], name="length_weighted")
+    np.testing.assert_allclose(found, [1.5, -0.5, 0.5])
+
+
+def test_batch_normalised_by_hand():
+    options = {"name": "batch_normalised", "epsilon": 0}
+    # Samples 3, 0 of lengths 1, 2 as tokens 3, 0, 0: mean 1, variance (4 + 1 + 1)/2 = 3.
+    found = advantages([3, 0], [1, 2], **options)
+    np.testing.assert_allclose(found, [[2 / math.sqrt(3)] * 2, [-1 / math.sqrt(3)] * 2])
+    # ddof 0: variance 2.
+    found = advantages([3, 0], [1, 2], **options | {"ddof": 0})
+    np.testing.assert_allclose(found[:, 0], [2 / math.sqrt(2), -1 / math.sqrt(2)])
+    # Over samples 3, 0: mean 1.5, variance 4.5.
+    found = advantages([3, 0], [1, 2], whiten_over="samples", **options)
+    np.testing.assert_allclose(found[:, 0], [1.5 / math.sqrt(4.5), -1.5 / math.sqrt(4.5)])
+    # epsilon 6: added to the variance, 3 + 6 = 9; as its floor, max(3, 6) = 6.
+    found = advantages([3, 0], [1, 2], **options | {"epsilon": 6})
+    np.testing.assert_allclose(found[:, 0], [2 / 3, -1 / 3])
+    found = advantages([3, 0], [1, 2], epsilon_rule="floor", **options | {"epsilon": 6})
+    np.testing.assert_allclose(found[:, 0], [2 / math.sqrt(6), -1 / math.sqrt(6)])
+    np.testing.assert_array_equal(
+        advantages([3, 0], [1, 2], whiten_over="none", **options)[:, 0], [3, 0]
+    )
+
+
+def test_batch_normalised_with_a_group_baseline_by_hand():
+    # Groups (1, 0) and (5, 1): less their means 0.5, -0.5, 2, -2; mean 0, sum of squares 8.5,
+    # variance 8.5/3.
+    found = advantages(
+        [1, 5, 0, 1], groups=[0, 1, 0, 1], name="batch_normalised", baseline="group_mean", epsilon=0
+    )
+    np.testing.assert_allclose(found[:, 0], np.array([0.5, 2, -0.5, -2]) / math.sqrt(8.5 / 3))
+
+
+def test_token_rewards_enter_as_return_to_go():
+    # Token rewards -1, -2 and -3: returns 4 - 3, 4 - 2 and 3 - 3. Mean 1, variance 1.
+    paid = [[-1, -2], [-3, 0]]
+    for name in ("batch_normalised", "gae"):
+        found = advantages([4, 3], [2, 1], token_rewards_nt=paid, name=name, epsilon=0)
+        np.testing.assert_allclose(found[0], [0, 1], atol=1e-12)
+        np.testing.assert_allclose(found[1, 0], -1)
+    # The baseline is the group's mean reward alone, 3.5: tokens -2.5, -1.5, -3.5.
+    found = advantages(
+        [4, 3],
+        [2, 1],
+        token_rewards_nt=paid,
+        name="batch_normalised",
+        baseline="group_mean",
+        whiten_over="none",
+    )
+    np.testing.assert_allclose(found[0], [-2.5, -1.5])
+    np.testing.assert_allclose(found[1, 0], -3.5)
+
+
+def test_gae_by_hand():
+    # gamma 0.5, lam 0.5; V = 1, 2, 4; R = 8 with the last token, -1 paid for the first.
+    # delta_3 = 8 - 4 = 4; delta_2 = 0.5 * 4 - 2 = 0; delta_1 = -1 + 0.5 * 2 - 1 = -1.
+    # A_3 = 4; A_2 = 0 + 0.25 * 4 = 1; A_1 = -1 + 0.25 * 1 = -0.75.
+    # The second sample has one token: 2 - 0.5; what stands behind its end does not matter.
+    options = {"name": "gae", "gamma": 0.5, "lam": 0.5, "whiten_over": "none"}
+    values = [[1, 2, 4], [0.5, 99, 99]]
+    paid = [[-1, 0, 0], [0, 0, 0]]
+    found = advantages([8, 2], [3, 1], values_nt=values, token_rewards_nt=paid, **options)
+    np.testing.assert_allclose(found[0], [-0.75, 1, 4])
+    np.testing.assert_allclose(found[1, 0], 1.5)
+    # Without values: the sample's reward, and a discount that would do nothing is refused.
+    whole = options | {"gamma": 1, "lam": 1}
+    np.testing.assert_array_equal(advantages([8, 2], [3, 1], **whole)[:, 0], [8, 2])
+    with pytest.raises(ConfigError, match=r"gamma = 0.5: must be 1 without the values of a critic"):
+        advantages([8, 2], [3, 1], **options)
+
+
+@pytest.mark.parametrize("name", ["batch_normalised", "gae"])
+@pytest.mark.parametrize("over", ["tokens", "samples"])
+def test_whitening_equal_rewards_gives_exactly_zero(name, over):
+    for epsilon in (0.0, 1e-8):
+        found = advantages([0.7] * 8, range(1, 9), name=name, whiten_over=over, epsilon=epsilon)
+        assert not found.any()
+    baseline = {"baseline": "group_mean"} if name == "batch_normalised" else {}
+    rewards = [0.7] * 8 if not baseline else [0.7] * 8 + [0.1] * 7
+    found = advantages(
+        rewards,
+        range(1, len(rewards) + 1),
+        groups=[0] * 8 + [1] * (len(rewards) - 8),
+        name=name,
+        whiten_over=over,
+        epsilon=0.0,
+        **baseline,
+    )
+    assert not found.any()
+
+
+def test_whitening_a_single_sample_is_finite():
+    for over in ("tokens", "samples"):
+        found = advantages(
+            [1],
+            [2],
+            token_rewards_nt=[[1, 0]],
+            name="batch_normalised",
+            whiten_over=over,
+            epsilon=0,
+        )
+        assert np.isfinite(found).all() and found[0, 0] > 0 > found[0, 1]
+
+
+def test_lengths_of_the_example():
+    assert tuple(MASK.sum(axis=1)) == LENGTHS
+    np.testing.assert_allclose(tokens(np.exp(LOGPROBS - BEHAVIOUR)), [6, 0.1, 0.6, 4, 0.25])

@@ -1,0 +1,82 @@
+"""What the user sees."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from rlax_plugin.evaluation.result import Evaluated
+from rlax_plugin.evaluation.statistics import Estimate
+from rlax_plugin.metrics.dashboard import Dashboard, before_after_table, sparkline
+
+
+def metrics(reward: float, step_s: float = 0.5) -> dict[str, float]:
+    return {
+        "reward/mean": reward,
+        "time/step_s": step_s,
+        "staleness/max": 2.0,
+        "rollout/tokens": 100.0,
+        "rollout/workers": 3.0,
+        "logprob_gap/p95": 1.5e-6,
+    }
+
+
+def console() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=200), out
+
+
+def test_sparklines_span_least_to_largest():
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▄█"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+    assert len(sparkline([float(i) for i in range(100)], 40)) == 40
+
+
+def test_plain_output_names_what_matters_and_the_last_step_always():
+    out_console, out = console()
+    with Dashboard(out_console, total_steps=10, every_s=3600) as dashboard:
+        dashboard.phase("training", 10)
+        dashboard._last_line_s = float("inf")  # no line is due
+        for step in range(1, 10):
+            dashboard.step(step, metrics(step / 10), step, [0, 1])
+        assert "step" not in out.getvalue()
+        dashboard.step(10, metrics(0.75), 10, [0, 1])
+    line = out.getvalue().splitlines()[-1]
+    assert line.startswith("step 10/10  reward 0.750  staleness 2  gap p95 1.5e-06  500 ms/step")
+    assert "200 tok/s  workers 3  version 10  left 0 s" in line
+
+
+def test_the_first_step_tells_no_speed() -> None:
+    dashboard = Dashboard(console()[0], total_steps=10)
+    dashboard.step(1, metrics(0.5, 0.001), 1, [])
+    line = dashboard._line()
+    assert "ms/step" not in line and "tok/s" not in line and "left" not in line
+    assert line.endswith("gap p95 1.5e-06  workers 3  version 1")
+    dashboard.step(2, metrics(0.5, 0.25), 2, [])
+    assert "250 ms/step  400 tok/s" in dashboard._line()
+    assert dashboard._line().endswith("version 2  left 2 s")
+
+
+def test_time_left_ignores_one_slow_step():
+    dashboard = Dashboard(console()[0], total_steps=104)
+    for step, step_s in ((1, 0.001), (2, 0.5), (3, 0.5), (4, 60.0)):
+        dashboard.step(step, metrics(0.0, step_s), step, [])
+    assert dashboard._left_s() == 50.0
+
+
+def test_the_table_shows_the_change_in_points():
+    out_console, out = console()
+    low, high = Estimate(0.25, 4, 8, (0.2, 0.3)), Estimate(0.5, 4, 8, (0.4, 0.6))
+    before = Evaluated(0, {"test": {"pass_at_1": low, "length_mean": low}})
+    after = Evaluated(5, {"test": {"pass_at_1": high, "length_mean": high}})
+    out_console.print(before_after_table(before, after))
+    text = out.getvalue()
+    assert "pass@1 " in text and "+25.0 points" in text and "0.250 [0.200, 0.300]" in text
+    assert "8 problems x 4 samples" in text and "length" not in text
+
+    sets = {"test": before.main, "hard": {"majority_at_3": high}}
+    worse = {"test": after.main, "hard": {"majority_at_3": low}}
+    out_console.print(before_after_table(Evaluated(0, sets), Evaluated(5, worse)))
+    assert "hard  majority@3" in out.getvalue() and "-25.0 points" in out.getvalue()

@@ -1,0 +1,54 @@
+"""What a step's metrics say of its groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
+from rlax_plugin.testing import make_group
+from rlax_plugin.types import Group
+
+
+def metrics(*scored: Group, rewards: tuple[str, ...] = ("right",)) -> dict[str, float]:
+    section = RlaxSection.model_validate(
+        {"prompt_source": {"name": "x"}, "rewards": [{"name": name} for name in rewards]}
+    )
+    done = FinishedStep(
+        step=2,
+        groups=(make_group(version=1),),
+        stats=StepStats(scored=[(group, None) for group in scored]),
+        metrics={},
+    )
+    return step_metrics(done, section, lambda sums: {}, workers=1, publish_s=0.0, replaced=2)
+
+
+def with_parts(*parts: tuple[float, ...] | None) -> Group:
+    group = make_group([None if one is None else sum(one) for one in parts])
+    rollouts = zip(group.rollouts, parts, strict=True)
+    return replace(group, rollouts=tuple(replace(r, reward_parts=p or ()) for r, p in rollouts))
+
+
+def test_figures_of_samples_are_there_where_samples_are():
+    found = metrics(make_group([1.0, None, 0.5], lengths=(2, 4, 6)))
+    assert found["reward/mean"] == 0.75 and found["reward/errors"] == 1
+    assert found["length/issued_mean"] == 4 and found["reward/processes_replaced"] == 2
+    # A step whose groups were all scored before has none: 0 would be a lie.
+    nothing = metrics()
+    assert not {"reward/mean", "length/issued_mean"} & nothing.keys()
+    assert nothing["curation/groups_scored"] == 0 and nothing["staleness/max"] == 1
+    # Every reward failed.
+    assert "reward/mean" not in metrics(make_group([None, None]))
+
+
+def test_each_of_several_rewards_has_its_mean():
+    groups = with_parts((1.0, -0.5), (0.0, 0.25)), with_parts((0.5, 0.25), None)
+    found = metrics(*groups, rewards=("right", "brief"))
+    assert found["reward_part/right"] == 0.5
+    assert found["reward_part/brief"] == 0.0
+    assert found["reward/mean"] == pytest.approx((0.5 + 0.25 + 0.75) / 3)
+    twice = metrics(*groups, rewards=("right", "right"))
+    assert twice["reward_part/right_0"] == 0.5 and twice["reward_part/right_1"] == 0.0
+    assert not any(name.startswith("reward_part/") for name in metrics(with_parts((1.0,))))

@@ -1,0 +1,366 @@
+"""``evaluate_objective``: numbers by hand, the way of a real run, and its errors."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from objective_harness import PRESETS
+
+from rlax_plugin.config import KL, Objective
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.loss import kl_token_rewards
+from rlax_plugin.testing import evaluate_objective
+
+MASK = [[1, 1, 0], [1, 0, 0]]
+BEHAVIOUR = np.log([[0.2, 0.4, 1.0], [0.6, 1.0, 1.0]])
+RATIOS = np.array([[1.5, 0.5, 1.0], [0.5, 1.0, 1.0]])
+SCALE = 1 / math.sqrt(2)  # (1 - 0.5) / std([1, 0], ddof 1)
+NO_EPSILON = {"name": "group_normalised", "epsilon": 0.0}
+
+
+def arguments(**changes):
+    """Two samples of one group, lengths 2 and 1."""
+    arguments = {
+        "logprobs_bt": BEHAVIOUR + np.log(RATIOS),
+        "behaviour_logprobs_bt": BEHAVIOUR,
+        "rewards_b": [1.0, 0.0],
+        "mask_bt": MASK,
+        "group_size": 2,
+    }
+    return arguments | changes
+
+
+def test_grpo_by_hand():
+    # A = +-s, s = 1/sqrt 2. 1.5 is clipped (A > 0, above 1.2), 0.5 of the second sample as well
+    # (A < 0, below 0.8): they count 1.2 and 0.8, without gradient. J = (1.2 + 0.5)/4 s - 0.8/2 s,
+    # and d/dlogp of the token that is left is 0.5/4 s.
+    found = evaluate_objective({"preset": "grpo", "advantage": NO_EPSILON}, **arguments())
+    np.testing.assert_allclose(found.advantages_bt, [[SCALE, SCALE, 0], [-SCALE, 0, 0]], rtol=1e-12)
+    assert found.loss == pytest.approx(-SCALE / 40, rel=1e-6)
+    np.testing.assert_allclose(found.grad_bt, [[0, -SCALE / 8, 0], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(found.weights_bt, [[0.25, 0.25, 0], [0.5, 0, 0]])
+    np.testing.assert_allclose(found.ratio_bt, RATIOS, rtol=1e-6)
+    assert found.metrics["objective/tokens"] == 3 and found.metrics["objective/sequences"] == 2
+    assert found.metrics["objective/clip_fraction_high"] == pytest.approx(1 / 3)
+    assert "objective/entropy" not in found.metrics
+
+
+def test_a_name_a_mapping_and_an_objective_are_one():
+    configs = ("grpo", {"preset": "grpo", "epochs": 4, "mini_batches": 3}, Objective(preset="grpo"))
+    losses = {evaluate_objective(config, **arguments()).loss for config in configs}
+    assert len(losses) == 1 and losses != {0.0}
+
+
+def test_float64_where_x64_is_on():
+    with jax.enable_x64(True):
+        found = evaluate_objective({"preset": "grpo", "advantage": NO_EPSILON}, **arguments())
+    assert found.grad_bt.dtype == np.float64
+    assert found.loss == pytest.approx(-SCALE / 40, rel=1e-14)
+    assert evaluate_objective("grpo", **arguments()).grad_bt.dtype == np.float32
+
+
+def test_overlong_punishment_takes_the_limit_that_is_given():
+    # DAPO with L_max 3, L_c 2: lengths 2 and 1 are punished by 1/2 and 0, so that rewards of 1 and
+    # 0.5 become equal. Where no limit is known, nobody is punished.
+    config = {"preset": "dapo", "overlong": {"penalty": 1.0, "buffer_tokens": 2}}
+    found = evaluate_objective(config, **arguments(rewards_b=[1.0, 0.5], max_new_tokens=3))
+    np.testing.assert_array_equal(found.advantages_bt, 0)
+    assert evaluate_objective("dapo", **arguments(rewards_b=[1.0, 0.5])).advantages_bt[0, 0] > 0
+    with pytest.raises(ValueError, match="give max_new_tokens or overlong"):
+        evaluate_objective(config, **arguments(rewards_b=[1.0, 0.5]))
+    found = evaluate_objective(config, **arguments(rewards_b=[1.0, 0.5], max_new_tokens=100))
+    assert found.advantages_bt[0, 0] > 0
+
+
+def test_the_proximal_policy_is_pi_theta_unless_it_is_given():
+    config = {"preset": "grpo", "old_policy": "proximal"}
+    np.testing.assert_array_equal(evaluate_objective(config, **arguments()).ratio_bt, 1)
+    proximal = BEHAVIOUR + np.log(RATIOS / 1.25)
+    for old_policy in ("proximal", "reprefill"):
+        config = {"preset": "grpo", "old_policy": old_policy}
+        found = evaluate_objective(config, **arguments(proximal_logprobs_bt=proximal))
+        np.testing.assert_allclose(found.ratio_bt[0], [1.25, 1.25, 1], rtol=1e-6)
+        # 1.25 is above 1.2: the first sample, with A > 0, has no gradient.
+        np.testing.assert_array_equal(found.grad_bt[0], 0)
+        assert found.grad_bt[1, 0] == pytest.approx(1.25 * SCALE / 2, rel=1e-5)
+
+
+def test_kl_in_the_loss_by_hand():
+    # Equal rewards: KL alone. d = log pi - log pi_ref = log 2, 0, -log 2. K2 = d^2/2, and its
+    # derivative by log pi is d. Weights 1/4, 1/4, 1/2; beta 0.1.
+    log_2 = math.log(2)
+    d = np.array([[log_2, 0, 0], [-log_2, 0, 0]])
+    found = evaluate_objective(
+        {"preset": "grpo", "kl": {"coefficient": 0.1, "estimator": "k2"}},
+        **arguments(rewards_b=[1, 1], reference_logprobs_bt=BEHAVIOUR + np.log(RATIOS) - d),
+    )
+    assert found.loss == pytest.approx(0.1 * (0.25 + 0.5) * log_2**2 / 2, rel=1e-5)
+    np.testing.assert_allclose(
+        found.grad_bt, [[0.025 * log_2, 0, 0], [-0.05 * log_2, 0, 0]], atol=1e-7
+    )
+
+
+def test_kl_in_the_reward_by_hand():
+    # K1 = log mu - log pi_ref: 0.5 and 0.25, then 1; beta 0.4: rewards 1 - 0.3 and 1 - 0.4.
+    # Centred: +-0.05.
+    reference = BEHAVIOUR - np.array([[0.5, 0.25, 9.0], [1.0, 9.0, 9.0]])
+    found = evaluate_objective(
+        {
+            "preset": "grpo",
+            "advantage": {"name": "group_normalised", "scale_by_std": False},
+            "kl": {"coefficient": 0.4, "estimator": "k1", "placement": "reward"},
+        },
+        **arguments(rewards_b=[1, 1], reference_logprobs_bt=reference),
+    )
+    np.testing.assert_allclose(found.advantages_bt, [[0.05, 0.05, 0], [-0.05, 0, 0]], atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    # d = log 2 and -log 2: k3 = exp(-d) + d - 1.
+    [
+        ("k1", [math.log(2), -math.log(2)]),
+        ("k2", [math.log(2) ** 2 / 2] * 2),
+        ("k3", [math.log(2) - 0.5, 1 - math.log(2)]),
+    ],
+)
+def test_token_rewards_by_hand(estimator, expected):
+    kl = KL(coefficient=0.5, estimator=estimator)
+    behaviour = np.float32([[math.log(0.5), math.log(0.25), np.nan]])
+    reference = np.float32([[math.log(0.25), math.log(0.5), np.inf]])
+    found = kl_token_rewards(kl, behaviour, reference, np.array([[1, 1, 0]]))
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, [[*(-0.5 * np.array(expected)), 0]], rtol=1e-6)
+
+
+def test_the_entropy_bonus_by_hand():
+    # Equal rewards: the bonus alone, c sum_t weight H = 0.2 * (0.25 * 1 + 0.25 * 2 + 0.5 * 3).
+    found = evaluate_objective(
+        {"preset": "grpo", "entropy_coefficient": 0.2},
+        **arguments(rewards_b=[1, 1], entropy_bt=[[1.0, 2.0, 7.0], [3.0, 7.0, 7.0]]),
+    )
+    assert found.loss == pytest.approx(-0.2 * 2.25, rel=1e-6)
+    assert found.metrics["objective/entropy"] == pytest.approx(2.0)
+
+
+def test_an_empty_mask_is_a_sample_without_a_score():
+    whole = evaluate_objective("grpo", **arguments())
+    wider = {
+        "logprobs_bt": np.vstack([BEHAVIOUR + np.log(RATIOS), np.zeros((1, 3))]),
+        "behaviour_logprobs_bt": np.vstack([BEHAVIOUR, np.zeros((1, 3))]),
+        "mask_bt": [*MASK, [0, 0, 0]],
+    }
+    found = evaluate_objective(
+        "grpo", **arguments(**wider, rewards_b=[1.0, 0.0, math.nan], group_size=3)
+    )
+    assert (found.loss, found.metrics) == (whole.loss, whole.metrics)
+    np.testing.assert_array_equal(found.grad_bt, np.vstack([whole.grad_bt, np.zeros((1, 3))]))
+
+
+def test_nothing_to_train_on_is_a_loss_of_0():
+    found = evaluate_objective("dapo", **arguments(mask_bt=np.zeros((2, 3))))
+    assert found.loss == 0
+    np.testing.assert_array_equal(found.grad_bt, 0)
+    np.testing.assert_array_equal(found.advantages_bt, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "error", "message"),
+    [
+        ("grpo", {"logprobs_bt": [[0.0]]}, ValueError, r"logprobs_bt has shape \(1, 1\)"),
+        ("grpo", {"mask_bt": [1, 1]}, ValueError, r"mask_bt has shape \(2,\), expected \[samples"),
+        ("grpo", {"values_bt": [[0.0]]}, ValueError, r"values_bt has shape"),
+        ("grpo", {"rewards_b": [1.0]}, ValueError, r"rewards_b has shape \(1,\), expected \(2,\)"),
+        ("grpo", {"rewards_b": [1.0, math.nan]}, ValueError, "finite"),
+        ("grpo", {"group_size": 3}, ValueError, "2 samples are not groups of group_size = 3"),
+        ("grpo", {"group_size": 0}, ValueError, "group_size = 0"),
+        (
+            {"preset": "grpo", "kl": {"coefficient": 0.1}},
+            {},
+            ValueError,
+            "give reference_logprobs_bt",
+        ),
+        ({"preset": "grpo", "entropy_coefficient": 0.1}, {}, ValueError, "give entropy_bt"),
+        ("grop", {}, ConfigError, "rlax.objective.preset = 'grop': .* did you mean 'grpo'"),
+        ({"preset": "grpo", "agregation": {}}, {}, ConfigError, "did you mean 'aggregation'"),
+        (
+            {"preset": "grpo", "advantage": {"name": "group_normalised", "dof": 1}},
+            {},
+            ConfigError,
+            "rlax.objective.advantage.dof = 1: unknown key; did you mean 'ddof'",
+        ),
+        (
+            {"preset": "grpo", "corrections": [{"name": "truncated_importance_sampling"}]},
+            {},
+            ConfigError,
+            "by the policy's ratio more than once",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, type | str) else None,
+)
+def test_errors_say_what_would_be_right(config, changes, error, message):
+    with pytest.raises(error, match=message):
+        evaluate_objective(config, **arguments(**changes))
+
+
+# The papers' own formulas in numpy, written without the five slots.
+
+GROUPS, SIZE, LENGTH = 2, 4, 5
+RNG = np.random.default_rng(4)
+LENGTHS = RNG.integers(1, LENGTH + 1, GROUPS * SIZE)
+TOKENS = np.arange(LENGTH) < LENGTHS[:, None]
+MU = RNG.uniform(-3, -0.2, TOKENS.shape)
+LOGPROBS = MU + RNG.uniform(-2, 2, MU.shape) * TOKENS
+PROXIMAL = MU + RNG.uniform(-0.6, 0.6, MU.shape)
+REFERENCE = MU + RNG.uniform(-0.6, 0.6, MU.shape)
+REWARDS = RNG.normal(size=GROUPS * SIZE)
+
+
+def per_group(function):
+    rewards, lengths = REWARDS.reshape(GROUPS, SIZE), LENGTHS.reshape(GROUPS, SIZE)
+    found = [
+        [function(r, n, i) for i in range(SIZE)] for r, n in zip(rewards, lengths, strict=True)
+    ]
+    return np.reshape(found, (-1, 1)) * TOKENS
+
+
+def whitened():
+    values = np.repeat(REWARDS, LENGTHS)
+    mean, std = values.mean(), math.sqrt(values.var(ddof=1) + 1e-8)
+    return (REWARDS[:, None] - mean) / std * TOKENS
+
+
+def normalised():
+    return per_group(lambda r, n, i: (r[i] - r.mean()) / (r.std(ddof=1) + 1e-6))
+
+
+def centred():
+    return per_group(lambda r, n, i: r[i] - r.mean())
+
+
+def surrogate(ratio, a, low, high):
+    """PPO's min(r A, clip(r) A)."""
+    return np.minimum(ratio * a, np.clip(ratio, 1 - low, 1 + high) * a)
+
+
+def over_sequences(terms):
+    return ((terms * TOKENS).sum(axis=1) / LENGTHS).mean()
+
+
+def over_tokens(terms):
+    return (terms * TOKENS).sum() / TOKENS.sum()
+
+
+def geometric(logprobs, old):
+    return np.exp(((logprobs - old) * TOKENS).sum(axis=1) / LENGTHS)[:, None]
+
+
+def k3(logprobs):
+    return np.exp(REFERENCE - logprobs) - (REFERENCE - logprobs) - 1
+
+
+def with_dual_clip(ratio, a):
+    inner = surrogate(ratio, a, 0.2, 0.2)
+    return np.where(a < 0, np.maximum(inner, 3 * a), inner)
+
+
+# preset -> J(log pi); its derivative is taken by central differences.
+VALUES = {
+    "grpo": lambda p: over_sequences(surrogate(np.exp(p - MU), normalised(), 0.2, 0.2)),
+    "grpo+k3": lambda p: over_sequences(
+        surrogate(np.exp(p - MU), normalised(), 0.2, 0.2) - 0.04 * k3(p)
+    ),
+    "dr_grpo": lambda p: (
+        (surrogate(np.exp(p - MU), centred(), 0.2, 0.2) * TOKENS).sum() / (GROUPS * SIZE * 9)
+    ),
+    "dapo": lambda p: over_tokens(surrogate(np.exp(p - MU), normalised(), 0.2, 0.28)),
+    "gspo": lambda p: surrogate(geometric(p, MU), normalised()[:, :1], 3e-4, 4e-4).mean(),
+    "reinforce_plus_plus": lambda p: over_sequences(
+        surrogate(np.exp(p - MU), whitened(), 0.2, 0.2)
+    ),
+    "ppo": lambda p: over_tokens(with_dual_clip(np.exp(p - MU), whitened())),
+    "decoupled_ppo": lambda p: over_tokens(
+        np.minimum(np.exp(PROXIMAL - MU), 5) * surrogate(np.exp(p - PROXIMAL), whitened(), 0.2, 0.2)
+    ),
+}
+RATIO = np.exp(LOGPROBS - MU)
+SEQUENCE_RATIO = np.exp(((LOGPROBS - MU) * TOKENS).sum(axis=1))[:, None]
+# preset -> dJ/dlog pi, where the paper multiplies grad log pi by something.
+GRADIENTS = {
+    "cispo": lambda: np.minimum(RATIO, 5) * normalised() / TOKENS.sum(),
+    "aipo": lambda: np.minimum(RATIO, 2) * centred() / LENGTHS[:, None] / (GROUPS * SIZE),
+    "rloo": lambda: per_group(lambda r, n, i: r[i] - np.delete(r, i).mean()) / (GROUPS * SIZE),
+    "reinforce": lambda: RATIO * centred() / (GROUPS * SIZE * 9),
+    "opo": lambda: per_group(lambda r, n, i: r[i] - (n * r).sum() / n.sum()) / TOKENS.sum(),
+    "topr": lambda: (
+        np.where(centred() < 0, np.minimum(SEQUENCE_RATIO, 1), 1) * centred() / (GROUPS * SIZE)
+    ),
+}
+# Overlong punishment would change rewards; it has a test of its own.
+CONFIGS = {
+    "grpo+k3": {"preset": "grpo", "kl": {"coefficient": 0.04}},
+    "dapo": {"preset": "dapo", "overlong": {"penalty": 0.0}},
+}
+
+
+def differences(function):
+    grad = np.zeros(LOGPROBS.shape)
+    for place in np.ndindex(grad.shape):
+        step = np.zeros(grad.shape)
+        step[place] = 1e-6
+        grad[place] = (function(LOGPROBS + step) - function(LOGPROBS - step)) / 2e-6
+    return grad
+
+
+@pytest.mark.parametrize("name", [*VALUES, *GRADIENTS])
+def test_the_gradient_is_the_papers(name):
+    with jax.enable_x64(True):
+        found = evaluate_objective(
+            CONFIGS.get(name, name),
+            logprobs_bt=LOGPROBS,
+            behaviour_logprobs_bt=MU,
+            proximal_logprobs_bt=PROXIMAL if name == "decoupled_ppo" else None,
+            reference_logprobs_bt=REFERENCE if name == "grpo+k3" else None,
+            rewards_b=REWARDS,
+            mask_bt=TOKENS,
+            group_size=SIZE,
+            max_new_tokens=9,
+        )
+    expected = differences(VALUES[name]) if name in VALUES else GRADIENTS[name]()
+    np.testing.assert_allclose(-found.grad_bt, expected, rtol=1e-6, atol=1e-9)
+    assert np.abs(expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_equal_rewards_teach_nothing(name):
+    # The mean of seven times 0.7 is not 0.7, in float64 either.
+    for rewards in (np.full(8, 0.7, np.float32), np.full(7, 0.7)):
+        mu = MU[: rewards.size]
+        found = evaluate_objective(
+            name,
+            logprobs_bt=mu + 0.1,
+            behaviour_logprobs_bt=mu,
+            rewards_b=rewards,
+            mask_bt=TOKENS[: rewards.size],
+            group_size=rewards.size,
+            max_new_tokens=100,  # so that DAPO punishes no length
+        )
+        assert not found.advantages_bt.any() and not found.grad_bt.any()
+
+
+def test_aipo_keeps_its_gradient_above_rho():
+    # pi/mu = 3 and 0.5, rho 2, A = +-1/2, lengths 1: dJ/dlog pi = 2 * 1/2 / 2 and 0.5 * -1/2 / 2.
+    mu = np.log([[0.2], [0.4]])
+    found = evaluate_objective(
+        "aipo",
+        logprobs_bt=np.log([[0.6], [0.2]]),
+        behaviour_logprobs_bt=mu,
+        rewards_b=[1, 0],
+        mask_bt=[[1], [1]],
+        group_size=2,
+    )
+    np.testing.assert_allclose(found.grad_bt, [[-0.5], [0.125]], rtol=1e-6)
+    assert found.metrics["objective/truncated_fraction"] == 0.5

@@ -1,0 +1,311 @@
+"""What must hold for every preset, whatever the numbers; and that layout does not matter."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from objective_harness import jit
+
+from rlax_plugin.build import registry_for
+from rlax_plugin.commands.explain import presets_of
+from rlax_plugin.config import Batches, Rollouts
+from rlax_plugin.objective import advantages
+from rlax_plugin.objective.diagnostics import summarise
+from rlax_plugin.objective.loss import Scores, kl_token_rewards, make_loss
+from rlax_plugin.testing.objectives import section_of, slots_of
+
+PRESETS = presets_of(registry_for(section_of({})))
+# Advantages that look at the batch: a group of equal rewards may train.
+OF_THE_BATCH = ("reinforce_plus_plus", "ppo", "decoupled_ppo")
+# In the mean over tokens even rewards less their group's mean are not centred.
+OF_GROUPS = tuple(p for p in PRESETS if p not in {*OF_THE_BATCH, "reinforce_plus_plus_baseline"})
+
+CORRECTIONS = ("truncated_importance_sampling", "icepop", "sequence_mask", "veto")
+CONFIGS: dict[str, dict[str, Any]] = {name: {"preset": name} for name in PRESETS} | {
+    "all_corrections": {
+        "preset": "dapo",
+        "old_policy": "reprefill",
+        "corrections": [{"name": name} for name in CORRECTIONS],
+    },
+    "kl_and_entropy": {
+        "preset": "grpo",
+        "kl": {"coefficient": 0.1, "estimator": "k3"},
+        "entropy_coefficient": 0.05,
+    },
+    "kl_in_the_reward": {"preset": "ppo", "kl": {"coefficient": 0.1, "placement": "reward"}},
+    "with_a_critic": {"preset": "ppo", "advantage": {"name": "gae", "lam": 0.9}},
+}
+
+ROWS, LENGTH, SEQUENCES, GROUP = 8, 16, 3, 4
+LONGEST, MAX_NEW_TOKENS = 4, 100  # of completions; so far below the limit none is punished
+every = functools.partial(pytest.mark.parametrize, "name")
+# Examples come out of a seed: there is nothing to shrink.
+some = settings(max_examples=6, deadline=None, phases=[Phase.generate])
+
+
+class Samples(NamedTuple):
+    """Eight samples, two groups; per token [8, LONGEST]."""
+
+    lengths_n: np.ndarray
+    rewards_n: np.ndarray
+    tokens: dict[str, np.ndarray]
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Samples:
+    """Lengths from 1; rewards in eighths, so that sums are exact; ratios from 1/3 to 3."""
+    lengths = draw(st.lists(st.integers(1, LONGEST), min_size=ROWS, max_size=ROWS))
+    rewards = draw(st.lists(st.integers(-16, 16), min_size=ROWS, max_size=ROWS))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    behaviour = rng.uniform(-3, -0.2, (ROWS, LONGEST))
+
+    def near() -> np.ndarray:
+        return behaviour + rng.uniform(-1.1, 1.1, behaviour.shape)
+
+    tokens = {
+        "logprobs": near(),
+        "entropy": rng.uniform(0, 3, behaviour.shape),
+        "values": rng.uniform(-1, 1, behaviour.shape),
+        "rl_behaviour_logprobs": behaviour,
+        "rl_old_logprobs": near(),
+        "rl_old_known": rng.integers(0, 2, behaviour.shape),
+        "rl_reference_logprobs": near(),
+        "rl_staleness": rng.integers(1, 3, behaviour.shape),
+    }
+    return Samples(np.array(lengths), np.array(rewards) / 8, tokens)
+
+
+class Batch(NamedTuple):
+    """Samples in rows of LENGTH, each behind one token of prompt; ``places`` of completions."""
+
+    arrays: dict[str, np.ndarray]
+    places: list[tuple[int, slice]]
+
+    def of_samples(self, x_bt: Any) -> np.ndarray:
+        """What an array holds on completions, sample after sample."""
+        return np.concatenate([np.asarray(x_bt)[place] for place in self.places])
+
+
+def laid_out(s: Samples, rows: list[list[int]]) -> Batch:
+    """``rows`` says which samples stand in which row, in order of the samples."""
+    names = ("rl_mask", "rl_group", "rl_rewards", "targets_segmentation", *s.tokens)
+    arrays = {name: np.zeros((ROWS, LENGTH)) for name in names}
+    places = []
+    for row, members in enumerate(rows):
+        at = 0
+        for segment, sample in enumerate(members, start=1):
+            end = at + 1 + s.lengths_n[sample]
+            place = (row, slice(at + 1, end))
+            arrays["targets_segmentation"][row, at:end] = segment
+            arrays["rl_mask"][place] = 1
+            arrays["rl_group"][place] = 1 + sample // GROUP
+            arrays["rl_rewards"][place] = s.rewards_n[sample]
+            for name, values_nt in s.tokens.items():
+                arrays[name][place] = values_nt[sample, : s.lengths_n[sample]]
+            places.append(place)
+            at = end
+    integer = ("rl_mask", "rl_group", "targets_segmentation", "rl_old_known", "rl_staleness")
+    arrays |= {name: arrays[name].astype(np.int32) for name in integer}
+    return Batch(arrays, places)
+
+
+ONE_PER_ROW = [[i] for i in range(ROWS)]
+
+
+@functools.cache
+def parts(name: str, sequences: int = 1):
+    """The slots, and the compiled (scores, data) -> ((sum, (weight, metrics)), gradient)."""
+    slots = slots_of(
+        section_of(
+            {**CONFIGS[name], "epochs": 2, "allow_uncorrected": True},
+            rollouts=Rollouts(
+                group_size=GROUP, groups_per_step=ROWS // GROUP, max_new_tokens=MAX_NEW_TOKENS
+            ),
+            batches=Batches(rows=ROWS, sequences_per_row=sequences),
+        )
+    )
+    loss = make_loss(slots)
+
+    def total(logprobs_bt, entropy_bt, data):
+        loss_sum, weight, metrics = loss(Scores(logprobs_bt, entropy_bt), data)
+        return loss_sum, (weight, metrics)
+
+    return slots, jit(jax.value_and_grad(total, has_aux=True))
+
+
+def with_advantages(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    slots, _ = parts(name)
+    token_rewards_bt = None
+    if slots.needs_reference and not slots.kl_in_loss:
+        policies = (arrays["rl_behaviour_logprobs"], arrays["rl_reference_logprobs"])
+        token_rewards_bt = kl_token_rewards(slots.algorithm.kl, *policies, arrays["rl_mask"])
+    values_bt = arrays["values"] if name == "with_a_critic" else None
+    found_bt = advantages.of_batch(slots.advantages, arrays, token_rewards_bt, values_bt)
+    return arrays | {"rl_advantages": found_bt}
+
+
+def computed(name: str, arrays: dict[str, np.ndarray], sequences: int = 1):
+    """loss sum, weight, gradient [rows, length] of the sum, metric sums."""
+    real = np.float64 if jax.config.jax_enable_x64 else np.float32
+    data = {
+        key: x_bt if x_bt.dtype == np.int32 else x_bt.astype(real)
+        for key, x_bt in arrays.items()
+        if key not in ("rl_group", "rl_rewards", "values")
+    }
+    scores = (data.pop("logprobs"), data.pop("entropy"))
+    (loss_sum, (weight, metrics)), grad_bt = parts(name, sequences)[1](*scores, data)
+    return jax.device_get((loss_sum, weight, grad_bt, metrics))
+
+
+def gradient(name: str, s: Samples) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    """Advantages and d loss / d log pi on completions; metrics."""
+    batch = laid_out(s, ONE_PER_ROW)
+    arrays = with_advantages(name, batch.arrays)
+    _, weight, grad_bt, metrics = computed(name, arrays)
+    where = batch.of_samples
+    return where(arrays["rl_advantages"]), where(grad_bt) / weight, summarise(metrics)
+
+
+@every(PRESETS)
+@some
+@given(samples())
+def test_a_batch_of_equal_rewards_teaches_nothing(name, s):
+    for reward in (0.7, s.rewards_n[0]):
+        advantages_k, grad_k, _ = gradient(name, s._replace(rewards_n=np.full(ROWS, reward)))
+        assert not advantages_k.any() and not grad_k.any()
+
+
+@every([*OF_GROUPS, "reinforce_plus_plus_baseline"])
+@some
+@given(samples())
+def test_groups_of_equal_rewards_teach_nothing(name, s):
+    rewards_n = np.repeat([0.7, 0.1], GROUP)
+    advantages_k, grad_k, _ = gradient(name, s._replace(rewards_n=rewards_n))
+    assert not advantages_k.any() and not grad_k.any()
+
+
+@every(OF_GROUPS)
+@some
+@given(samples())
+def test_a_group_of_equal_rewards_teaches_nothing_beside_another(name, s):
+    rewards_n = np.array([0.7] * GROUP + [1, 0, 0, 1])
+    advantages_k, grad_k, _ = gradient(name, s._replace(rewards_n=rewards_n))
+    equal_k = np.repeat(np.arange(ROWS) < GROUP, s.lengths_n)
+    assert not advantages_k[equal_k].any() and not grad_k[equal_k].any()
+    assert advantages_k[~equal_k].any() and np.isfinite(grad_k).all()
+
+
+@every(PRESETS)
+@some
+@given(samples(), st.integers(-40, 40), st.integers(-40, 40))
+def test_a_constant_added_to_rewards_changes_nothing(name, s, first, second):
+    # To one group's rewards where the baseline is the group's, else to those of the whole batch.
+    constant_n = np.repeat([first, first if name in OF_THE_BATCH else second], GROUP) / 4
+    before = gradient(name, s)
+    after = gradient(name, s._replace(rewards_n=s.rewards_n + constant_n))
+    np.testing.assert_allclose(after[0], before[0], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(after[1], before[1], rtol=1e-5, atol=1e-6)
+
+
+@every(PRESETS)
+@some
+@given(samples())
+def test_at_equal_policies_it_is_the_policy_gradient(name, s):
+    # d loss / d log pi = -agg A, and nothing is clipped, truncated or masked.
+    mu = s.tokens["rl_behaviour_logprobs"]
+    equal = s._replace(tokens=s.tokens | {"logprobs": mu, "rl_old_logprobs": mu})
+    advantages_k, grad_k, metrics = gradient(name, equal)
+    length_k = np.repeat(s.lengths_n, s.lengths_n)
+    agg_k = {
+        "sequence_mean": 1 / (ROWS * length_k),
+        "token_mean": 1 / length_k.size,
+        "constant_length": 1 / (ROWS * MAX_NEW_TOKENS),
+        "sequence_sum": 1 / ROWS,
+    }[PRESETS[name].aggregation.name]
+    np.testing.assert_allclose(grad_k, -agg_k * advantages_k, rtol=1e-5, atol=1e-8)
+    assert metrics["objective/ratio"] == 1
+    assert {v for k, v in metrics.items() if k.endswith(("_fraction", "_high", "_low"))} <= {0.0}
+
+
+@every(CONFIGS)
+@some
+@given(samples(), st.integers(0, 2**32 - 1))
+def test_what_padding_holds_changes_no_bit(name, s, seed):
+    rng = np.random.default_rng(seed)
+    clean = laid_out(s, ONE_PER_ROW[:-1]).arrays  # the last row is all padding
+    padding_bt = clean["rl_mask"] == 0
+
+    def soiled(key: str, x_bt: np.ndarray) -> np.ndarray:
+        if key in ("rl_mask", "rl_group"):  # these say what padding is
+            return x_bt
+        garbage_bt = rng.choice([-1e30, -7.0, -1.0, 1.0, 3.0, 90.0], x_bt.shape)
+        if x_bt.dtype == np.int32:
+            garbage_bt = rng.integers(-3, 9, x_bt.shape)
+        return np.where(padding_bt, garbage_bt, x_bt).astype(x_bt.dtype)
+
+    arrays = with_advantages(name, clean)
+    dirty = with_advantages(name, {key: soiled(key, x_bt) for key, x_bt in clean.items()})
+    np.testing.assert_array_equal(dirty["rl_advantages"], arrays["rl_advantages"])
+    dirty["rl_advantages"] = soiled("rl_advantages", dirty["rl_advantages"])
+    expected, found = computed(name, arrays), computed(name, dirty)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert not found[2][padding_bt].any()
+
+
+UNEVEN = ([0], [1, 2, 3], [], [4, 5, 6, 7])
+dtypes = pytest.mark.parametrize("x64", [False, True], ids=["float32", "float64"])
+
+
+def same(x64: bool, found: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    """(loss, gradient, metric sums), within 1e-6 or 1e-10 of the largest numbers in them."""
+    tolerance = 1e-10 if x64 else 1e-6
+    grad = np.abs(expected[1])
+    np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=tolerance * grad.max())
+    # The terms of the loss cancel; each is of the size of its gradient, or |log pi| times that.
+    np.testing.assert_allclose(found[0], expected[0], rtol=tolerance, atol=tolerance * grad.sum())
+    expected_metrics = pytest.approx(summarise(expected[2]), rel=10 * tolerance, abs=10 * tolerance)
+    assert summarise(found[2]) == expected_metrics
+
+
+@dtypes
+@every(CONFIGS)
+@some
+@given(samples())
+def test_uneven_micro_batches_add_up_to_the_whole(name, x64, s):
+    with jax.enable_x64(x64):
+        whole = with_advantages(name, laid_out(s, ONE_PER_ROW).arrays)
+        loss_sum, weight, grad_bt, metrics = computed(name, whole)
+        pieces = []
+        for rows in UNEVEN:
+            here_bt = np.isin(np.arange(ROWS), rows)[:, None]
+            pieces.append(computed(name, {k: np.where(here_bt, x, 0) for k, x in whole.items()}))
+        sums, weights, grads, of_pieces = zip(*pieces, strict=True)
+        of_pieces = jax.tree.map(lambda *x: sum(x), *of_pieces)
+        added = (sum(sums) / sum(weights), sum(grads) / sum(weights), of_pieces)
+        same(x64, added, (loss_sum / weight, grad_bt / weight, metrics))
+
+
+@dtypes
+@every(CONFIGS)
+@some
+@given(samples())
+def test_packed_rows_are_as_good_as_padded_ones(name, x64, s):
+    with jax.enable_x64(x64):
+        padded = laid_out(s, ONE_PER_ROW)
+        packed = laid_out(s, [[0, 1, 2], [3], [], [4, 5], [6, 7]])
+        arrays = with_advantages(name, padded.arrays)
+        packed_arrays = with_advantages(name, packed.arrays)
+        loss_sum, weight, grad_bt, metrics = computed(name, arrays)
+        packed_sum, packed_weight, packed_bt, of_packed = computed(name, packed_arrays, SEQUENCES)
+        assert packed_weight == weight
+        same(
+            x64,
+            (packed_sum / weight, packed.of_samples(packed_bt) / weight, of_packed),
+            (loss_sum / weight, padded.of_samples(grad_bt) / weight, metrics),
+        )

@@ -1,0 +1,326 @@
+"""The engine thread and its scheduler, with slots that draw tokens without a model."""
+
+import asyncio
+import queue
+import threading
+
+import numpy as np
+import pytest
+from rlax_jetstream import JetstreamConfig, rlax_register_rollout_engine
+from rlax_jetstream.driver import JetStreamDriver
+from rlax_jetstream.engine import JetstreamEngine
+from rlax_jetstream.servicer import _Forwarder
+from scripted_slots import (
+    DEADLINE_S,
+    ScriptedSlots,
+    Source,
+    Store,
+    drawn,
+    play,
+    request,
+    until,
+    version,
+)
+
+from rlax_plugin.config import Rollouts
+from rlax_plugin.errors import WorkerError
+from rlax_plugin.rollouts.jobs import Job
+from rlax_plugin.rollouts.scheduler import Scheduler
+
+
+def test_groups_arrive_complete_and_in_index_order():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(3))
+        groups = await drawn(
+            engine, request(7, [100, 200, 300]), request(8, [400], 9, stop_ids=(408,))
+        )
+        assert [r.seed for r in groups[7]] == [100, 200, 300]
+        assert [r.index for r in groups[7]] == [0, 1, 2]
+        np.testing.assert_array_equal(groups[7][1].tokens, [200, 201, 202, 203, 204])
+        np.testing.assert_array_equal(groups[7][1].logprob_full, [-200, -201, -202, -203, -204])
+        np.testing.assert_array_equal(groups[7][1].logprob_sampled, 2 * groups[7][1].logprob_full)
+        np.testing.assert_array_equal(groups[7][1].versions, [3] * 5)
+        assert groups[7][0].finish_reason == "length" and groups[8][0].finish_reason == "stop"
+        assert engine.version == 3
+        assert engine.health()["slots"] == 4 and engine.health()["waiting"] == 0
+
+    play(scenario)
+
+
+def test_a_group_larger_than_the_slots_is_admitted_in_parts():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        groups = await drawn(engine, request(0, range(0, 1000, 100)))
+        assert [r.seed for r in groups[0]] == list(range(0, 1000, 100))
+        assert [len(entry[1]) for entry in slots.inserts()] == [4, 4, 2]
+
+    play(scenario)
+
+
+def test_with_a_backlog_a_freed_slot_is_filled_within_two_steps():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        short = [request(i, [100 * i], new=5) for i in range(1, 7)]
+        await drawn(engine, request(0, [0], new=50), *short)
+        steps = [entry[0] for entry in slots.inserts()]
+        # Four at once; three end 4 steps later and their slots are filled at most 2 steps on.
+        assert steps[:4] == [0] * 4
+        assert all(4 <= step <= 6 for step in steps[4:])
+        assert slots.steps_total >= 49
+
+    play(scenario)
+
+
+def test_free_slots_mean_short_calls_and_a_full_house_long_ones():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        await drawn(engine, request(0, [1, 2], new=10))
+        assert {e[1:] for e in slots.log if e[0] == "decode"} == {(3, True)}
+        slots.log.clear()
+        await drawn(engine, request(1, [1, 2, 3, 4], new=10))
+        assert [e[1:] for e in slots.log if e[0] == "decode"] == [(50, True)]
+
+    play(scenario, arrival_steps=3)
+
+
+def test_what_a_client_may_cancel_is_drawn_in_shorter_calls():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        slots.log.clear()
+        await drawn(engine, request(-1, [1, 2, 3, 4], new=50))
+        assert [e[1:] for e in slots.log if e[0] == "decode"] == [(20, True)] * 3
+
+    play(scenario, interrupt_steps=20)
+
+
+def test_a_group_waits_for_its_version_while_others_pass():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        gated = asyncio.ensure_future(drawn(engine, request(0, [1], min_version=2)))
+        passed = await drawn(engine, request(1, [5]))
+        assert passed[1][0].versions[0] == 1 and not gated.done()
+        await engine.load_weights(version(2))
+        assert (await gated)[0][0].versions[0] == 2
+
+    play(scenario)
+
+
+def test_running_samples_finish_on_the_old_weights():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        slots.gate.clear()
+        slots.decoding.clear()
+        running = asyncio.ensure_future(drawn(engine, request(0, [1, 2], new=20)))
+        await until(slots.decoding)
+        swap = asyncio.ensure_future(engine.load_weights(version(2)))
+        late = asyncio.ensure_future(drawn(engine, request(1, [3])))
+        while engine._swap is None:
+            await asyncio.sleep(0)
+        assert engine.version == 1
+        slots.gate.set()
+        old, _, new = await asyncio.gather(running, swap, late)
+        assert {int(v) for r in old[0] for v in r.versions} == {1}
+        assert {int(v) for v in new[1][0].versions} == {2}
+        assert [entry[2] for entry in slots.inserts()] == [1, 2]  # the weights in use
+        assert engine.version == 2
+
+    play(scenario)
+
+
+def test_cancelled_generation_frees_its_slots():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        slots.gate.clear()
+        slots.decoding.clear()
+        lost = asyncio.ensure_future(drawn(engine, request(0, [1, 2, 3, 4], new=50)))
+        gated = asyncio.ensure_future(drawn(engine, request(2, [9], min_version=9)))
+        await until(slots.decoding)
+        lost.cancel()
+        gated.cancel()
+        await asyncio.gather(lost, gated, return_exceptions=True)
+        slots.gate.set()
+        assert len((await drawn(engine, request(1, [1, 2, 3, 4])))[1]) == 4
+        while engine.health()["active"] or engine.health()["waiting"]:
+            await asyncio.sleep(0.001)
+
+    play(scenario)
+
+
+def test_what_exceeds_the_limits_is_refused_by_name():
+    async def scenario(engine, slots):
+        for bad, message in [
+            (request(4, [1], new=51), "group 4: max_new_tokens 51, rlax.rollouts.max_new_tokens"),
+            (request(4, []), "no seeds"),
+            (request(4, [1], stop_ids=range(9)), "9 stop ids"),
+        ]:
+            with pytest.raises(WorkerError, match=message):
+                await engine.generate([bad], lambda *_: None)
+
+    play(scenario)
+
+
+def test_a_failing_engine_fails_everything_that_waits():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+        slots.fail_with = RuntimeError("out of memory")
+        with pytest.raises(WorkerError, match="out of memory"):
+            await drawn(engine, request(0, [1]), request(1, [2], min_version=5))
+        with pytest.raises(WorkerError, match="out of memory"):
+            engine.health()
+        with pytest.raises(WorkerError, match="out of memory"):
+            await drawn(engine, request(2, [3]))
+        with pytest.raises(WorkerError, match="out of memory"):
+            await engine.load_weights(version(1))
+
+    play(scenario)
+
+
+def test_a_failing_start_is_reported():
+    def explode():
+        raise ValueError("no such model")
+
+    async def scenario():
+        engine = JetstreamEngine(
+            make_slots=explode,
+            store=Store(),
+            rollouts=Rollouts(),
+            config=JetstreamConfig(),
+            make_prompt_source=Source,
+        )
+        with pytest.raises(WorkerError, match="no such model"):
+            await engine.load_weights(version(0))
+        with pytest.raises(WorkerError, match="no such model"):
+            engine.health()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_an_error_in_on_group_ends_generate():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(0))
+
+        def refuse(group_id, rollouts):
+            raise KeyError(group_id)
+
+        with pytest.raises(KeyError):
+            await engine.generate([request(0, [1]), request(1, [2], new=50)], refuse)
+        assert (await drawn(engine, request(2, [1])))[2][0].seed == 1
+
+    play(scenario)
+
+
+def test_closing_fails_what_waits():
+    async def scenario(engine, slots):
+        waiting = asyncio.ensure_future(drawn(engine, request(0, [1])))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(WorkerError, match="closed"):
+            await waiting
+
+    play(scenario)
+
+
+def test_the_scheduler_lingers_to_fill_several_slots_with_one_prefill():
+    slots = ScriptedSlots(slots=3)
+    scheduler = Scheduler(slots, arrival_steps=4, linger_steps=2)
+    jobs = [
+        Job(request(i, [100 * i], new=new), deliver=print, fail=print)
+        for i, new in enumerate([3, 4, 20])
+    ]
+    weights = {"w": np.zeros(2, np.float32)}
+    slots.insert(weights, scheduler.plan(jobs, 0))
+    done = scheduler.advance(weights, more_waits=True)
+    assert done == jobs[:2] and scheduler.active == 1 and slots.steps_total == 4
+    scheduler.drop([jobs[2]])
+    assert slots.free_slots == [0, 1, 2] and scheduler.active == 0
+
+
+class Channel:
+    """As JetStream's AsyncMultifuture."""
+
+    def __init__(self):
+        self.results, self.ended, self.error = [], threading.Event(), None
+
+    def add_result(self, result):
+        self.results.append(result)
+
+    def close(self):
+        self.ended.set()
+
+    def set_exception(self, error):
+        self.error = error
+        self.ended.set()
+
+    def cancelled(self):
+        return False
+
+
+class Active:
+    """As JetStream's ActiveRequest."""
+
+    def __init__(self, content, max_tokens=5, **more):
+        self.prefill_content, self.max_tokens = content, max_tokens
+        self.is_client_side_tokenization = not isinstance(content, str)
+        self.return_channel = Channel()
+        self.__dict__.update(more)
+
+
+def test_jetstream_requests_run_on_the_same_scheduler():
+    pytest.importorskip("jetstream.core.utils.return_sample")
+
+    async def scenario(engine, slots):
+        driver = JetStreamDriver(engine)
+        assert not driver.live and driver.get_total_concurrent_requests() == 4
+        await engine.load_weights(version(0))
+        assert driver.live and driver.prefill_backlog_size() == 0
+        one, two = Active([1, 2]), Active([1, 2, 3], max_tokens=50, num_samples=2)
+        text, empty, long = Active("what is"), Active([]), Active([1], max_tokens=51)
+        unset = Active([1, 2], max_tokens=0)
+        for active in (one, two, text, empty, long, unset):
+            driver.place_request_on_prefill_queue(active)
+        for active in (one, two, text, empty, long, unset):
+            await until(active.return_channel.ended)
+        ((sample,),) = one.return_channel.results
+        assert len(sample.token_ids) == 5 and sample.text == []
+        ((first, second),) = two.return_channel.results
+        assert len(first.token_ids) == 50 and first.token_ids != second.token_ids
+        ((whole,),) = unset.return_channel.results
+        assert len(whole.token_ids) == 50
+        assert "encode" in str(text.return_channel.error)
+        assert "0 prompt tokens" in str(empty.return_channel.error)
+        assert "max_tokens = 51: must be from 1 to 50" in str(long.return_channel.error)
+
+    play(scenario)
+
+
+def test_jetstream_requests_are_turned_away_when_too_many_wait():
+    async def scenario(engine, slots):
+        waiting = asyncio.ensure_future(drawn(engine, request(0, range(16), min_version=1)))
+        await asyncio.sleep(0)
+        with pytest.raises(queue.Full):
+            JetStreamDriver(engine).place_request_on_prefill_queue(Active([1]))
+        waiting.cancel()
+
+    play(scenario)
+
+
+def test_the_forwarder_answers_until_the_service_is_there():
+    class Details:
+        method = "/jetstream_proto.Orchestrator/Decode"
+
+    class Other:
+        method = "/else.Service/Decode"
+
+    class Handler:
+        def service(self, details):
+            return "handler" if details is Details else None
+
+    forwarder = _Forwarder("jetstream_proto.Orchestrator")
+    assert forwarder.service(Details) is not None and forwarder.service(Other) is None
+    forwarder.add_generic_rpc_handlers((Handler(),))
+    assert forwarder.service(Details) == "handler" and forwarder.service(Other) is None
+
+
+def test_the_plugin_offers_jetstream():
+    offer = rlax_register_rollout_engine()["jetstream"]
+    assert offer.config_class().arrival_steps == 4

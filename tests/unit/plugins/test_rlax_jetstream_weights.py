@@ -1,0 +1,294 @@
+"""New weights: proved before use, and what becomes of samples that run or come from elsewhere."""
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+from scripted_slots import ScriptedSlots, drawn, play, request, tokens_of, until, version
+
+from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
+from rlax_plugin.rollouts.jobs import Job
+from rlax_plugin.rollouts.scheduler import Scheduler
+from rlax_plugin.types import Canary, Rollout
+
+WEIGHTS = {"w": np.zeros(2, np.float32)}
+NEVER_S, ALWAYS_S = 1e6, 1e-9
+
+
+def canary(version, wrong=0.0, tolerance=1e-4, length=6):
+    tokens = np.arange(length + 1, dtype=np.int32)
+    logprobs = (-version * tokens[1:]).astype(np.float32)
+    logprobs[3:4] += wrong
+    return Canary(tokens, logprobs, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (version(2, name="v"), WeightsError, "variable 'v' was published and is not there"),
+        (version(2, shape=(3,)), WeightsError, r"'w' was published as float32\[3\]"),
+        (version(2, fingerprint=5), WeightsMismatchError, "'w' has fingerprint 0x00000002"),
+        (
+            version(2, canary=canary(2, wrong=1e-3)),
+            WeightsMismatchError,
+            "version 2: the canary's log-prob at position 3 .* 0.001 nats apart, "
+            "the tolerance is 0.0001",
+        ),
+        (version(2, canary=canary(2, wrong=np.nan)), WeightsMismatchError, "position 3"),
+        (version(2, canary=canary(3)), WeightsMismatchError, "position 5"),
+        (version(2, canary=canary(2, length=9)), WeightsError, "cannot be computed: 10 tokens"),
+    ],
+    ids=["name", "shape", "fingerprint", "canary", "not finite", "other weights", "too long"],
+)
+def test_wrong_weights_are_refused_and_the_old_ones_stay(bad, error, message):
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1, canary=canary(1)))
+        with pytest.raises(WeightsError, match=message) as caught:
+            await engine.load_weights(bad)
+        assert caught.type is error
+        assert engine.version == 1
+        assert (await drawn(engine, request(0, [1])))[0][0].versions[0] == 1
+        assert slots.inserts()[0][2] == 1  # the weights in use
+        await engine.load_weights(version(2, canary=canary(2)))
+        assert engine.version == 2
+
+    play(scenario)
+
+
+def test_a_difference_within_the_tolerance_is_none():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1, canary=canary(1, wrong=1e-3, tolerance=1e-2)))
+        assert engine.version == 1
+
+    play(scenario)
+
+
+async def swapped_while_running(engine, slots, requests):
+    """Draws with version 1; version 2 arrives during the first decode call."""
+    await engine.load_weights(version(1))
+    slots.gate.clear()
+    slots.decoding.clear()
+    running = asyncio.ensure_future(drawn(engine, *requests))
+    await until(slots.decoding)
+    swap = asyncio.ensure_future(engine.load_weights(version(2)))
+    while engine._swap is None:
+        await asyncio.sleep(0)
+    slots.gate.set()
+    groups, _ = await asyncio.gather(running, swap)
+    return groups
+
+
+# Sample 0 stops at its third token, so it ends in the first call of three steps or fewer.
+MIXED = (request(0, [100, 200, 300, 400], new=10, stop_ids=(102,)), request(1, [500], new=4))
+
+
+def assert_complete(rollouts, seeds, lengths):
+    for rollout, seed, length in zip(rollouts, seeds, lengths, strict=True):
+        tokens = tokens_of(seed, 0, length)
+        np.testing.assert_array_equal(rollout.tokens, tokens)
+        np.testing.assert_array_equal(rollout.logprob_full, -tokens)
+        np.testing.assert_array_equal(rollout.logprob_sampled, -2 * tokens)
+        assert rollout.versions.dtype == np.int32 and rollout.seed == seed
+
+
+def test_discarded_samples_start_again_and_finished_ones_stay():
+    async def scenario(engine, slots):
+        groups = await swapped_while_running(engine, slots, MIXED)
+        assert_complete(groups[0], [100, 200, 300, 400], [3, 10, 10, 10])
+        assert [r.finish_reason for r in groups[0]] == ["stop", "length", "length", "length"]
+        assert [set(r.versions.tolist()) for r in groups[0]] == [{1}, {2}, {2}, {2}]
+        first, again, *_ = slots.inserts()
+        assert first == (0, (0, 1, 2, 3), 1, 0)
+        # One prefill of the prompt for all three, at once: group 1 was waiting behind them.
+        assert again[1:] == ((0, 1, 2), 2, 0) and again[0] <= 3
+        assert [r.versions.tolist() for r in groups[1]] == [[2] * 4]
+        assert not any(entry[0] == "read" for entry in slots.log)
+
+    play(scenario, rollouts={"on_new_weights": "discard"}, linger_steps=0)
+
+
+def test_continued_samples_go_on_behind_their_tokens():
+    async def scenario(engine, slots):
+        groups = await swapped_while_running(engine, slots, MIXED)
+        assert_complete(groups[0], [100, 200, 300, 400], [3, 10, 10, 10])
+        assert [r.finish_reason for r in groups[0]] == ["stop", "length", "length", "length"]
+        assert groups[0][0].versions.tolist() == [1] * 3
+        for rollout in groups[0][1:]:
+            assert rollout.versions.tolist() == [1] * 3 + [2] * 7
+        # Each behind its own three tokens, in a prefill of its own.
+        assert slots.inserts()[1:4] == [(2, (slot,), 2, 3) for slot in (0, 1, 2)]
+
+    options = {"on_new_weights": "continue", "progress_s": NEVER_S}
+    play(scenario, rollouts=options, linger_steps=0)
+
+
+def test_a_long_decode_call_does_not_hold_new_weights_up():
+    async def scenario(engine, slots):
+        groups = await swapped_while_running(engine, slots, [request(0, [1, 2, 3, 4], new=50)])
+        assert {e[1] for e in slots.log if e[0] == "decode"} == {5}
+        assert [r.versions.tolist() for r in groups[0]] == [[1] * 6 + [2] * 44] * 4
+
+    options = {"on_new_weights": "continue", "progress_s": NEVER_S}
+    play(scenario, rollouts=options, interrupt_steps=5)
+
+
+def test_progress_is_reported_and_does_not_end_the_group():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        reports = []
+        requests = [
+            request(0, [100, 200, 300], new=9, stop_ids=(102,)),
+            request(1, [500, 600], new=9),
+        ]
+        await engine.generate(requests, lambda *report: reports.append(report))
+        of_first = [rollouts for group_id, rollouts in reports if group_id == 0]
+        lengths = [[len(r.tokens) for r in rollouts] for rollouts in of_first]
+        # Sample 0 stops after 3 tokens; 4 slots: a sample of group 1 takes its place.
+        assert lengths == [[3, 3, 3], [3, 7, 7], [3, 9, 9]]
+        for rollouts, tokens in zip(of_first, lengths, strict=True):
+            assert_complete(rollouts, [100, 200, 300], tokens)
+        reasons = [[r.finish_reason for r in rollouts] for rollouts in of_first]
+        assert reasons == [["stop", "cancelled", "cancelled"]] * 2 + [["stop", "length", "length"]]
+        of_second = [rollouts for group_id, rollouts in reports if group_id == 1]
+        assert [len(r.tokens) for r in of_second[0]] == [3, 0]  # its second sample waits
+        assert [r.finish_reason for r in of_second[-1]] == ["length", "length"]
+        assert ("read", 4) in slots.log  # all slots in one transfer
+
+    options = {"on_new_weights": "continue", "progress_s": ALWAYS_S}
+    play(scenario, rollouts=options, interrupt_steps=4, linger_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "progress_s"), [("continue", NEVER_S), ("finish", ALWAYS_S), ("discard", ALWAYS_S)]
+)
+def test_progress_is_read_only_when_due(mode, progress_s):
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        reports = []
+        await engine.generate([request(0, [1, 2])], lambda *report: reports.append(report))
+        assert len(reports) == 1
+        assert ("read", 2) not in slots.log
+
+    play(scenario, rollouts={"on_new_weights": mode, "progress_s": progress_s})
+
+
+def part(seed, index, length, reason="cancelled", number=1):
+    tokens = tokens_of(seed, 0, length)
+    nats = -tokens.astype(np.float32)
+    versions = np.full(length, number, np.int32)
+    return Rollout(0, index, seed, tokens, nats, 2 * nats, versions, reason)
+
+
+def test_a_group_begun_elsewhere_is_completed():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(2))
+        seeds = [100, 200, 300, 400]
+        resume = [
+            part(100, 0, 10, "length"),
+            part(200, 1, 0),
+            part(300, 2, 6),
+            part(400, 3, 0),
+        ]
+        groups = await drawn(engine, request(0, seeds, new=10, resume=resume))
+        assert groups[0][0] is resume[0]
+        assert_complete(groups[0], seeds, [10] * 4)
+        assert [r.index for r in groups[0]] == [0, 1, 2, 3]
+        assert {r.finish_reason for r in groups[0]} == {"length"}
+        assert groups[0][2].versions.tolist() == [1] * 6 + [2] * 4
+        # One prefill for those without tokens, one behind six tokens.
+        assert sorted(e[1:] for e in slots.inserts()) == [((0, 2), 2, 0), ((1,), 2, 6)]
+
+    play(scenario, rollouts={"on_new_weights": "continue", "progress_s": NEVER_S})
+
+
+def test_a_group_complete_elsewhere_is_handed_back_at_once():
+    async def scenario(engine, slots):
+        resume = [part(100, 0, 3, "stop"), part(200, 1, 10, "length")]
+        begun = request(0, [100, 200], new=10, min_version=9, resume=resume)
+        assert await drawn(engine, begun) == {0: resume}  # nothing to draw, so no weights either
+
+    play(scenario)
+
+
+def test_a_sample_does_not_go_back_to_older_weights():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(1))
+        begun = request(0, [100], new=10, min_version=1, resume=[part(100, 0, 6, number=2)])
+        waiting = asyncio.ensure_future(drawn(engine, begun))
+        await drawn(engine, request(1, [5]))
+        assert not waiting.done()
+        await engine.load_weights(version(2))
+        assert (await waiting)[0][0].versions.tolist() == [2] * 10
+
+    play(scenario, rollouts={"on_new_weights": "continue", "progress_s": NEVER_S})
+
+
+def test_a_running_sample_waits_while_older_weights_are_kept():
+    async def scenario(engine, slots):
+        await engine.load_weights(version(2))
+        slots.gate.clear()
+        slots.decoding.clear()
+        running = asyncio.ensure_future(drawn(engine, request(0, [100], new=10)))
+        await until(slots.decoding)
+        kept = asyncio.ensure_future(engine.load_weights(version(1)))  # for an evaluation
+        while engine._swap is None:
+            await asyncio.sleep(0)
+        slots.gate.set()
+        await kept
+        assert (await drawn(engine, request(1, [5])))[1][0].versions[0] == 1
+        assert not running.done()
+        await engine.load_weights(version(3))
+        versions = (await running)[0][0].versions.tolist()
+        assert set(versions) == {2, 3} and versions == sorted(versions)
+
+    options = {"on_new_weights": "continue", "progress_s": NEVER_S}
+    play(scenario, rollouts=options, interrupt_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "resume", "message"),
+    [
+        ("continue", [part(100, 0, 3)], "resume holds other samples than seeds"),
+        ("continue", [part(200, 0, 3), part(100, 1, 3)], "other samples than seeds"),
+        ("continue", [part(100, 0, 3), part(200, 1, 10)], "nothing left to draw"),
+        ("finish", [part(100, 0, 3), part(200, 1, 0)], "rlax.rollouts.on_new_weights is finish"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(mode, resume, message):
+    async def scenario(engine, slots):
+        with pytest.raises(WorkerError, match=f"group 0: .*{message}"):
+            await drawn(engine, request(0, [100, 200], new=10, resume=resume))
+
+    play(scenario, rollouts={"on_new_weights": mode})
+
+
+def test_deterministic_training_groups_are_drawn_alone_sample_i_in_slot_i():
+    slots = ScriptedSlots()
+    scheduler = Scheduler(slots, arrival_steps=4, linger_steps=2, deterministic=True)
+
+    def job(group_id, seeds):
+        made = dataclasses.replace(request(group_id, seeds), group_id=group_id)
+        return Job(made, deliver=print, fail=print)
+
+    waiting = [job(-1, [1]), job(-1, [2, 3]), job(0, [10, 20, 30]), job(-2, [4]), job(1, [40, 50])]
+    order = []
+    while waiting or scheduler.active:
+        slots.insert(WEIGHTS, scheduler.plan(waiting, 0))
+        waiting = [job for job in waiting if job.waiting]
+        running = {job.request.group_id for job in scheduler.jobs()}
+        assert len(running) == 1 or max(running) < 0
+        order += [job.request.group_id for job in scheduler.advance(WEIGHTS, bool(waiting))]
+    assert order == [-1, -1, 0, -2, 1]
+    taken = [entry[1] for entry in slots.inserts()]
+    assert taken == [(0,), (1, 2), (0, 1, 2), (0,), (0, 1)]
+
+
+def test_deterministic_groups_must_fit():
+    async def scenario(engine, slots):
+        with pytest.raises(WorkerError, match=r"5 samples, rlax\.rollouts\.slots is 4"):
+            await drawn(engine, request(0, range(5)))
+        await engine.load_weights(version(0))
+        assert len((await drawn(engine, request(0, range(4))))[0]) == 4
+
+    play(scenario, deterministic=True)

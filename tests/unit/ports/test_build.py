@@ -1,0 +1,261 @@
+"""Choosing parts by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installs import GATE, install, on_path, write
+
+from rlax_plugin.build import Registry, build_part, registry_for
+from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.errors import ConfigError, PluginError
+from rlax_plugin.ports.manager import Manager
+from rlax_plugin.ports.protocols import BuildContext, Facts
+
+PARTS = """
+    from rlax_plugin import Extension, NoOptions, Section, hookimpl
+    from rlax_plugin.errors import ConfigError
+
+    class Config(Section):
+        slots: int = 4
+
+    def part(name):
+        return {name: Extension(Config, lambda config, context: (name, config.slots))}
+
+    @hookimpl
+    def rlax_register_prompt_source(): return part("source")
+    @hookimpl
+    def rlax_register_reward(): return part("right")
+    @hookimpl
+    def rlax_register_rollout_engine(): return part("engine")
+    @hookimpl
+    def rlax_register_weight_store(): return part("store")
+    @hookimpl
+    def rlax_register_launcher(): return part("launch")
+    @hookimpl
+    def rlax_register_tracker(): return part("track")
+
+    def build(config, context):
+        return ("trainer", context.part("reward", context.section.rewards[0], "rlax.rewards.0"))
+
+    def check(config, context):
+        if context.maxtext_argv:
+            raise ConfigError("steps", context.maxtext_argv[0], "must be none")
+
+    @hookimpl
+    def rlax_register_trainer(): return {"train": Extension(NoOptions, build, check)}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with on_path(tmp_path):
+        write(tmp_path, "tb_parts", PARTS)
+        yield tmp_path
+
+
+def section(**changes: Any) -> RlaxSection:
+    values: dict[str, Any] = {
+        "plugins": ["tb_parts", "rlax_objectives", "rlax_curation"],
+        "prompt_source": {"name": "source"},
+        "rewards": [{"name": "right"}],
+        "rollouts": {"engine": {"name": "engine"}},
+        "weights": {"store": {"name": "store"}},
+        "launcher": {"name": "launch"},
+        "trainer": {"name": "train"},
+    }
+    return RlaxSection.model_validate(values | changes)
+
+
+def validated(**changes: Any) -> Registry:
+    chosen = section(**changes)
+    registry = Registry(Manager(chosen.plugins))
+    registry.validate(chosen)
+    return registry
+
+
+def problem(**changes: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        validated(**changes)
+    return caught.value
+
+
+def context(**changes: Any) -> BuildContext:
+    return BuildContext(run_dir=Path(), seed=0, section=section(**changes))
+
+
+def test_every_choice_of_a_config_is_looked_at(folder: Path) -> None:
+    registry = validated()
+    chosen = section(
+        curation={"gates": [{"name": "mixed_outcome"}]}, trackers=[{"name": "track", "slots": 2}]
+    )
+    assert [(use.key, use.kind, use.choice.name) for use in registry.uses(chosen)] == [
+        ("rlax.prompt_source", "prompt_source", "source"),
+        ("rlax.rewards.0", "reward", "right"),
+        ("rlax.rollouts.engine", "rollout_engine", "engine"),
+        ("rlax.curation.sampler", "sampler", "shuffled"),
+        ("rlax.curation.gates.0", "gate", "mixed_outcome"),
+        ("rlax.objective.preset", "objective", "grpo"),
+        ("rlax.objective.aggregation", "aggregation", "sequence_mean"),
+        ("rlax.objective.importance_weight", "importance_weight", "one"),
+        ("rlax.objective.advantage", "advantage", "group_normalised"),
+        ("rlax.objective.grad_1", "gradient_term", "clipped_ratio"),
+        ("rlax.objective.grad_2", "gradient_term", "none"),
+        ("rlax.weights.store", "weight_store", "store"),
+        ("rlax.launcher", "launcher", "launch"),
+        ("rlax.trackers.0", "tracker", "track"),
+        ("rlax.trainer", "trainer", "train"),
+    ]
+    corrected = section(objective={"preset": "aipo", "corrections": [{"name": "icepop"}]})
+    uses = {use.key: use.choice.name for use in registry.uses(corrected)}
+    assert uses["rlax.objective.importance_weight"] == "truncated"
+    assert uses["rlax.objective.corrections.0"] == "icepop"
+
+
+def test_an_unknown_name_names_key_nearest_match_and_alternatives(folder: Path) -> None:
+    error = problem(rewards=[{"name": "right"}, {"name": "rihgt"}])
+    assert (error.key, error.value) == ("rlax.rewards.1.name", "rihgt")
+    assert "did you mean 'right'? known: right" in error.reason
+    error = problem(objective={"preset": "grop"})
+    assert error.key == "rlax.objective.preset"
+    assert "did you mean 'grpo'? known: aipo, cispo, dapo, " in error.reason
+    error = problem(objective={"grad_2": {"name": "clip"}})
+    assert error.key == "rlax.objective.grad_2.name" and "clipped_ratio" in error.reason
+
+
+def test_options_are_validated_under_their_full_key(folder: Path) -> None:
+    error = problem(rollouts={"engine": {"name": "engine", "slot": 3}})
+    assert (error.key, error.value) == ("rlax.rollouts.engine.slot", 3)
+    assert error.reason == "unknown key; did you mean 'slots'? known: slots"
+    error = problem(launcher={"name": "launch", "slots": "3"})
+    assert str(error) == "rlax.launcher.slots = '3': must be a whole number (default 4)"
+    error = problem(objective={"grad_1": {"name": "clipped_ratio", "low": -1}})
+    assert (error.key, error.value) == ("rlax.objective.grad_1.low", -1)
+    assert "must be greater than 0 (clip below 1 - low; default 0.2)" in error.reason
+
+
+def test_a_plugin_validators_own_error_gets_the_full_key(folder: Path) -> None:
+    gate = {"name": "pass_rate_band", "low": 0.9, "high": 0.5}
+    registry = validated()
+    name = next(n for n in registry.offers["gate"] if "low" in _fields(registry, n))
+    error = problem(curation={"gates": [gate | {"name": name}]})
+    assert error.key == "rlax.curation.gates.0.low" and error.value == 0.9
+
+
+def _fields(registry: Registry, gate: str) -> set[str]:
+    return set(registry.offers["gate"][gate].extension.config_class.model_fields)
+
+
+def test_a_name_of_an_installed_but_unlisted_plugin_says_which(folder: Path) -> None:
+    install(folder, "tb_gates", GATE % {"gate": "narrow"})
+    install(folder, "tb_broken", "raise ImportError('cannot be recommended')")
+    error = problem(curation={"gates": [{"name": "narrow", "high": 1.0}]})
+    assert str(error) == (
+        "rlax.curation.gates.0.name = 'narrow': plug-in 'tb_gates' offers this gate, but is not "
+        "loaded: add it to rlax.plugins"
+    )
+    plugins = ["tb_parts", "rlax_objectives", "rlax_curation", "tb_gates"]
+    error = problem(plugins=plugins, curation={"gates": [{"name": "narrow"}]})
+    assert str(error) == "rlax.curation.gates.0.high: must be given"
+
+
+def test_two_plugins_with_one_name_are_both_named(folder: Path) -> None:
+    for plugin in ("tb_first", "tb_second"):
+        write(folder, plugin, GATE % {"gate": "narrow"})
+    with pytest.raises(
+        PluginError, match="'tb_second' and 'tb_first' both offer the gate 'narrow': list only one"
+    ):
+        Registry(Manager(["tb_second", "tb_first"]))
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("None", "returned None, expected {name: Extension}"),
+        ("[1]", r"returned \[1\], expected {name: Extension}"),
+        ("{'a': 1}", r"\['a'\] is 1, expected an Extension"),
+        ("{3: Extension(NoOptions, build)}", "a name must be text"),
+        ("{'a': Extension(dict, build)}", "config_class is <class 'dict'>, expected a subclass"),
+        ("{'a': Extension(Lax, build)}", "Lax would let unknown keys pass"),
+        ("{'a': Extension(Named, build)}", "Named has a field 'name'"),
+        ("{'a': Extension(NoOptions, 'build')}", r"build must be a function \(config, context\)"),
+        ("{'a': Extension(NoOptions, lambda config: 1)}", "build must be a function"),
+        ("{'a': Extension(NoOptions, build, lambda: 1)}", "check must be a function"),
+        ("1 / 0", "failed in rlax_register_gate: ZeroDivisionError"),
+    ],
+)
+def test_wrong_registrations_name_plugin_and_hook(
+    folder: Path, returned: str, expected: str
+) -> None:
+    source = f"""
+        from pydantic import BaseModel
+        from rlax_plugin import Extension, NoOptions, Section, hookimpl
+        def build(config, context): return 1
+        class Lax(BaseModel): a: int = 1
+        class Named(Section): name: str
+        @hookimpl
+        def rlax_register_gate(): return {returned}
+    """
+    write(folder, "tb_wrong", source)
+    with pytest.raises(PluginError, match=expected) as caught:
+        Registry(Manager(["tb_wrong"]))
+    assert "'tb_wrong'" in str(caught.value) and "rlax_register_gate" in str(caught.value)
+
+
+def test_parts_are_built_with_validated_options_and_may_build_others(folder: Path) -> None:
+    registry = validated()
+    choice = Choice.model_validate({"name": "engine", "slots": 9})
+    key = "rlax.rollouts.engine"
+    assert registry.part("rollout_engine", choice, key, context()) == ("engine", 9)
+    assert build_part("rollout_engine", choice, key, context()) == ("engine", 9)
+    built = registry.part("trainer", Choice(name="train"), "rlax.trainer", context())
+    assert built == ("trainer", ("right", 4))
+
+
+def test_a_failing_build_says_whose_it_is(folder: Path) -> None:
+    source = """
+        from rlax_plugin import Extension, NoOptions, hookimpl
+        @hookimpl
+        def rlax_register_gate():
+            return {"broken": Extension(NoOptions, lambda config, context: 1 / 0)}
+    """
+    write(folder, "tb_fails", source)
+    registry = Registry(Manager(["tb_fails"]))
+    with pytest.raises(ZeroDivisionError) as caught:
+        registry.part("gate", Choice(name="broken"), "rlax.curation.gates.0", context())
+    assert caught.value.__notes__ == [
+        "while plug-in 'tb_fails' built rlax.curation.gates.0 = 'broken'"
+    ]
+
+
+def test_a_preset_must_be_a_preset(folder: Path) -> None:
+    source = """
+        from rlax_plugin import Extension, NoOptions, hookimpl
+        @hookimpl
+        def rlax_register_objective():
+            return {"mine": Extension(NoOptions, lambda config, context: "grpo")}
+    """
+    write(folder, "tb_preset", source)
+    with pytest.raises(PluginError, match="'tb_preset': objective 'mine' built 'grpo'"):
+        validated(
+            plugins=["tb_parts", "rlax_objectives", "rlax_curation", "tb_preset"],
+            objective={"preset": "mine"},
+        )
+
+
+def test_check_runs_what_the_parts_offer(folder: Path) -> None:
+    registry = validated()
+    chosen = section()
+    assert registry.check(chosen, context()) == {"rlax.trainer": Facts()}
+    bad = BuildContext(run_dir=Path(), seed=0, section=chosen, maxtext_argv=("x",))
+    with pytest.raises(ConfigError, match="steps = 'x': must be none"):
+        registry.check(chosen, bad)
+
+
+def test_one_registry_per_list_of_plugins(folder: Path) -> None:
+    assert registry_for(section()) is registry_for(section(seed=7))
+    plugins = ["rlax_curation", "rlax_objectives", "tb_parts"]
+    assert registry_for(section(plugins=plugins)) is not registry_for(section())

@@ -1,0 +1,195 @@
+"""The plug-in manager, with real modules and real entry points."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from installs import GATE, install, on_path, write
+
+from rlax_plugin.errors import PluginError
+from rlax_plugin.ports.manager import HOOKS, KINDS, Manager, installed
+
+OBSERVER = """
+    from rlax_plugin import hookimpl
+    seen = []
+
+    @hookimpl
+    def rlax_on_step_end(step):
+        seen.append(step)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with on_path(tmp_path):
+        yield tmp_path
+
+
+def refusal(*names: str) -> str:
+    with pytest.raises(PluginError) as caught:
+        Manager(names)
+    return str(caught.value)
+
+
+def test_hooks_are_read_from_the_specification() -> None:
+    assert HOOKS["rlax_on_step_end"] == ("step", "metrics")
+    assert "gradient_term" in KINDS and "rollout_engine" in KINDS
+    assert len(KINDS) + sum(name.startswith("rlax_on_") for name in HOOKS) == len(HOOKS)
+
+
+def test_only_listed_plugins_are_imported(folder: Path) -> None:
+    install(folder, "tp_listed", GATE % {"gate": "a"})
+    install(folder, "tp_other", GATE % {"gate": "b"})
+    manager = Manager(["tp_listed"])
+    assert "tp_listed" in sys.modules and "tp_other" not in sys.modules
+    ((name, offers),) = manager.call("rlax_register_gate")
+    assert (name, list(offers)) == ("tp_listed", ["a"])
+
+
+def test_installed_lists_without_importing(folder: Path) -> None:
+    install(folder, "tp_one", "raise SystemExit", distribution="Some-Dist", version="4.5")
+    (found,) = [p for p in installed() if p.name == "tp_one"]
+    assert (found.target, found.distribution, found.version) == ("tp_one", "Some-Dist", "4.5")
+    assert "tp_one" not in sys.modules
+
+
+def test_one_name_from_two_distributions_is_refused(folder: Path) -> None:
+    install(folder, "tp_twice", OBSERVER, target="tp_first", distribution="dist-a")
+    install(folder, "tp_twice", OBSERVER, target="tp_second", distribution="dist-b")
+    with pytest.raises(PluginError, match="dist-a and dist-b"):
+        installed()
+
+
+def test_a_plugin_may_be_a_module_or_an_instance(folder: Path) -> None:
+    write(folder, "tp_module", OBSERVER)
+    instance = """
+        from rlax_plugin import hookimpl
+
+        class Counter:
+            def __init__(self):
+                self.total = 0
+
+            @property
+            def broken(self):
+                raise RuntimeError("properties are not looked at")
+
+            @hookimpl
+            def rlax_on_step_end(self, metrics, step):
+                self.total += step + metrics["x"]
+
+        counter = Counter()
+    """
+    install(folder, "tp_instance", instance, target="tp_holder:counter")
+    manager = Manager(["tp_instance", "tp_module"])
+    manager.hook.rlax_on_step_end(step=3, metrics={"x": 4})
+    assert sys.modules["tp_module"].seen == [3]
+    assert sys.modules["tp_holder"].counter.total == 7
+    assert manager.origin("tp_instance").distribution == "dist-tp_instance"
+    assert manager.origin("tp_module").distribution == ""
+
+
+def test_unknown_plugin_names_the_nearest_one(folder: Path) -> None:
+    install(folder, "tp_arithmetic", OBSERVER)
+    message = refusal("tp_arithmetc")
+    assert message.startswith("rlax.plugins = 'tp_arithmetc': no plug-in or module of this name")
+    assert "did you mean 'tp_arithmetic'?" in message and "known: " in message
+    assert "no plug-in or module" in refusal("tp_no_package.tp_module")
+    assert "no plug-in or module" in refusal("../tp_arithmetic")
+
+
+def test_a_failing_import_is_told_with_its_cause_and_line(folder: Path) -> None:
+    install(folder, "tp_entry", OBSERVER, target="tp_entry:nothing")
+    write(folder, "tp_needs", "import os\nimport tp_not_installed\n")
+    with pytest.raises(PluginError) as caught:
+        Manager(["tp_needs"])
+    assert "No module named 'tp_not_installed'" in str(caught.value)
+    assert f"{folder / 'tp_needs.py'}:2" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+    write(folder, "tp_raises", "1 / 0\n")
+    assert "cannot be imported: ZeroDivisionError" in refusal("tp_raises")
+    assert "has no attribute 'nothing'" in refusal("tp_entry")
+
+
+def test_the_same_plugin_twice_is_refused(folder: Path) -> None:
+    install(folder, "tp-alias", OBSERVER, target="tp_aliased")
+    assert "is listed twice" in refusal("tp_aliased", "tp_aliased")
+    assert "is the same plug-in as 'tp-alias'" in refusal("tp-alias", "tp_aliased")
+
+
+HEAD = "import pluggy\nfrom rlax_plugin import hookimpl\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "@hookimpl\ndef rlax_register_rewrd(): return {}",
+            "unknown hook 'rlax_register_rewrd'; did you mean 'rlax_register_reward'?",
+        ),
+        (
+            "def rlax_register_reward(): return {}",
+            "rlax_register_reward has no @hookimpl (from rlax_plugin import hookimpl)",
+        ),
+        (
+            "def rlax_register_rewrd(): return {}",
+            "has no @hookimpl (from rlax_plugin import hookimpl), and is no hook; did you mean "
+            "'rlax_register_reward'?",
+        ),
+        (
+            "@pluggy.HookimplMarker('rlax')\ndef rlax_register_reward(): return {}",
+            "is marked with the @hookimpl of project 'rlax': use the one from rlax_plugin",
+        ),
+        ("def other(): pass", "implements no hook; each one needs @hookimpl"),
+        (
+            "@hookimpl\ndef rlax_on_step_end(step, metrics=None): pass",
+            "rlax_on_step_end gives 'metrics' a default: remove it",
+        ),
+        (
+            "@hookimpl\ndef rlax_on_step_end(stepp): pass",
+            "has no argument 'stepp'; did you mean 'step'? known: metrics, step",
+        ),
+        ("@hookimpl\ndef rlax_on_step_end(*args): pass", "must name its arguments; *args"),
+        ("@hookimpl\ndef rlax_on_step_end(**kwargs): pass", "must name its arguments; **kwargs"),
+        ("@hookimpl\ndef rlax_on_step_end(*, step): pass", "must take 'step' as an ordinary"),
+        ("@hookimpl\nasync def rlax_on_step_end(step): pass", "must be a plain function"),
+        ("@hookimpl\ndef rlax_on_step_end(step): yield", "must be a plain function"),
+        ("@hookimpl(tryfirst=True)\ndef rlax_on_step_end(step): pass", "is marked tryfirst"),
+        ("@hookimpl(trylast=True)\ndef rlax_on_step_end(step): pass", "is marked trylast"),
+        ("@hookimpl(wrapper=True)\ndef rlax_on_step_end(step): yield", "is marked wrapper"),
+        ("@hookimpl(hookwrapper=True)\ndef rlax_on_step_end(step): yield", "marked hookwrapper"),
+        ("@hookimpl(optionalhook=True)\ndef rlax_on_step_end(step): pass", "marked optionalhook"),
+    ],
+)
+def test_what_breaks_the_hook_contract(folder: Path, source: str, expected: str) -> None:
+    write(folder, "tp_bad", HEAD + source)
+    message = refusal("tp_bad")
+    assert message.startswith("rlax.plugins = 'tp_bad': ")
+    assert expected in message
+
+
+def test_a_class_in_place_of_an_instance_is_refused(folder: Path) -> None:
+    source = """
+        from rlax_plugin import hookimpl
+
+        class Plugin:
+            @hookimpl
+            def rlax_on_step_end(self, step):
+                pass
+    """
+    install(folder, "tp_class", source, target="tp_class:Plugin")
+    assert "is the class Plugin: register an instance of it" in refusal("tp_class")
+
+
+def test_a_failing_observer_is_named(folder: Path) -> None:
+    write(folder, "tp_fine", OBSERVER)
+    source = OBSERVER.replace("seen.append(step)", "raise KeyError('lost')")
+    write(folder, "tp_fails", source)
+    manager = Manager(["tp_fine", "tp_fails"])
+    with pytest.raises(PluginError, match="plug-in 'tp_fails' failed in rlax_on_step_end") as info:
+        manager.hook.rlax_on_step_end(step=1, metrics={})
+    assert isinstance(info.value.__cause__, KeyError)
+    with pytest.raises(AttributeError, match="did you mean 'rlax_on_step_end'"):
+        manager.hook.rlax_on_stepend(step=1)

@@ -1,0 +1,261 @@
+"""Whatever order things happen in, the records say the truth and the prompts come in seed order.
+
+The flow, book, recorder, journal, ledger, recovery and audit are the real ones. Hypothesis plays
+workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
+quarantined, rewards are slow or fail, groups are refused, versions come late, and the process dies
+at any moment, with or without its local disk. Batches are of a number of groups or of tokens, and
+packed into more or fewer rows than that takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from flow_harness import Harness, InOrder, MixedOnly, settle
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
+
+REWARDS = st.sampled_from([(0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (None, 1.0), (None, None)])
+WORKERS = st.sampled_from(["a", "b", "c"])
+LENGTHS = st.sampled_from([1, 2, 5, 8])  # of both samples of a group; rows have 17
+BATCHES = st.sampled_from(
+    [
+        {},
+        {"rows": 2, "sequences_per_row": 4},  # by length, one group or more
+        {"rows": 2, "sequences_per_row": 3},
+        {"tokens": 12, "rows": 6},
+        {"tokens": 30, "rows": 3, "sequences_per_row": 4},  # either may be reached first
+    ]
+)
+
+
+class Run(RuleBasedStateMachine):
+    """One run, over any number of processes."""
+
+    @initialize(
+        bounds=st.sampled_from([(1, 1), (1, 2), (2, 3), (1, 4)]),
+        oversample=st.sampled_from([1.0, 1.5]),
+        deterministic=st.booleans(),
+        batches=BATCHES,
+    )
+    def begin(self, bounds, oversample, deterministic, batches):
+        self.directory = Path(tempfile.mkdtemp())
+        self.loop = asyncio.new_event_loop()
+        self.settings = {
+            "j": bounds[0],
+            "k": bounds[1],
+            "gates": [MixedOnly()],
+            "refill": 1000,
+            "oversample": oversample,
+            "batches": batches,
+        }
+        if bounds == (1, 1) and oversample == 1.0:
+            self.settings["deterministic"] = deterministic
+        self.checkpoint_step = 0
+        self.trained: dict[int, list[int]] = {}  # step -> groups, as the trainer saw them
+        self.start()
+
+    def start(self):
+        """A process starts, from the trainer's last checkpoint."""
+        self.run_ = Harness(self.directory, step=self.checkpoint_step, **self.settings)
+        self.step = self.checkpoint_step
+        self.waiting: asyncio.Task | None = None
+        self.unpublished: list[int] = []
+        self.do(self._start())
+
+    async def _start(self):
+        self.recovery = await self.run_.start()
+        self.run_.answers.slow_rewards = True
+        await settle()
+        totals = self.run_.book.totals
+        ended = totals.trained + sum(totals.filtered.values()) + sum(totals.dropped.values())
+        assert totals.issued == ended + len(self.run_.book.open) + len(self.run_.book.ready)
+
+    def act(self, function, *arguments):
+        """Calls something on the event loop, and lets everything happen that follows from it."""
+
+        async def call():
+            function(*arguments)
+            await settle()
+
+        self.do(call())
+
+    def do(self, work):
+        result = self.loop.run_until_complete(work)
+        assert not self.run_.errors, self.run_.errors
+        assert self.run_.flow._failure is None, self.run_.flow._failure
+        return result
+
+    def pick(self, things, data):
+        return data.draw(st.sampled_from(sorted(things)))
+
+    # --- workers and rewards -------------------------------------------------------------------
+
+    @precondition(lambda self: self.run_.answers.open)
+    @rule(data=st.data(), rewards=REWARDS, worker=WORKERS, newest=st.booleans(), length=LENGTHS)
+    def a_group_is_drawn(self, data, rewards, worker, newest, length):
+        group = self.pick(self.run_.answers.open, data)
+        request, _ = self.run_.answers.open[group]
+        if not self.can_draw(group):
+            return
+        version = self.run_.latest if newest else request.min_version
+        self.act(self.run_.answers.draw, group, version, rewards, worker, length)
+
+    @precondition(lambda self: self.run_.answers.unscored)
+    @rule(data=st.data())
+    def a_group_is_scored(self, data):
+        self.act(self.run_.answers.reward, self.pick(self.run_.answers.unscored, data))
+
+    def can_draw(self, group):
+        """Whether a version that is new enough is there.
+
+        A spare that is issued again, because its worker was lost, waits for the version that the
+        trainer is making of a batch it has. More it must not wait for: that might be for ever.
+        """
+        request, _ = self.run_.answers.open[group]
+        assert request.min_version <= max(self.run_.latest, self.run_.book.next_step - 1)
+        return request.min_version <= self.run_.latest
+
+    @rule(worker=WORKERS, rewards=REWARDS, length=LENGTHS)
+    def everything_is_drawn_and_scored(self, worker, rewards, length):
+        for group in sorted(self.run_.answers.open):
+            if self.can_draw(group):
+                self.act(self.run_.answers.draw, group, self.run_.latest, rewards, worker, length)
+        for group in sorted(self.run_.answers.unscored):
+            self.act(self.run_.answers.reward, group)
+
+    @precondition(lambda self: self.run_.answers.open)
+    @rule(data=st.data())
+    def a_worker_is_lost(self, data):
+        self.act(self.run_.lose_worker, self.pick(self.run_.answers.open, data))
+
+    @rule(worker=WORKERS)
+    def a_worker_is_quarantined(self, worker):
+        self.act(self.run_.quarantine, worker)
+
+    # --- trainer -------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.waiting is None and len(self.unpublished) < 2)
+    @rule()
+    def the_trainer_asks_for_a_batch(self):
+        self.waiting = self.loop.create_task(self.run_.flow.batch(self.step + 1))
+        self.look()
+
+    @precondition(lambda self: self.waiting is not None)
+    @rule()
+    def look(self):
+        """Sees whether the batch has come; its commit runs on a thread."""
+
+        self.do(self._settled())
+        if self.waiting is None or not self.waiting.done():
+            return
+        groups, _ = self.waiting.result()
+        self.waiting, self.step = None, self.step + 1
+        ids = [group.id for group in groups]
+        # What was handed out once is handed out again, however the process died.
+        assert self.trained.setdefault(self.step, ids) == ids
+        k = self.settings["k"]
+        assert all(1 <= self.step - group.oldest_version <= k for group in groups)
+        self.unpublished.append(self.step)
+
+    async def _settled(self):
+        if self.recovery.holds(self.step + 1):
+            await asyncio.wait_for(self.waiting, 10)
+        await settle()
+        # The commit, if there is one, is ahead of this on the recorder's thread.
+        await self.run_.recorder.call(lambda: None)
+        await settle()
+
+    @rule(length=LENGTHS)
+    def a_batch_comes_if_all_goes_well(self, length):
+        """However it came to this, nothing waits for what nobody will do."""
+        while self.unpublished:
+            self.act(self.run_.publish, self.unpublished.pop(0))
+        step = self.step
+        if self.waiting is None:
+            self.the_trainer_asks_for_a_batch()
+        for _ in range(30):  # at least one sample of a token each time
+            if self.step > step:
+                return
+            self.everything_is_drawn_and_scored("a", (0.0, 1.0), length)
+            self.look()
+        raise AssertionError(f"the batch of step {step + 1} does not come")
+
+    @precondition(lambda self: self.unpublished)
+    @rule()
+    def a_version_is_published(self):
+        self.act(self.run_.publish, self.unpublished.pop(0))
+
+    @precondition(lambda self: self.waiting is None and self.step > self.checkpoint_step)
+    @rule(commits=st.booleans())
+    def the_trainer_saves_a_checkpoint(self, commits):
+        self.do(self.run_.checkpoint(self.step))
+        if commits:  # else the process dies between snapshot and checkpoint, sooner or later
+            self.checkpoint_step = self.step
+
+    # --- the machine ---------------------------------------------------------------------------
+
+    @rule()
+    def events_reach_the_ledger(self):
+        self.act(self.run_.recorder._flush_now)
+
+    @rule(disk_is_lost=st.booleans())
+    def the_process_dies(self, disk_is_lost):
+        self.end(killed=True)
+        if disk_is_lost:
+            for path in self.directory.glob("ledger.sqlite*"):
+                path.unlink()
+        self.start()
+
+    def end(self, killed):
+        if killed:  # what no timer has flushed is lost
+            self.run_.recorder._taken()
+        if self.waiting is not None:
+            self.waiting.cancel()
+        self.do(self._end())
+
+    async def _end(self):
+        await self.run_.flow.stop()
+        self.run_.flow._failure = None
+        await asyncio.gather(*[t for t in [self.waiting] if t], return_exceptions=True)
+        self.run_.recorder.close()
+
+    def teardown(self):
+        if not hasattr(self, "loop"):
+            return
+        if self.waiting is None and self.run_.flow._running:
+            self.do(self.run_.flow.commit())
+        self.end(killed=False)
+        self.loop.close()
+        if not self.run_.files.names("journal"):
+            return  # it died before it had anything to write down
+        report = audit(self.run_.files)
+        assert report.violation is None, report.violation
+        issued = [
+            prompt
+            for segment, _ in journal.read(self.run_.files)
+            for event in segment.events
+            if isinstance(event, ev.Issued)
+            for prompt in event.prompts
+        ]
+        rng = np.random.default_rng([0, 1])
+        assert issued == [f"p{i}" for i in InOrder().choose(range(10), None, rng, len(issued))]
+        shutil.rmtree(self.directory)
+
+
+TestRun = Run.TestCase
+TestRun.settings = settings(
+    max_examples=40,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,322 @@
+"""Reward processes against rewards that start, kill, hang and break what is not theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.types import Prompt, Rollout
+
+LIMIT_S = 120.0
+PLUGIN = r"""
+import os, socket, stat, subprocess, sys, threading, time
+from rlax_plugin import Extension, NoOptions, hookimpl
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+def start_things():
+    with open("started", "a") as file:
+        print(os.getpid(), file=file)
+        print(subprocess.Popen(SLEEP).pid, file=file)
+        print(subprocess.Popen(SLEEP, start_new_session=True).pid, file=file)
+        if (child := os.fork()) == 0:
+            time.sleep(600)
+        print(child, file=file)
+
+def open_to_others():
+    "Descriptors that a program started from here would get, beside the three ordinary ones."
+    return [int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and inherited(int(fd))]
+
+def inherited(fd):
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
+
+def judge(prompt, completion):
+    what, _, how = completion.partition(" ")
+    if what == "start":
+        start_things()
+        if how == "hang":
+            time.sleep(600)
+        if how == "die":
+            os._exit(3)
+    elif what == "hang":
+        open("hanging", "w").close()
+        time.sleep(600)
+    elif what == "die":
+        os._exit(3)
+    elif what == "segfault":
+        import ctypes
+        ctypes.string_at(0)
+    elif what == "later":
+        threading.Timer(float(how), os._exit, (4,)).start()
+    elif what == "stdin":
+        return float(len(sys.stdin.read()) + len(os.read(0, 100)))
+    elif what == "open":
+        return float(len(open_to_others()))
+    elif what == "forge":
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            try:
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    os.write(fd, how.encode() + b"\n")
+            except OSError:
+                pass
+    return 1.0
+
+@hookimpl
+def rlax_register_reward():
+    return {
+        "wild": Extension(NoOptions, lambda config, context: judge),
+        "tame": Extension(NoOptions, lambda config, context: lambda prompt, completion: 0.5),
+    }
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "wild_reward.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def section(**changes) -> RlaxSection:
+    given = {
+        "plugins": ["wild_reward"],
+        "prompt_source": {"name": "x"},
+        "rewards": [{"name": "tame"}, {"name": "wild"}],
+        "deadlines": {"reward_s": 60.0, "startup_s": 60.0},
+    }
+    return RlaxSection.model_validate(given | changes)
+
+
+def with_pool(
+    work: Callable[[RewardPool], Awaitable[None]], notes: list[str] | None = None, **changes
+) -> None:
+    async def main() -> None:
+        note = [].append if notes is None else notes.append
+        pool = RewardPool(section(**changes), Path(), note=note)
+        try:
+            await pool.start()
+            await work(pool)
+        finally:
+            await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+async def scored(pool: RewardPool, *texts: str, prompt: str = "p") -> list[Rollout]:
+    one, ids = np.ones(1, np.float32), np.ones(1, np.int32)
+    rollouts = [Rollout(0, i, i, ids, one, one, ids, "stop", text=t) for i, t in enumerate(texts)]
+    return await pool.score(Prompt(prompt, ids, "1", "one"), rollouts)
+
+
+def rewards(rollouts: list[Rollout]) -> list[float | None]:
+    return [r.reward for r in rollouts]
+
+
+def own_processes() -> list[psutil.Process]:
+    """The reward processes of this test."""
+    children = psutil.Process().children()
+    return [c for c in children if "rlax_plugin.rewards.process" in c.cmdline()]
+
+
+def end_of(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+async def soon(condition: Callable[[], bool], what: str) -> None:
+    """``end_of`` on a thread: the pool ends what a process has started on the event loop."""
+    await asyncio.to_thread(end_of, condition, what)
+
+
+def started() -> list[int]:
+    return [int(line) for line in Path("started").read_text().split()]
+
+
+def none_alive(pids: list[int]) -> bool:
+    def lives(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return not any(map(lives, pids))
+
+
+@pytest.mark.parametrize("how", ["", "hang"])
+def test_what_a_reward_starts_ends_with_it(how):
+    async def work(pool: RewardPool) -> None:
+        (only,) = await scored(pool, f"start {how}")
+        assert (only.reward is None) == bool(how)
+        if how:
+            await soon(lambda: none_alive(started()), "the end of what hung")
+
+    with_pool(work, deadlines={"reward_s": 3.0, "startup_s": 60.0})
+    assert len(started()) == 4
+    end_of(lambda: none_alive(started()), "the end of all that was started")
+
+
+def test_what_a_reward_starts_ends_with_it_however_it_ends():
+    async def work(pool: RewardPool) -> None:
+        (only,) = await scored(pool, "start die")
+        assert "exit code 3" in (only.reward_error or "")
+        in_group = [pid for i, pid in enumerate(started()) if i % 4 != 2]
+        await soon(lambda: none_alive(in_group), "the end of its group")
+
+    try:
+        with_pool(work)
+    finally:  # a session of its own, left by a process that is gone: nobody can find it
+        for pid in started()[2::4]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_nothing_outlives_a_trainer_that_is_killed(directory):
+    script = (
+        "import asyncio, sys; sys.path[:0] = sys.argv[1:]\n"
+        "from test_reward_processes import scored, with_pool\n"
+        "with_pool(lambda pool: scored(pool, 'start hang'))\n"
+    )
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+    trainer = subprocess.Popen([sys.executable, "-c", script, *paths])
+    try:
+        end_of(lambda: Path("started").exists() and len(started()) == 4, "a reward that hangs")
+    finally:
+        trainer.kill()
+        trainer.wait(30)
+    end_of(lambda: none_alive(started()), "the end of the reward process and its own")
+
+
+def test_jobs_travel_where_no_other_process_listens_and_standard_input_is_empty():
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, "stdin", "open", "good")) == [0.5, 0.5, 1.5]
+
+    with_pool(work)
+
+
+def test_an_answer_that_is_none_is_the_error_of_its_sample():
+    forged = [
+        "nonsense",
+        "[]",
+        '{"job": 0, "sample": 0, "reward": 9, "parts": [4, 5]}',
+        '{"job": 5, "sample": 0, "reward": 9, "parts": []}',
+        '{"job": 6, "sample": 0, "reward": NaN, "parts": [1, 1]}',
+    ]
+
+    async def work(pool: RewardPool) -> None:
+        found = await scored(pool, "good", *(f"forge {answer}" for answer in forged), "good")
+        assert rewards(found) == [1.5, *[None] * len(forged), 1.5]
+        for one in found[1:-1]:
+            assert "rlax.rewards.1 (wild) sent something that is not an answer" in (
+                one.reward_error or ""
+            )
+
+    with_pool(work)
+
+
+def test_an_idle_process_that_dies_costs_no_sample():
+    notes: list[str] = []
+
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, "good")) == [1.5]
+        for noticed in (False, True):
+            (process,) = own_processes()
+            process.kill()
+            if noticed:
+                await asyncio.sleep(0.5)
+            assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
+        assert pool.replaced == 2
+
+    with_pool(work, notes)
+    assert "SIGKILL" in notes[0] and "an idle reward process was ended by SIGKILL" in notes[1]
+
+
+def test_a_process_that_an_earlier_job_ends_costs_no_sample_of_a_later_one():
+    async def work(pool: RewardPool) -> None:
+        for delay_s in (0.3, 0.5):
+            assert rewards(await scored(pool, f"later {delay_s}")) == [1.5]
+            end = time.monotonic() + delay_s + 0.5
+            while time.monotonic() < end:
+                assert rewards(await scored(pool, "good")) == [1.5]
+
+    with_pool(work)
+
+
+def test_a_job_that_is_cancelled_costs_the_next_one_nothing():
+    async def work(pool: RewardPool) -> None:
+        hanging = asyncio.ensure_future(scored(pool, "hang"))
+        await soon(Path("hanging").exists, "the job's start")
+        hanging.cancel()
+        assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
+        assert pool.replaced == 0
+
+    with_pool(work)  # under reward_s of 60 s, which the test would not outlast twice
+
+
+def test_an_end_and_a_deadline_name_the_reward_and_its_key():
+    notes: list[str] = []
+
+    async def work(pool: RewardPool) -> None:
+        found = await scored(pool, "good", "die", "segfault", "hang", "good")
+        assert rewards(found) == [1.5, None, None, None, 1.5]
+        died, crashed, hung = (r.reward_error or "" for r in found[1:4])
+        assert died == "the reward process of rlax.rewards.1 (wild) ended with exit code 3"
+        assert "rlax.rewards.1 (wild) was ended by SIGSEGV" in crashed
+        assert hung.startswith("rlax.rewards.1 (wild)") and "rlax.deadlines.reward_s" in hung
+
+    with_pool(work, notes, deadlines={"reward_s": 2.0, "startup_s": 60.0})
+    assert "rlax.rewards.1 (wild) ended with exit code 3, on prompt p" in notes[0]
+    assert "rewards.log" in notes[0]
+
+
+def test_rewards_that_only_end_their_process_end_the_run():
+    notes: list[str] = []
+
+    async def work(pool: RewardPool) -> None:
+        groups = (scored(pool, *["die"] * 4, prompt=f"p{i}") for i in range(8))
+        with pytest.raises(RlaxError) as error:
+            await asyncio.gather(*groups)
+        said = str(error.value)
+        assert (
+            "rlax.rewards.1 (wild) ended with exit code 3" in said and "16 times in a row" in said
+        )
+        assert "rewards.log" in said
+        assert pool.replaced == 16  # eight for each process
+
+    with_pool(work, notes, reward_processes=2)
+    assert [note.partition(" so far")[0][-1] for note in notes] == ["1", "2", "4", "8", "6"]
+
+
+def test_one_round_of_processes_that_end_together_does_not_end_the_run():
+    async def work(pool: RewardPool) -> None:
+        groups = (scored(pool, "die", prompt=f"p{i}") for i in range(4))
+        assert [rewards(found) for found in await asyncio.gather(*groups)] == [[None]] * 4
+        assert pool.replaced >= 4
+        assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
+
+    with_pool(work, reward_processes=4)
+
+
+def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run():
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, *["die"] * 8)) == [None] * 8
+        assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
+
+    with_pool(work)

@@ -1,0 +1,123 @@
+"""The reward pool with real reward processes and a reward that does everything wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rewards.process import _score
+from rlax_plugin.types import Prompt, Rollout
+
+PLUGIN = """
+import os, time
+from rlax_plugin import Extension, NoOptions, hookimpl
+
+def judge(prompt, completion):
+    print("noise on standard output")
+    if completion == "hang":
+        time.sleep(3600)
+    if completion == "die":
+        os._exit(3)
+    if completion == "nan":
+        return float("nan")
+    return {"good": 1.0, "bad": 0.0}[completion]
+
+def length(prompt, completion):
+    return 0.25 * len(completion)
+
+@hookimpl
+def rlax_register_reward():
+    return {
+        "wild": Extension(NoOptions, lambda config, context: judge),
+        "length": Extension(NoOptions, lambda config, context: length),
+    }
+"""
+PROMPT = Prompt("p", np.array([1], np.int32), "1", "one")
+
+
+@pytest.fixture
+def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlaxSection:
+    (tmp_path / "wild_reward.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return RlaxSection.model_validate(
+        {
+            "plugins": ["wild_reward"],
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "wild"}, {"name": "length"}],
+            "deadlines": {"reward_s": 1.0},
+        }
+    )
+
+
+def rollout(index: int, text: str) -> Rollout:
+    one = np.ones(1, np.float32)
+    ids = np.ones(1, np.int32)
+    return Rollout(0, index, index, ids, one, one, ids, "stop", text=text)
+
+
+def test_only_what_went_wrong_is_lost(section, tmp_path):
+    texts = ["good", "die", "bad", "hang", "good", "nan", "what", "good"]
+
+    async def main():
+        pool = RewardPool(section, tmp_path)
+        try:
+            await pool.start()
+            return await pool.score(PROMPT, [rollout(i, t) for i, t in enumerate(texts)])
+        finally:
+            await pool.close()
+
+    scored = asyncio.run(asyncio.wait_for(main(), 60))
+    assert [r.reward for r in scored] == [2.0, None, 0.75, None, 2.0, None, None, 2.0]
+    assert scored[2].reward_parts == (0.0, 0.75) and scored[0].reward_parts == (1.0, 1.0)
+    assert all(r.reward_parts == () for r in scored if r.reward is None)
+    errors = [r.reward_error or "" for r in scored]
+    assert [i for i, e in enumerate(errors) if e] == [1, 3, 5, 6]
+    assert "ended" in errors[1] and "rlax.deadlines.reward_s" in errors[3]
+    assert "the reward is nan" in errors[5] and "KeyError: 'what'" in errors[6]
+    log = (tmp_path / "logs/rewards.log").read_text()
+    assert "noise" in log and "Traceback" in log and "KeyError: 'what'" in log
+
+
+def test_tracebacks_are_logged_once_for_each_place_and_not_without_end(capsys):
+    def judge(prompt, completion):
+        exec(compile("\n" * int(completion) + "raise ValueError('boom')", "judge", "exec"))
+
+    shown = set()
+    for number in (1, 1, *range(40)):
+        answer = _score([judge], PROMPT, str(number), shown)
+        assert answer["error"].startswith("ValueError: boom")
+    assert capsys.readouterr().err.count("a reward failed on prompt p:") == len(shown) == 20
+
+
+def test_a_plug_in_that_is_not_there_stops_the_start(section, tmp_path):
+    async def main():
+        pool = RewardPool(section.model_copy(update={"plugins": ("rlax_nothing",)}), tmp_path)
+        try:
+            await pool.start()
+        finally:
+            await pool.close()
+
+    with pytest.raises(RlaxError, match=r"did not start; see .*rewards.log"):
+        asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_slow_start_is_not_the_rewards_fault(section, tmp_path):
+    deadlines = section.deadlines.model_copy(update={"startup_s": 0.01})
+
+    async def main():
+        pool = RewardPool(section.model_copy(update={"deadlines": deadlines}), tmp_path)
+        try:
+            await pool.start()
+        finally:
+            await pool.close()
+
+    with pytest.raises(RlaxError, match="did not start") as error:
+        asyncio.run(asyncio.wait_for(main(), 60))
+    assert "starting a reward process took longer than 0.01 s" in str(error.value.__cause__)
+    assert "rlax.deadlines.startup_s" in str(error.value.__cause__)

@@ -1,0 +1,136 @@
+"""What a group takes in a message, and configs whose groups no message could hold."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_dispatch import answer, join, make, partial, request, run
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.rpc import wire
+from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
+
+
+def group(samples: int, tokens: int, prompt: int) -> GroupRequest:
+    ids, logprobs = np.full(tokens, 2**31 - 1, np.int32), np.full(tokens, -1, np.float32)
+    resume = tuple(
+        Rollout(2**62, i, 2**64 - 1 - i, ids, logprobs, logprobs, ids, "cancelled")
+        for i in range(samples)
+    )
+    sampling = SamplingParams(0.7, 50, 0.9, 2**31 - 1, tuple(range(2**31 - 9, 2**31 - 1)))
+    seeds = tuple(r.seed for r in resume)
+    return GroupRequest(
+        2**62, 2**30, np.full(prompt, 2**31 - 1, np.int32), seeds, sampling, 2**62, resume
+    )
+
+
+@pytest.mark.parametrize(("samples", "tokens", "prompt"), [(1, 1, 1), (64, 3, 5000), (16, 9999, 9)])
+def test_no_group_takes_more_than_is_counted(samples, tokens, prompt):
+    asked = group(samples, tokens, prompt)
+    counted = wire.group_bytes(samples, samples * tokens, prompt)
+    for message in (wire.request_to_proto(asked), wire.reply_to_proto(2**62, asked.resume)):
+        # In a list of groups each takes a few bytes more, for its length.
+        assert message.ByteSize() + 16 <= counted
+    # And it is no wild guess: what counts are the tokens.
+    assert counted <= 16 * samples * tokens + 4 * prompt + 4096 + 128 * samples
+
+
+def section(**changes) -> RlaxSection:
+    given = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]}
+    return RlaxSection.model_validate(given | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollouts": {"group_size": 16, "max_new_tokens": 32_768, "slots": 1024}},
+        {
+            "rollouts": {"max_new_tokens": 32_768},
+            "evaluation": {"samples": 512, "sets": {"hard": {"samples": 1024}}},
+        },
+        {"rollouts": {"group_size": 64, "max_new_tokens": 1_000_000}},
+    ],
+)
+def test_large_groups_fit(changes):
+    wire.check_messages(section(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "samples", "most"),
+    [
+        ({"rollouts": {"group_size": 64, "max_new_tokens": 2**20}}, "rollouts.group_size", 64, 63),
+        (
+            {"rollouts": {"max_new_tokens": 2**17}, "evaluation": {"samples": 512}},
+            "evaluation.samples",
+            512,
+            511,
+        ),
+        (
+            {
+                "rollouts": {"max_new_tokens": 2**17},
+                "evaluation": {"sets": {"hard": {"samples": 600}}},
+            },
+            "evaluation.sets.hard.samples",
+            600,
+            511,
+        ),
+    ],
+)
+def test_groups_that_no_message_holds_are_refused_by_key(changes, key, samples, most):
+    with pytest.raises(ConfigError, match=f"at most {most} samples fit") as failure:
+        wire.check_messages(section(**changes))
+    assert failure.value.key == f"rlax.{key}" and failure.value.value == samples
+
+
+def test_a_sample_that_no_message_holds_is_refused_by_its_length():
+    with pytest.raises(ConfigError, match="a single sample may take 1,073,746") as failure:
+        wire.check_messages(section(rollouts={"max_new_tokens": 2**26, "max_prompt_tokens": 1}))
+    assert failure.value.key == "rlax.rollouts.max_new_tokens"
+
+
+def test_without_evaluation_its_samples_do_not_count():
+    evaluation = {"problems": 0, "samples": 4096, "k": [1]}
+    wire.check_messages(section(rollouts={"max_new_tokens": 2**17}, evaluation=evaluation))
+
+
+def test_requests_that_do_not_fit_into_one_message_are_sent_in_several(monkeypatch):
+    async def main():
+        resumed = []
+        for i in range(4):
+            report = wire.reply_from_proto(partial(i, (0, 1), 10, 10), "w", (0, 1))
+            resumed.append(dataclasses.replace(request(i), resume=tuple(report)))
+        size = wire.group_bytes(2, 20, 1)
+        monkeypatch.setattr(wire, "MESSAGE_BYTES", 2 * size)
+        fleet, dispatcher, _ = make()
+        tickets = [dispatcher.submit(one) for one in resumed]
+        stub = await join(fleet, "a", answer)
+        await asyncio.gather(*tickets)
+        assert sorted(stub.calls) == [[0, 1], [2, 3]]
+        assert fleet.workers["a"].assigned == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_such_a_config_is_refused_before_anything_is_begun(tmp_path):
+    config = Path(__file__).parents[2] / "configs/testing.yml"
+    too_long = (f"rlax.rollouts.max_new_tokens={2**20}", "rlax.evaluation.samples=512")
+    found = subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", "train", str(config), *too_long],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = found.stdout + found.stderr
+    assert found.returncode == 2 and "Traceback" not in said
+    assert "rlax.evaluation.samples = 512" in said and "at most 63 samples fit" in said
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,154 @@
+"""``check_plugin``: built-ins keep their contracts, and broken plug-ins are told what to mend."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from broken_answers import ANSWERS
+from broken_plugins import BROKEN
+from installs import GATE, on_path, write
+from typer.testing import CliRunner, Result
+
+from rlax_plugin.build import Registry
+from rlax_plugin.cli import app
+from rlax_plugin.errors import ConfigError, ContractError, PluginError
+from rlax_plugin.ports.manager import KINDS, Manager
+from rlax_plugin.testing import check_plugin, checking
+from rlax_plugin.testing.contracts import tracker
+
+PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+BUILT_IN = ("rlax_plugin.testing", *PROJECT["entry-points"]["rlax_plugin"])
+SMALL = {"train_problems": 30, "test_problems": 20, "validation_problems": 20}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with on_path(tmp_path):
+        yield tmp_path
+
+
+def rlax(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_built_ins_keep_their_contracts(name: str, tmp_path: Path) -> None:
+    options = {
+        "rlax_arithmetic": {"prompt_source/arithmetic": {"data_dir": str(tmp_path), **SMALL}},
+        # Its database takes seconds to set up, and has tests of its own.
+        "rlax_mlflow": {"tracker/mlflow": {"tracking_uri": (tmp_path / "mlflow").as_uri()}},
+        "rlax_wandb": {"tracker/wandb": {"mode": "offline"}},
+    }
+    checked = check_plugin(name, options=options.get(name))
+    for one in checked:
+        assert one.plugin == name and bool(one.rules) != bool(one.note)
+    needs_model = {one.name for one in checked if one.note}
+    assert needs_model == ({"jetstream", "maxtext"} & {one.name for one in checked})
+
+
+def test_there_is_a_built_in_of_every_kind() -> None:
+    offers = Registry(Manager(BUILT_IN)).offers
+    assert [kind for kind in KINDS if not offers[kind]] == []
+
+
+@pytest.mark.parametrize("name", BROKEN | ANSWERS)
+def test_a_broken_plugin_is_told_what_to_mend(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "WRITTEN_S", 0.1)
+    broken = (BROKEN | ANSWERS)[name]
+    write(folder, f"tb_{name}", broken.source)
+    write(folder, "torch", "")  # what matters is that it is imported
+    with pytest.raises((ContractError, PluginError)) as caught:
+        check_plugin(f"tb_{name}")
+    for phrase in broken.told:
+        assert phrase in str(caught.value)
+    if isinstance(caught.value, ContractError):
+        for finding in caught.value.findings:
+            assert finding.where.startswith(f"plug-in 'tb_{name}', rlax_")
+            assert finding.expected and finding.found and finding.mend
+
+
+def test_all_findings_of_all_parts_are_told(folder: Path) -> None:
+    source = """
+        from rlax_plugin import Extension, NoOptions, hookimpl
+
+        class Gate:
+            def __init__(self, answer):
+                self.answer = answer
+
+            def refuse(self, group):
+                return self.answer
+
+        def extension(answer):
+            return Extension(NoOptions, lambda config, context: Gate(answer))
+
+        @hookimpl
+        def rlax_register_gate():
+            return {"bool": extension(True), "fine": extension("too easy"), "none": extension(""),
+                    "unbuilt": Extension(NoOptions, lambda config, context: None)}
+    """
+    write(folder, "tb_gates", source)
+    with pytest.raises(ContractError) as caught:
+        check_plugin("tb_gates")
+    found = {finding.where.split("[")[1]: finding.found for finding in caught.value.findings}
+    assert found == {
+        "'bool']": "for mixed rewards it returned True",
+        "'none']": "for mixed rewards: '', of 0 characters",
+        "'unbuilt']": "build returned None",
+    }
+
+
+def test_required_options_are_asked_for_and_given(folder: Path) -> None:
+    gate = """
+        from rlax_plugin import Extension, Section, hookimpl
+
+        class Config(Section):
+            most: float
+
+            def refuse(self, group):
+                return None
+
+        @hookimpl
+        def rlax_register_gate():
+            return {"narrow": Extension(Config, lambda config, context: config)}
+    """
+    write(folder, "tb_options", gate)
+    with pytest.raises(ConfigError, match="must be given") as caught:
+        check_plugin("tb_options")
+    assert "options={'gate/narrow': {'most': ...}}" in str(caught.value)
+    assert "rlax check-plugin tb_options --options gate/narrow.most=..." in str(caught.value)
+    with pytest.raises(ConfigError, match=r"options\['gate/wide'\]: no such part.*gate/narrow"):
+        check_plugin("tb_options", options={"gate/wide": {"most": 1.0}})
+    (checked,) = check_plugin("tb_options", options={"gate/narrow": {"most": 1.0}})
+    assert (checked.kind, checked.name) == ("gate", "narrow")
+
+    assert rlax("check-plugin", "tb_options").exit_code == 2
+    result = rlax("check-plugin", "tb_options", "--options", "gate/narrow.most=1.5")
+    assert result.exit_code == 0 and "narrow" in result.stdout
+    result = rlax("check-plugin", "tb_options", "--options", "narrow=1.5")
+    assert result.exit_code == 2 and "must be KIND/NAME.KEY=VALUE" in result.stderr
+
+
+def test_the_command_shows_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = checking.Checked("p", "aggregation", "a", ("returns a number per token: [rows, length]",))
+    monkeypatch.setattr(checking, "check_plugin", lambda *_, **__: (one,))
+    assert "[rows, length]" in rlax("check-plugin", "p").stdout.replace("\n", "")
+
+
+def test_the_command_tells_what_holds_and_what_does_not(folder: Path) -> None:
+    result = rlax("check-plugin", "rlax_curation")
+    text = " ".join(result.stdout.split())
+    assert result.exit_code == 0
+    assert "mixed_outcome" in text and "the same group gets the same answer" in text
+
+    write(folder, "tb_bad_gate", GATE % {"gate": "narrow"})
+    options = ("--options", "gate/narrow.high=1")
+    result = rlax("check-plugin", "tb_bad_gate", *options)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "plug-in 'tb_bad_gate', rlax_register_gate['narrow']" in result.stderr
+    assert "AttributeError: 'tuple' object has no attribute 'refuse'" in result.stderr
+    assert "to mend: " in result.stderr

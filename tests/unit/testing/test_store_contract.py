@@ -1,0 +1,80 @@
+"""``check_store`` finds a store that takes an outage for damage, or damage for an outage."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from rlax_plugin.errors import ContractError, RlaxError, WeightsError, WeightsUnreadableError
+from rlax_plugin.testing import check_store
+from rlax_plugin.testing.store import NpzStore
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.verification import load_proved
+
+
+class Raises(NpzStore):
+    """Raises ``kind`` for everything that goes wrong in ``load``."""
+
+    def __init__(self, kind: type[Exception]):
+        self._kind = kind
+
+    def load(self, path, like):
+        try:
+            return super().load(path, like)
+        except RlaxError as error:
+            raise self._kind(str(error)) from error
+
+
+class LetsPass(NpzStore):
+    """Leaves the operating system's errors as they are."""
+
+    def load(self, path, like):
+        try:
+            return super().load(path, like)
+        except WeightsUnreadableError as error:
+            raise OSError(str(error)) from error
+
+
+@pytest.mark.parametrize("store", [NpzStore(), LetsPass()])
+def test_a_store_that_tells_them_apart_passes(store):
+    assert "wrong bytes are told from an outage" in check_store(store)
+
+
+def test_an_outage_must_not_be_damage():
+    with pytest.raises(ContractError) as caught:
+        check_store(Raises(WeightsError))
+    assert len(caught.value.findings) == 2
+    text = str(caught.value)
+    assert "where the operating system refused to open weights.npz" in text
+    assert "load of what was not saved raised WeightsError, which means wrong bytes" in text
+
+
+def test_damage_must_not_be_an_outage():
+    with pytest.raises(ContractError) as caught:
+        check_store(Raises(WeightsUnreadableError))
+    (finding,) = caught.value.findings
+    assert "one bit flipped raised a WeightsUnreadableError" in str(finding)
+    assert "raise a plain WeightsError from load only for bytes that were read" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (PermissionError(errno.EACCES, "denied"), WeightsUnreadableError),
+        (TimeoutError(errno.ETIMEDOUT, "timed out"), WeightsUnreadableError),
+        (RuntimeError("of a client library"), WeightsUnreadableError),
+        (WeightsUnreadableError("away"), WeightsUnreadableError),
+        (WeightsError("crc32c"), WeightsError),
+    ],
+)
+def test_whatever_a_store_raises_that_is_no_error_of_ours_is_an_outage(raised, kind):
+    class Broken(NpzStore):
+        def load(self, path, like):
+            raise raised
+
+    version = WeightVersion(3, 3, "/weights/3")
+    with pytest.raises(WeightsError) as caught:
+        load_proved(version, Broken(), {}, fingerprint=dict, logprobs=lambda *_: np.zeros(0))
+    assert type(caught.value) is kind and str(raised) in str(caught.value)

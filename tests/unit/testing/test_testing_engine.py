@@ -1,0 +1,377 @@
+"""Engine ``scripted``: draws that nothing but weights and seeds can change, and proven weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlax_plugin.config.loading import load_section
+from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
+from rlax_plugin.testing import policy
+from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
+from rlax_plugin.testing.store import NpzStore
+from rlax_plugin.types import (
+    Canary,
+    GroupRequest,
+    Rollout,
+    SamplingParams,
+    TensorSpec,
+    WeightVersion,
+)
+from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+
+CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
+CANARY_TOKENS = np.array([5, 17, 33, 2, 60, 9], np.int32)
+
+
+def engine(on_new_weights: str = "finish", section: Sequence[str] = (), **options: Any):
+    keys = (f"rlax.rollouts.on_new_weights={on_new_weights}", *section)
+    return ScriptedEngine(ScriptedConfig(**options), NpzStore(), load_section(CONFIG, keys)[0])
+
+
+def publish(folder: Path, version: int, store: NpzStore | None = None) -> WeightVersion:
+    """What the controller's publisher makes of the weights of seed ``version``."""
+    weights = policy.initial_weights(version)
+    path = str(folder / f"v{version}")
+    (store or NpzStore()).save(path, weights)
+    prints = fingerprint_numpy(weights)
+    tensors = {n: TensorSpec(a.shape, "float32", int(prints[n])) for n, a in weights.items()}
+    canary = Canary(CANARY_TOKENS, policy.sequence_log_probs(weights, CANARY_TOKENS), 1e-4)
+    return WeightVersion(version, version, path, tensors, canary)
+
+
+def request(group_id: int = 0, **changes: Any) -> GroupRequest:
+    sampling = SamplingParams(temperature=0.8, max_new_tokens=40, stop_ids=(1,))
+    seeds = tuple(1000 * group_id + i for i in range(4))
+    made = GroupRequest(group_id, 1, np.array([4, 7], np.int32), seeds, sampling)
+    return replace(made, **changes)
+
+
+class Groups:
+    """Takes reports; ``on_report`` is called with each."""
+
+    def __init__(self, on_report: Callable[[list[Rollout]], None] = lambda rollouts: None):
+        self.reports: list[tuple[int, list[Rollout]]] = []
+        self._on_report = on_report
+
+    def __call__(self, group_id: int, rollouts: list[Rollout]) -> None:
+        self.reports.append((group_id, rollouts))
+        self._on_report(rollouts)
+
+    def last(self, group_id: int = 0) -> list[Rollout]:
+        return [rollouts for found, rollouts in self.reports if found == group_id][-1]
+
+
+def draw(engine: ScriptedEngine, version: WeightVersion, *requests: GroupRequest) -> Groups:
+    async def run() -> Groups:
+        groups = Groups()
+        await engine.load_weights(version)
+        await engine.generate(requests, groups)
+        return groups
+
+    return asyncio.run(run())
+
+
+def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> bool:
+    names = ("tokens", "logprob_full", "logprob_sampled", "versions")
+    return len(one) == len(other) and all(
+        a.seed == b.seed
+        and a.finish_reason == b.finish_reason
+        and all(np.array_equal(getattr(a, n), getattr(b, n)) for n in names)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_log_probs_are_the_policys(tmp_path: Path) -> None:
+    rollouts = draw(engine(), publish(tmp_path, 0), request()).last()
+    assert [r.index for r in rollouts] == [0, 1, 2, 3]
+    weights = policy.initial_weights(0)
+    for rollout in rollouts:
+        before = np.concatenate([[7], rollout.tokens[:-1]])
+        rows = policy.log_probs(weights, before, 0.8)
+        expected = rows[np.arange(len(rows)), rollout.tokens]
+        np.testing.assert_array_equal(rollout.logprob_full, expected)
+        np.testing.assert_array_equal(rollout.logprob_sampled, expected)
+        assert rollout.versions.tolist() == [0] * len(rollout.tokens)
+        assert (rollout.tokens[-1] == 1) == (rollout.finish_reason == "stop")
+        assert 1 not in rollout.tokens[:-1]
+    assert len({len(r.tokens) for r in rollouts}) > 1
+    assert {r.tokens.dtype for r in rollouts} == {np.dtype(np.int32)}
+
+
+def test_truncated_draws_report_both_log_probs(tmp_path: Path) -> None:
+    sampling = SamplingParams(temperature=1.0, top_k=5, max_new_tokens=30)
+    rollouts = draw(engine(), publish(tmp_path, 0), request(sampling=sampling)).last()
+    assert {r.finish_reason for r in rollouts} == {"length"}
+    weights = policy.initial_weights(0)
+    for r in rollouts:
+        probabilities = np.exp(policy.log_probs(weights, np.concatenate([[7], r.tokens[:-1]])))
+        best = np.sort(probabilities, axis=1)[:, -5:]
+        assert (np.exp(r.logprob_full) >= best[:, 0] - 1e-7).all()
+        np.testing.assert_allclose(
+            r.logprob_sampled, r.logprob_full - np.log(best.sum(axis=1)), rtol=1e-5
+        )
+
+
+def test_samples_follow_the_distribution(tmp_path: Path) -> None:
+    sampling = SamplingParams(max_new_tokens=1)
+    many = request(seeds=tuple(range(20_000)), sampling=sampling)
+    drawn = [int(r.tokens[0]) for r in draw(engine(), publish(tmp_path, 0), many).last()]
+    expected = np.exp(policy.log_probs(policy.initial_weights(0), np.array([7])))[0]
+    found = np.bincount(drawn, minlength=64) / len(drawn)
+    assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / len(drawn))
+
+
+def test_neighbours_slots_and_workers_change_nothing(tmp_path: Path) -> None:
+    version = publish(tmp_path, 0)
+    alone = draw(engine(), version, request(1)).last(1)
+    among = draw(engine(section=["rlax.rollouts.slots=5"]), version, *map(request, range(3)))
+    assert same(alone, among.last(1))
+    fewer = draw(engine(), version, request(1, seeds=(1002,))).last(1)
+    assert np.array_equal(fewer[0].tokens, alone[2].tokens)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int) -> None:
+    version = publish(tmp_path, 0)
+    whole = draw(engine("continue"), version, request()).last()
+    assert any(len(r.tokens) > after for r in whole)
+    parts = tuple(
+        r
+        if len(r.tokens) <= after
+        else replace(
+            r,
+            tokens=r.tokens[:after],
+            logprob_full=r.logprob_full[:after],
+            logprob_sampled=r.logprob_sampled[:after],
+            versions=r.versions[:after],
+            finish_reason="cancelled",
+        )
+        for r in whole
+    )
+    assert same(draw(engine("continue"), version, request(resume=parts)).last(), whole)
+
+
+def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path) -> None:
+    """An engine is ended in the middle of a group; another goes on from its last report."""
+    old, new = publish(tmp_path, 0), publish(tmp_path, 1)
+    whole = draw(engine("continue"), old, request()).last()
+
+    async def interrupted() -> list[Rollout]:
+        some = asyncio.Event()
+        groups = Groups(lambda rollouts: some.set() if len(groups.reports) == 3 else None)
+        first = engine("continue", ["rlax.rollouts.progress_s=0.001"], token_s=0.002)
+        await first.load_weights(old)
+        running = asyncio.ensure_future(first.generate([request()], groups))
+        await asyncio.wait_for(some.wait(), 20)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert first.health()["active"] == 0
+        return groups.last()
+
+    found = asyncio.run(interrupted())
+    assert "cancelled" in {r.finish_reason for r in found}
+    lengths = [len(r.tokens) for r in found]
+    assert max(lengths) == 3
+    assert same(draw(engine("continue"), old, request(resume=tuple(found))).last(), whole)
+    mixed = draw(engine("continue"), new, request(resume=tuple(found))).last()
+    for rollout, length, before in zip(mixed, lengths, whole, strict=True):
+        assert np.array_equal(rollout.tokens[:length], before.tokens[:length])
+        rest = len(rollout.tokens) - length
+        assert rollout.versions.tolist() == [0] * length + [1] * rest
+
+
+def test_a_group_is_answered_once(tmp_path: Path) -> None:
+    """A report that is due when the last token is drawn would be a second answer."""
+
+    async def run() -> Groups:
+        groups = Groups()
+        worker = engine("continue", ["rlax.rollouts.progress_s=1e-9"], token_s=0.001)
+        await worker.load_weights(publish(tmp_path, 0))
+        await worker.generate([request()], groups)
+        return groups
+
+    *before, (_, last) = asyncio.run(run()).reports
+    assert len(before) >= max(len(r.tokens) for r in last) - 1
+    assert all("cancelled" in {r.finish_reason for r in rollouts} for _, rollouts in before)
+    assert "cancelled" not in {r.finish_reason for r in last}
+
+
+async def changed_after(
+    tokens: int, mode: str, wanted: GroupRequest, old: WeightVersion, new: WeightVersion
+) -> list[Rollout]:
+    """Draws a group; new weights arrive once it has so many tokens."""
+    groups, worker = Groups(), engine(mode, token_s=0.01)
+    await worker.load_weights(old)
+    running = asyncio.ensure_future(worker.generate([wanted], groups))
+    while worker.health()["tokens_total"] < tokens:
+        await asyncio.sleep(0)
+    await worker.load_weights(new)
+    assert worker.version == 1
+    await running
+    return groups.last()
+
+
+def test_discard_keeps_what_has_ended(tmp_path: Path) -> None:
+    old, new = publish(tmp_path, 0), publish(tmp_path, 1)
+    sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 32)))
+    wanted = request(sampling=sampling, seeds=tuple(range(16)))
+    purely_old, purely_new = (draw(engine(), v, wanted).last() for v in (old, new))
+    ended = [len(r.tokens) == 1 for r in purely_old]
+    assert 0 < sum(ended) < 16
+    found = asyncio.run(changed_after(16, "discard", wanted, old, new))
+    expected = zip(ended, purely_old, purely_new, strict=True)
+    kept = [a if over else b for over, a, b in expected]
+    assert same(found, kept)
+
+
+@pytest.mark.parametrize("mode", ["finish", "continue", "discard"])
+def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str) -> None:
+    old, new = publish(tmp_path, 0), publish(tmp_path, 1)
+    endless = request(sampling=SamplingParams(max_new_tokens=40))
+    found = asyncio.run(changed_after(8, mode, endless, old, new))
+    purely_old, purely_new = (draw(engine(), v, endless).last() for v in (old, new))
+    if mode == "finish":
+        assert same(found, purely_old)
+    elif mode == "discard":
+        assert same(found, purely_new)
+    else:
+        for rollout, before in zip(found, purely_old, strict=True):
+            kept = int((rollout.versions == 0).sum())
+            assert 2 <= kept < 40
+            assert rollout.versions.tolist() == [0] * kept + [1] * (40 - kept)
+            assert np.array_equal(rollout.tokens[:kept], before.tokens[:kept])
+
+
+def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
+    old, new = publish(tmp_path, 0), publish(tmp_path, 1)
+
+    async def run() -> None:
+        groups = Groups()
+        worker = engine(section=["rlax.rollouts.slots=4"], token_s=0.001)
+        await worker.load_weights(old)
+        wanted = [request(0), request(1), request(2, min_version=1)]
+        running = asyncio.ensure_future(worker.generate(wanted, groups))
+        while worker.health()["tokens_total"] == 0:
+            await asyncio.sleep(0)
+        assert worker.health()["active"] == 4 and worker.health()["waiting"] == 8
+        while len(groups.reports) < 2:
+            await asyncio.sleep(0.001)
+        assert not running.done() and worker.health()["active"] == 0
+        await worker.load_weights(new)
+        await asyncio.wait_for(running, 20)
+        assert [group_id for group_id, _ in groups.reports] == [0, 1, 2]
+        assert {int(v) for r in groups.last(2) for v in r.versions} == {1}
+
+    asyncio.run(run())
+
+
+def test_a_broken_engine_cannot_be_built() -> None:
+    with pytest.raises(WorkerError, match="broken"):
+        engine(broken=True)
+
+
+# Fault -> the check that finds it, by its error and message.
+FOUND_BY = {
+    "flipped_bit": (WeightsError, "is damaged: .* crc32c"),
+    "truncated_file": (WeightsError, "is damaged: .* crc32c"),
+    "renamed_parameter": (WeightsError, "'bias' was published and is not there|'bias_renamed'"),
+    "swapped_tensors": (WeightsMismatchError, "'(scale|bias)' has fingerprint"),
+    "stale_version": (WeightsMismatchError, "'table' has fingerprint"),
+    "wrong_use": (WeightsMismatchError, "the canary's log-prob at position"),
+}
+
+
+@pytest.mark.parametrize("fault", FOUND_BY)
+def test_wrong_weights_are_found_before_they_are_used(tmp_path: Path, fault: str) -> None:
+    versions = [publish(tmp_path, v) for v in range(3)]
+    bytes_before = (tmp_path / "v1/weights.npz").read_bytes()
+    error, message = FOUND_BY[fault]
+
+    async def run() -> None:
+        worker = engine(weight_fault=fault)
+        await worker.load_weights(versions[0])
+        with pytest.raises(error, match=message) as caught:
+            await worker.load_weights(versions[1])
+        assert type(caught.value) is error
+        assert worker.version == 0
+        groups = Groups()
+        await worker.generate([request()], groups)
+        found.extend(groups.last())
+        await worker.load_weights(versions[2])  # of which the script says nothing
+        assert worker.version == 2
+
+    found: list[Rollout] = []
+    asyncio.run(run())
+    assert same(found, draw(engine(), versions[0], request()).last())  # drawn with the old ones
+    assert (tmp_path / "v1/weights.npz").read_bytes() == bytes_before  # other workers' too
+
+
+def test_only_the_named_worker_is_faulty(tmp_path: Path, monkeypatch) -> None:
+    version = publish(tmp_path, 1)
+    faulty = engine(weight_fault="swapped_tensors", fault_worker="local-1")
+    monkeypatch.setenv("RLAX_WORKER", "local-0")
+    asyncio.run(faulty.load_weights(version))
+    monkeypatch.setenv("RLAX_WORKER", "local-1")
+    with pytest.raises(WeightsMismatchError):
+        asyncio.run(faulty.load_weights(version))
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    version = publish(tmp_path, 0)
+    more = {**version.tensors, "gate": TensorSpec((2,), "float32", 1)}
+    wider = {**version.tensors, "bias": TensorSpec((65,), "float32", 1)}
+    for tensors, message in ((more, "'gate' was published"), (wider, r"float32\[65\].*\[64\]")):
+        with pytest.raises(WeightsError, match=message):
+            asyncio.run(engine().load_weights(replace(version, tensors=tensors)))
+
+
+def test_a_canary_that_is_no_number_or_of_another_length_is_refused(tmp_path: Path) -> None:
+    version = publish(tmp_path, 0)
+    assert version.canary is not None
+    logprobs = version.canary.logprobs
+    short = replace(version.canary, logprobs=logprobs[:-1])
+    with pytest.raises(WeightsError, match="4 log-probs for 6 tokens"):
+        asyncio.run(engine().load_weights(replace(version, canary=short)))
+    broken = replace(version.canary, logprobs=np.where(np.arange(5) == 3, np.nan, logprobs))
+    with pytest.raises(WeightsMismatchError, match="position 3"):
+        asyncio.run(engine().load_weights(replace(version, canary=broken)))
+    nearly = replace(version.canary, logprobs=logprobs + np.float32(5e-5))
+    asyncio.run(engine().load_weights(replace(version, canary=nearly)))
+    asyncio.run(engine().load_weights(replace(version, canary=None)))
+
+
+def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_path: Path) -> None:
+    async def run() -> None:
+        slow = engine(token_s=0.01, swap_waits=True)
+        await slow.load_weights(publish(tmp_path, 0))
+        endless = SamplingParams(max_new_tokens=40)
+        groups = Groups()
+        asked = [request(i, sampling=endless) for i in range(2)]
+        running = asyncio.ensure_future(slow.generate(asked[:1], groups))
+        while not slow.health()["active"]:
+            await asyncio.sleep(0)
+        swap = asyncio.ensure_future(slow.load_weights(publish(tmp_path, 1)))
+        while not slow._swaps:
+            await asyncio.sleep(0.001)
+        late = asyncio.ensure_future(slow.generate(asked[1:], groups))
+        await asyncio.sleep(0.01)
+        before, tokens = slow.progress(), slow.health()["tokens_total"]
+        while slow.health()["tokens_total"] == tokens:
+            await asyncio.sleep(0.001)
+        after = slow.progress()
+        assert before.keys() == after.keys() == {(0, 1), (1, 1)} and slow.version == 0
+        assert all(after[key] > before[key] for key in before)
+        assert slow.health()["active"] == 4 and not late.done()
+        await asyncio.gather(running, swap, late)
+        assert [set(r.versions.tolist()) for r in groups.last(0)] == [{0}] * 4
+        assert [set(r.versions.tolist()) for r in groups.last(1)] == [{1}] * 4
+        assert slow.progress() == {}
+
+    asyncio.run(asyncio.wait_for(run(), 20))

@@ -1,0 +1,165 @@
+"""The bigram policy: probabilities, gradient and draws against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rlax_plugin.objective.advantages import of_groups
+from rlax_plugin.objective.batches import build_batch
+from rlax_plugin.testing import policy
+from rlax_plugin.types import Group, Prompt, Rollout, SamplingParams
+
+V = 64
+
+
+def batch(seed: int, rows: int = 3, length: int = 7) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    mask = (rng.random((rows, length)) < 0.6).astype(np.int32)
+    mask[-1] = 0  # an errored sample
+    return {
+        "inputs": rng.integers(0, V, (rows, length), dtype=np.int32),
+        "targets": rng.integers(0, V, (rows, length), dtype=np.int32),
+        "rl_mask": mask,
+        "rl_advantages": rng.standard_normal((rows, length)).astype(np.float32),
+    }
+
+
+def group(number: int, rng: np.random.Generator) -> Group:
+    """Two samples of up to six tokens; one of them is rewarded."""
+    prompt = Prompt("p", rng.integers(2, V, 3, dtype=np.int32), "", "")
+    rollouts = tuple(
+        Rollout(
+            group_id=number,
+            index=i,
+            seed=i,
+            tokens=rng.integers(1, V, length, dtype=np.int32),
+            logprob_full=np.zeros(length, np.float32),
+            logprob_sampled=np.zeros(length, np.float32),
+            versions=np.zeros(length, np.int32),
+            finish_reason="stop",
+            reward=float(i),
+        )
+        for i, length in enumerate(rng.integers(1, 7, 2))
+    )
+    return Group(number, 1, prompt, rollouts)
+
+
+def test_log_probs_of_equal_logits_are_equal() -> None:
+    weights = {name: np.zeros(shape) for name, shape in policy.SHAPES.items()}
+    np.testing.assert_allclose(policy.log_probs(weights, np.array([5])), -math.log(V))
+    weights["bias"][9] = 2.0  # temperature 2: e times as probable as each other token
+    found = policy.log_probs(weights, np.array([5]), temperature=2.0)[0]
+    assert found[9] == pytest.approx(1 - math.log(63 + math.e))
+    assert found[8] == pytest.approx(-math.log(63 + math.e))
+
+
+def test_a_row_has_the_same_bits_however_many_are_computed() -> None:
+    weights = policy.initial_weights(0)
+    previous = np.arange(V)
+    together = policy.log_probs(weights, previous, 0.7)
+    for token in previous:
+        np.testing.assert_array_equal(
+            policy.log_probs(weights, np.array([token]), 0.7)[0], together[token]
+        )
+    assert together.dtype == np.float32
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_gradient_is_that_of_finite_differences(temperature: float) -> None:
+    rng = np.random.default_rng(1)
+    weights = {name: rng.standard_normal(shape) for name, shape in policy.SHAPES.items()}
+    data = batch(2)
+    trained = data["rl_mask"] > 0
+
+    def loss(weights: policy.Weights) -> float:
+        rows = policy.log_probs(weights, data["inputs"][trained], temperature)
+        chosen = rows[np.arange(len(rows)), data["targets"][trained]]
+        return -(data["rl_advantages"][trained] * chosen).sum() / len(rows)
+
+    gradient, logprobs = policy.reinforce(weights, data, temperature)
+    assert logprobs.shape == (trained.sum(),)
+    step = 1e-6
+    for name, value in weights.items():
+        direction = rng.standard_normal(value.shape)
+        ahead = {**weights, name: value + step * direction}
+        behind = {**weights, name: value - step * direction}
+        slope = (loss(ahead) - loss(behind)) / (2 * step)
+        assert slope == pytest.approx((gradient[name] * direction).sum(), rel=1e-6), name
+    unseen = sorted(set(range(V)) - set(data["inputs"][trained].tolist()))
+    assert not gradient["table"][unseen].any()
+
+
+def test_packed_samples_have_the_gradient_of_samples_in_rows_of_their_own() -> None:
+    weights = policy.initial_weights(0)
+    rng = np.random.default_rng(4)
+    groups = of_groups(lambda outcomes: outcomes.rewards_n, [group(n, rng) for n in range(3)])
+    apart = build_batch(1, groups, rows=6, length=16).arrays
+    packed = build_batch(1, groups, rows=3, length=16, sequences_per_row=3).arrays
+    one, logprobs = policy.reinforce(weights, apart)
+    other, same = policy.reinforce(weights, packed)
+    assert packed["targets_segmentation"].max() > 1
+    np.testing.assert_array_equal(np.sort(logprobs), np.sort(same))
+    for name in policy.SHAPES:
+        np.testing.assert_allclose(one[name], other[name], atol=1e-6)
+
+
+def test_a_step_without_tokens_changes_nothing() -> None:
+    data = batch(3)
+    data["rl_mask"][:] = 0
+    gradient, logprobs = policy.reinforce(policy.initial_weights(0), data)
+    assert logprobs.size == 0 and not any(g.any() for g in gradient.values())
+
+
+def test_initial_weights_belong_to_the_seed_and_stop_now_and_then() -> None:
+    one, same, other = (policy.initial_weights(seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(one[name], same[name]) for name in policy.SHAPES)
+    assert not any(np.array_equal(one[name], other[name]) for name in policy.SHAPES)
+    stop = np.exp(policy.log_probs(one, np.arange(V))[:, 1])
+    assert 0.05 < stop.mean() < 0.2
+
+
+def test_random_numbers_depend_on_seed_and_place_alone() -> None:
+    numbers = [policy.uniform(seed, place) for seed in range(50) for place in range(20)]
+    assert numbers == [policy.uniform(seed, place) for seed in range(50) for place in range(20)]
+    assert len(set(numbers)) == 1000 and 0.45 < np.mean(numbers) < 0.55
+    assert 0 <= policy.uniform(2**64 - 1, 10**6) < 1
+
+
+LOGPROBS = np.log(np.array([0.1, 0.4, 0.3, 0.2]))
+
+
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 0), (0.0999, 0), (0.1001, 1), (0.51, 2), (1 - 2**-53, 3)]
+)
+def test_a_draw_inverts_the_distribution(uniform: float, token: int) -> None:
+    drawn, full, sampled = policy.choose(LOGPROBS, uniform, SamplingParams())
+    assert (drawn, full, sampled) == (token, LOGPROBS[token], LOGPROBS[token])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (SamplingParams(top_k=2), {1: 0.4, 2: 0.3}),
+        (SamplingParams(top_p=0.7), {1: 0.4, 2: 0.3}),
+        (SamplingParams(top_p=0.71), {1: 0.4, 2: 0.3, 3: 0.2}),
+        (SamplingParams(top_k=3, top_p=0.5), {1: 0.4, 2: 0.3}),  # 0.5 of the 0.9 that top-k left
+        (SamplingParams(top_p=0.01), {1: 0.4}),
+    ],
+)
+def test_a_truncated_draw_is_renormalised(sampling: SamplingParams, kept: dict) -> None:
+    total = sum(kept.values())
+    seen = set()
+    for uniform in np.linspace(0, 0.999, 200):
+        token, full, sampled = policy.choose(LOGPROBS, uniform, sampling)
+        seen.add(token)
+        assert full == LOGPROBS[token]
+        assert sampled == pytest.approx(math.log(kept[token] / total))
+    assert seen == set(kept)
+
+
+def test_greedy_takes_the_most_probable() -> None:
+    drawn = policy.choose(LOGPROBS, 0.99, SamplingParams(temperature=0.0))
+    assert drawn == (1, LOGPROBS[1], 0.0)

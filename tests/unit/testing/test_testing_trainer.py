@@ -1,0 +1,200 @@
+"""Trainer ``bigram``: its calls in MaxText's order, and checkpoints that lose no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import load_section
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective.diagnostics import summarise
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing import policy
+from rlax_plugin.testing.task import Numbers, NumbersConfig
+from rlax_plugin.testing.trainer import CANARY_TOLERANCE, BigramConfig, BigramTrainer, Checkpoints
+
+CANARY = np.array([5, 17, 33, 2, 60], np.int32)
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    """A batch that belongs to its step."""
+    rng = np.random.default_rng(step)
+    shape = (4, 6)
+    mask = np.ones(shape, np.int32)
+    mask[0, 3:] = 0
+    return {
+        "inputs": rng.integers(2, 64, shape, dtype=np.int32),
+        "targets": rng.integers(1, 64, shape, dtype=np.int32),
+        "targets_segmentation": np.array([[1] * 6] * 3 + [[1, 1, 2, 2, 2, 3]], np.int32),
+        "rl_mask": mask,
+        "rl_advantages": rng.standard_normal(shape).astype(np.float32),
+        "rl_behaviour_logprobs": np.full(shape, -4.0, np.float32),
+        "rl_staleness": np.ones(shape, np.int32),
+    }
+
+
+class Link:
+    """Records what a trainer calls; asks it to stop after a step."""
+
+    def __init__(self, stop_after: int = 0, canary_tokens: np.ndarray = CANARY):
+        self.calls: list[tuple[str, int]] = []
+        self.published: dict[int, Any] = {}
+        self.canaries: dict[int, Any] = {}
+        self.metrics: dict[int, Mapping[str, Any]] = {}
+        self.canary_tokens = canary_tokens
+        self._stop_after = stop_after
+
+    def next_batch(self, step: int) -> dict[str, np.ndarray]:
+        self.calls.append(("next_batch", step))
+        return batch(step)
+
+    def publish(self, step: int, arrays: Any, canary: Any = None) -> None:
+        self.calls.append(("publish", step))
+        self.published[step], self.canaries[step] = arrays, canary
+
+    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.calls.append(("step_done", step))
+        self.metrics[step] = metrics
+
+    def before_checkpoint(self, step: int) -> None:
+        self.calls.append(("before_checkpoint", step))
+
+    @property
+    def stop_requested(self) -> bool:
+        return ("step_done", self._stop_after) in self.calls
+
+
+def train(run: Path | str, steps: int, link: Link | None = None, **options: Any) -> Link:
+    link = link or Link()
+    trainer = BigramTrainer(
+        BigramConfig(**options), RunFiles(run), steps=steps, seed=3, temperature=0.8
+    )
+    trainer.run(link)  # type: ignore[arg-type]
+    return link
+
+
+def same_bits(one: policy.Weights, other: policy.Weights) -> bool:
+    return all(one[name].tobytes() == other[name].tobytes() for name in policy.SHAPES)
+
+
+def test_calls_come_in_maxtexts_order(tmp_path: Path) -> None:
+    link = train(tmp_path, 3, checkpoint_every=2)
+    assert link.calls == [
+        ("publish", 0),
+        ("next_batch", 1), ("publish", 1), ("step_done", 1),
+        ("next_batch", 2), ("before_checkpoint", 2), ("publish", 2), ("step_done", 2),
+        ("next_batch", 3), ("before_checkpoint", 3), ("publish", 3), ("step_done", 3),
+    ]  # fmt: skip
+    assert RunFiles(tmp_path).names("checkpoints") == ["2.npz", "3.npz"]
+
+
+def test_a_stop_leaves_a_checkpoint_of_the_step_it_came_in(tmp_path: Path) -> None:
+    link = train(tmp_path, 9, Link(stop_after=2), checkpoint_every=5)
+    assert link.calls[-2:] == [("step_done", 2), ("before_checkpoint", 2)]
+    assert RunFiles(tmp_path).names("checkpoints") == ["2.npz"]
+
+
+@pytest.mark.parametrize("where", ["disk", "objects"])
+def test_a_continued_run_ends_with_the_bits_of_an_undisturbed_one(
+    tmp_path: Path, where: str
+) -> None:
+    prefix = str(tmp_path) if where == "disk" else f"objects:/{tmp_path}"
+    whole = train(f"{prefix}/whole", 12)
+    train(f"{prefix}/parts", 12, Link(stop_after=4))
+    with pytest.raises(RuntimeError, match="the trainer broke"):
+        train(f"{prefix}/parts", 12, fail_at=9)
+    rest = train(f"{prefix}/parts", 12)
+    assert rest.calls[:2] == [("publish", 5), ("next_batch", 6)]
+    assert same_bits(rest.published[12], whole.published[12])
+    assert not same_bits(whole.published[11], whole.published[12])
+    again = train(f"{prefix}/parts", 12)
+    assert again.calls == [("publish", 12)]
+    assert same_bits(again.published[12], whole.published[12])
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    link = train(tmp_path, 10)
+    for damage in (lambda data: data[:-10], lambda data: data[:500] + b"x" + data[501:]):
+        newest = tmp_path / "checkpoints/10.npz"
+        newest.write_bytes(damage(newest.read_bytes()))
+        found = Checkpoints(RunFiles(tmp_path)).newest()
+        assert found is not None and found[0] == 5
+        assert same_bits(found[1], link.published[5])
+
+
+def test_the_canary_is_of_the_published_weights(tmp_path: Path) -> None:
+    link = train(tmp_path, 2)
+    for step in (0, 1, 2):
+        canary, weights = link.canaries[step], link.published[step]
+        assert canary.tolerance == CANARY_TOLERANCE
+        rows = policy.log_probs(weights, CANARY[:-1])
+        assert canary.logprobs.tolist() == [rows[t, CANARY[t + 1]] for t in range(4)]
+    assert train(tmp_path / "b", 1, Link(canary_tokens=CANARY[:0])).canaries == {0: None, 1: None}
+
+
+def test_metrics_are_the_sums_that_the_controller_reports(tmp_path: Path) -> None:
+    link = train(tmp_path, 1)
+    report = summarise(link.metrics[1])
+    data = batch(1)
+    trained = data["rl_mask"] > 0
+    rows = policy.log_probs(policy.initial_weights(3), data["inputs"][trained], 0.8)
+    logprobs = rows[np.arange(21), data["targets"][trained]]
+    gaps = np.abs(logprobs + 4.0)
+    assert report["objective/tokens"] == report["logprob_gap/tokens"] == 21
+    assert report["objective/sequences"] == 6  # three in the last row
+    weights = np.exp(logprobs + 4.0)
+    assert report["objective/chi_squared"] == pytest.approx((weights**2).mean() - 1, rel=1e-5)
+    assert report["objective/perplexity_gap"] == pytest.approx(
+        np.exp(-logprobs.mean()) / np.exp(4.0) - 1, rel=1e-5
+    )
+    assert report["logprob_gap/mean"] == pytest.approx(gaps.mean(), rel=1e-5)
+    assert gaps.max() <= report["logprob_gap/max"] <= 1.45 * gaps.max()
+
+
+def test_published_buffers_are_never_changed_afterwards(tmp_path: Path) -> None:
+    link = train(tmp_path, 1)
+    first = {name: array.copy() for name, array in link.published[0].items()}
+    train(tmp_path, 3, link)
+    assert same_bits(first, link.published[0])
+
+
+@pytest.mark.parametrize("key", ["epochs", "mini_batches"])
+def test_it_updates_once_per_step(key: str, tmp_path: Path) -> None:
+    section = RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "x"}],
+            "objective": {key: 2},
+        }
+    )
+    context = BuildContext(run_dir=tmp_path, seed=0, section=section)
+    with pytest.raises(ConfigError, match=rf"rlax\.objective\.{key} = 2: must be 1 with"):
+        BigramTrainer.build(BigramConfig(), context)
+
+
+@pytest.mark.parametrize("override", ["setps=3", "learning_rate=1"])
+def test_it_refuses_keys_that_it_does_not_read(override: str, tmp_path: Path) -> None:
+    path = str(Path(__file__).parents[2] / "configs/testing.yml")
+    section, _ = load_section(path)
+
+    def context(*argv: str) -> BuildContext:
+        return BuildContext(
+            run_dir=tmp_path,
+            seed=0,
+            section=section,
+            maxtext_argv=(path, *argv),
+            part=lambda *_: Numbers(NumbersConfig()),
+        )
+
+    for function in (BigramTrainer.build, BigramTrainer.check):
+        function(BigramConfig(), context("steps=3", "run_name=other"))
+        with pytest.raises(ConfigError, match="trainer bigram reads no such key") as refused:
+            function(BigramConfig(), context(override))
+        assert refused.value.key == override.partition("=")[0]
+        assert ("did you mean 'steps'?" in str(refused.value)) == (override == "setps=3")

@@ -1,0 +1,116 @@
+"""What is printed to go on with can be pasted, also where the environment is not activated."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from rlax_plugin.controller.results import print_results
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.text.command_lines import pasteable
+from rlax_plugin.text.terminal import console
+
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone with an environment that is not activated; the working directory."""
+    folder = tmp_path / "a clone"
+    scripts = folder / ".venv/bin"
+    script(scripts / "rlax")
+    script(scripts / "tensorboard")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: {"scripts": str(scripts)}[name])
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def script(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+
+
+def test_a_program_that_is_not_on_path_is_named_by_its_path(clone: Path) -> None:
+    assert pasteable("rlax", "report", "runs/a b") == ".venv/bin/rlax report 'runs/a b'"
+    assert pasteable("tensorboard", "--logdir", "runs") == ".venv/bin/tensorboard --logdir runs"
+
+
+def test_a_program_of_the_activated_environment_needs_no_path(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone / "link").symlink_to(clone / ".venv")
+    for scripts in (clone / ".venv/bin", clone / "link/bin"):
+        monkeypatch.setenv("PATH", f"{scripts}:/usr/bin:/bin")
+        assert pasteable("rlax", "audit", "runs/x") == "rlax audit runs/x"
+
+
+def test_a_program_of_another_environment_is_not_meant(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone / "other").mkdir()
+    (clone / "other/rlax").symlink_to(clone / ".venv/bin/rlax")  # as interpreters are
+    monkeypatch.setenv("PATH", f"{clone / 'other'}:/usr/bin")
+    assert pasteable("rlax", "audit") == ".venv/bin/rlax audit"
+
+
+def test_the_shorter_path_is_shown_and_always_has_a_slash(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(clone / ".venv/bin")
+    assert pasteable("rlax") == "./rlax"
+    monkeypatch.chdir("/usr/lib")
+    assert pasteable("rlax") == f"'{clone}/.venv/bin/rlax'"  # quoted: the folder has a space
+    assert pasteable("rlax", "audit", directory=clone / "my_gate") == "../.venv/bin/rlax audit"
+
+
+def test_a_program_without_a_script_keeps_its_name(clone: Path) -> None:
+    assert pasteable("jupyter", "lab") == "jupyter lab"
+
+
+def test_every_command_at_the_end_of_a_run_can_be_pasted(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone / "runs/demo/tensorboard").mkdir(parents=True)
+    out = io.StringIO()
+    print_results(console(out), RunFiles("runs/demo"), ["c.yml", "run_name=a b", "steps=9"], 4, 1)
+    lines = dict(line.split(":", 1) for line in out.getvalue().splitlines() if ":" in line)
+    commands = {what: shlex.split(line) for what, line in lines.items()}
+    rlax, board = ".venv/bin/rlax", ".venv/bin/tensorboard"
+    assert commands == {
+        "go on training": [rlax, "train", "c.yml", "run_name=a b", "steps=8"],
+        "one page of it all": [rlax, "report", "runs/demo"],
+        "check the records": [rlax, "audit", "runs/demo"],
+        "look at the curves": [board, "--logdir", "runs/demo"],
+    }
+
+
+def test_what_init_prints_runs_without_an_activated_environment(tmp_path: Path) -> None:
+    bare = {**os.environ, "PATH": "/usr/bin:/bin"}
+    assert shutil.which("rlax", path=bare["PATH"]) is None
+
+    def shell(line: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path,
+            env=bare,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    printed = shell(f"{shlex.quote(sys.executable)} -m rlax_plugin init new.yml --yes")
+    check, train = (line.strip() for line in printed.splitlines()[-2:])
+    assert check.endswith("rlax check new.yml") and train.endswith("rlax train new.yml")
+    assert shell(f"{check} --fast").startswith("ok  section rlax:")

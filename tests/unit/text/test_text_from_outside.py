@@ -1,0 +1,174 @@
+"""Where text of plug-ins, data sets, workers and older records enters or is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import typer
+from histories import History
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from rlax_jetstream.driver import JetStreamDriver
+
+from rlax_plugin.cli.common import exit_status
+from rlax_plugin.commands.audit.report import Figures, Report, Violation
+from rlax_plugin.commands.audit.show import print_report
+from rlax_plugin.commands.report.rollouts import read_rollouts
+from rlax_plugin.commands.report.run import no_progress, read_run
+from rlax_plugin.commands.report.write import write_report
+from rlax_plugin.config import Deadlines
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.records import samples
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rollouts.fleet import Fleet
+from rlax_plugin.rollouts.requests import checked_prompts, decoded
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.wire import describe
+from rlax_plugin.testing.builders import make_prompt, make_rollout
+from rlax_plugin.text.terminal import HarmlessConsole
+
+NASTY = "[red]a\x1b]0;title\x07\x9b2J\u202eb[/nothing]\x00"
+SHOWN = r"[red]a\x1b]0;title\x07\x9b2J\u202eb[/nothing]\x00"
+PRINTED = SHOWN.replace(r"\x07", "")  # a Text of rich leaves out bells
+
+
+def test_a_terminal_shows_text_and_obeys_only_us():
+    out = io.StringIO()
+    console = HarmlessConsole(
+        file=out, width=120, force_terminal=True, color_system="standard", highlight=False
+    )
+    table = Table(title=NASTY)
+    table.add_column(NASTY)
+    table.add_row(NASTY)
+    for shown in (NASTY, table, Text(NASTY, "bold red"), Panel(Text(NASTY)), Text("\ud800")):
+        console.print(shown)
+    said = out.getvalue()
+    assert said.count(SHOWN) == 4  # also where the width of a column depends on it
+    assert said.count(PRINTED) == 2
+    assert "\ufffd" in said
+    left = re.sub(r"\x1b\[[\d;]*m", "", said)  # colours are ours
+    assert "\x1b[1;31m" in said and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", left)
+
+
+def test_an_audit_shows_reasons_of_plug_ins_as_they_are():
+    out = io.StringIO()
+    figures = Figures(filtered=Counter({NASTY: 3}))
+    found = Violation("rule", None, None, None, NASTY)
+    print_report(
+        HarmlessConsole(file=out, width=200),
+        Report("runs/x", found, Counter({"rule": 2}), [NASTY], figures),
+    )
+    said = out.getvalue().replace(r"\x07", "")
+    assert said.count(PRINTED) == 3 and "\x1b" not in said
+
+
+def test_an_error_that_quotes_is_shown_harmlessly(capsys):
+    with pytest.raises(typer.Exit), exit_status():
+        raise RlaxError(f"the model said {NASTY}\nand so on\ud800")
+    assert capsys.readouterr().err == f"error: the model said {PRINTED}\nand so on\ufffd\n"
+
+
+def test_prompts_are_made_harmless_and_their_ids_must_be():
+    ordinary = make_prompt("12")
+    nasty = replace(make_prompt("7"), text=NASTY, reference="1\x1f2\ud800")
+    kept, changed = checked_prompts([ordinary, nasty], "train", "rlax.prompt_source", "x")
+    assert kept is ordinary
+    assert (changed.text, changed.reference, changed.id) == (SHOWN, "1\x1f2\ufffd", nasty.id)
+    for bad in ("a\nb", "\ud800", NASTY, "x" * 257):
+        with pytest.raises(ConfigError, match=r"rlax\.prompt_source = 'x': prompt 1 has the id"):
+            checked_prompts([ordinary, make_prompt(id=bad)], "train", "rlax.prompt_source", "x")
+
+
+@pytest.mark.parametrize("field", ["id", "text", "reference"])
+def test_what_is_not_text_is_refused_by_name(field):
+    prompts = [make_prompt("7"), replace(make_prompt("8"), **{field: None})]
+    with pytest.raises(ConfigError, match=f"prompt 1 has the {field} None: it must be text"):
+        checked_prompts(prompts, "train", "rlax.prompt_source", "x")
+
+
+def test_completions_are_made_harmless():
+    source = SimpleNamespace(decode=lambda tokens: NASTY * len(tokens))
+    (one,) = decoded(source, [make_rollout(2)])
+    assert one.text == SHOWN * 2
+
+
+def fleet() -> Fleet:
+    return Fleet(
+        deadlines=Deadlines(),
+        config_hash="abc",
+        parameter_server="127.0.0.1:1",
+        latest_version=lambda: 0,
+        on_ready=lambda worker: None,
+        on_lost=lambda worker, reason: None,
+    )
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", NASTY, "x" * 129])
+def test_a_worker_with_a_name_that_is_none_is_refused(name):
+    async def main():
+        workers = fleet()
+        request = pb.RegisterRequest(worker=name, address="x:1", slots=1, config_hash="abc")
+        reply = await workers.Register(request, None)
+        assert not reply.accepted and "printable characters" in reply.reason
+        assert not workers.workers
+
+    asyncio.run(main())
+
+
+def test_a_worker_says_why_it_is_quarantined_in_one_short_line():
+    async def main():
+        workers = fleet()
+        request = pb.DeregisterRequest(worker="a", process="p", quarantine=NASTY + "\n" * 2000)
+        await workers.Deregister(request, None)
+        assert workers.quarantined["a"].startswith(SHOWN + r"\n\n")
+        assert len(workers.quarantined["a"]) < 1100
+
+    asyncio.run(main())
+
+
+def test_details_of_a_failed_call_are_one_short_line():
+    code = SimpleNamespace(name="UNAVAILABLE")
+    error = SimpleNamespace(code=lambda: code, details=lambda: NASTY + "\nTraceback" + "x" * 5000)
+    said = describe(error)
+    assert said.startswith(f"UNAVAILABLE: {SHOWN}\\nTraceback") and len(said) < 1100
+
+
+def test_a_page_shows_records_of_earlier_versions_harmlessly(tmp_path):
+    files = RunFiles(tmp_path / "runs/mine")
+    History().write(files)
+    name = "batches/00000003.parquet"
+    (group, _), *others = samples.from_parquet(files.get(name), "")
+    said = replace(group.rollouts[0], text=NASTY, reward=None, reward_error=NASTY, worker=NASTY)
+    prompt = replace(group.prompt, id="nasty", text=NASTY, reference=NASTY)
+    judged = [(replace(group, prompt=prompt, rollouts=(said, *group.rollouts[1:])), NASTY), *others]
+    files.put(name, samples.to_parquet(3, samples.to_table(judged)))
+    index = json.loads(read_rollouts(files, read_run(files), no_progress).index)
+    columns = index["columns"]
+    row = columns["completion"].index(SHOWN)
+    assert columns["error"][row] == columns["worker"][row] == SHOWN
+    assert index["fates"][columns["fate"][row]] == f"refused: {SHOWN}"
+    (shown,) = [p for p in index["prompts"] if p["id"] == "nasty"]
+    assert shown["text"] == shown["reference"] == SHOWN
+
+    files.put("config.yml", json.dumps({"run_name": f"\x9b{NASTY}\ud800"}).encode())
+    page = write_report(str(tmp_path / "runs/mine")).read_text()
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e]", page)
+
+
+def test_a_stock_client_gets_what_the_model_wrote_as_far_as_utf_8_holds_it():
+    pytest.importorskip("jetstream.core.utils.return_sample")
+    source = SimpleNamespace(decode=lambda tokens: "1\x1b\ud800\n")
+    results = []
+    channel = SimpleNamespace(add_result=results.append, close=lambda: None)
+    driver = JetStreamDriver(SimpleNamespace(prompt_source=lambda: source))
+    request = SimpleNamespace(prefill_content="a prompt", return_channel=channel)
+    driver._answer(request, [make_rollout()])
+    assert results[0][0].text == ["1\x1b\ufffd\n"]

@@ -1,0 +1,228 @@
+"""What a run has listed: what a restart serves and deletes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlax_plugin.errors import WeightsError
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.kept import Listed, kept_version, listed_versions, record_versions
+from rlax_plugin.weights.messages import versions_to_json
+from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.versions import VersionTable
+
+LIMIT_S = 30
+
+
+class Disk:
+    """Deletes directories, except while ``away``."""
+
+    away = False
+
+    def delete(self, path: str) -> None:
+        if self.away:
+            raise WeightsError(f"cannot delete {path}")
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write(path: str | Path) -> str:
+    Path(path).mkdir(parents=True)
+    Path(path, "bytes").touch()
+    return str(path)
+
+
+def version(number: int, path: str) -> WeightVersion:
+    return WeightVersion(number, number, path)
+
+
+class Run:
+    """One process after the other of a run: each with a parameter server of its own."""
+
+    def __init__(self, folder: Path, weights: Path | None = None):
+        self.files, self.store = RunFiles(folder), Disk()
+        self.weights = weights or folder / "weights"
+
+    def process(
+        self, main: Callable[[ParameterServer], Coroutine[Any, Any, None]], lease_s: float = 30.0
+    ) -> None:
+        async def life() -> None:
+            server = ParameterServer(
+                self.store,
+                keep=2,
+                lease_s=lease_s,
+                record=lambda text: record_versions(self.files, text),
+                listed=listed_versions(self.files, str(self.weights)),
+            )
+            try:
+                await asyncio.wait_for(main(server), LIMIT_S)
+            finally:
+                await server.close()
+
+        asyncio.run(life())
+
+    async def publish(self, server: ParameterServer, number: int, name: str, restart=False) -> None:
+        path = str(self.weights / name)
+        await server.writing(path)
+        write(path)
+        await server.publish(version(number, path), restart)
+
+    def there(self) -> list[str]:
+        return sorted(path.name for path in self.weights.iterdir())
+
+
+@pytest.fixture(params=["inside", "shared"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """A run that has ended with versions 3 and 4."""
+    shared = tmp_path / "shared" if request.param == "shared" else None
+    run = Run(tmp_path / "run", shared)
+    if shared:
+        write(shared / "of-another-run")
+
+    async def first(server: ParameterServer) -> None:
+        for number in range(5):
+            await run.publish(server, number, f"{number}-a", restart=number == 0)
+
+    run.process(first)
+    assert [name for name in run.there() if name != "of-another-run"] == ["3-a", "4-a"]
+    return run
+
+
+def own(run: Run) -> list[str]:
+    names = run.there()
+    if run.weights.name == "shared":
+        names.remove("of-another-run")  # nobody else's is ever touched
+    return names
+
+
+def test_what_a_run_has_left_stays_until_its_next_process_has_published(run: Run) -> None:
+    async def killed(server: ParameterServer) -> None:
+        assert server.latest is not None and server.latest.version == 4
+        await server.writing(str(run.weights / "4-b"))
+        write(run.weights / "4-b")
+
+    for _ in range(2):
+        run.process(killed)
+        shutil.rmtree(run.weights / "4-b")
+        assert kept_version(run.files).path == str(run.weights / "4-a")
+    assert own(run) == ["3-a", "4-a"]
+
+
+def test_restarts_leak_nothing_whenever_they_are_killed(run: Run) -> None:
+    async def writes(server: ParameterServer) -> None:
+        await run.publish(server, 4, f"4-{turn}", restart=True)
+        await server.writing(str(run.weights / f"5-{turn}"))
+        write(run.weights / f"5-{turn}")  # and is killed: nobody was told of these bytes
+
+    for turn in range(4):
+        run.process(writes)
+        left = own(run)
+        assert len(left) == 3 and {"3-a", f"4-{turn}", f"5-{turn}"} == set(left)
+        assert kept_version(run.files).path == str(run.weights / f"4-{turn}")
+
+
+def test_a_lower_number_than_before_replaces_what_is_above(run: Run) -> None:
+    async def lower(server: ParameterServer) -> None:
+        await run.publish(server, 2, "2-b", restart=True)
+
+    run.process(lower)
+    assert own(run) == ["2-b"]
+    assert kept_version(run.files).path == str(run.weights / "2-b")
+
+
+def test_a_reader_that_came_before_the_restart_has_lease_s(run: Run) -> None:
+    async def restarted(server: ParameterServer) -> None:
+        await run.publish(server, 4, "4-b", restart=True)
+        await run.publish(server, 5, "5-b")
+        await asyncio.sleep(0.2)
+        assert own(run) == ["3-a", "4-a", "4-b", "5-b"]
+        while own(run) != ["4-b", "5-b"]:
+            await asyncio.sleep(0.05)
+
+    run.process(restarted, lease_s=1.0)
+
+
+def test_a_deletion_that_fails_is_repeated_also_by_the_next_process(run: Run) -> None:
+    async def failing(server: ParameterServer) -> None:
+        run.store.away = True
+        await run.publish(server, 4, "4-b", restart=True)
+
+    async def next_one(server: ParameterServer) -> None:
+        run.store.away = False
+        await run.publish(server, 5, "5-c", restart=True)
+        await run.publish(server, 6, "6-c")
+
+    run.process(failing)
+    assert own(run) == ["3-a", "4-a", "4-b"]
+    run.process(next_one)
+    assert own(run) == ["5-c", "6-c"]
+
+
+def test_a_copy_of_a_run_deletes_nothing_of_the_original(run: Run, tmp_path: Path) -> None:
+    copied = Run(Path(shutil.copytree(run.files.location(), tmp_path / "copy")))
+
+    async def goes_on(server: ParameterServer) -> None:
+        for number in (4, 5, 6):
+            await copied.publish(server, number, f"{number}-copy", restart=number == 4)
+
+    copied.process(goes_on)
+    assert copied.there() == ["5-copy", "6-copy"]
+    assert own(run) == ["3-a", "4-a"] and kept_version(run.files).version == 4
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b'{"versions": 3}', b"[]", b'{"retired": 3}'])
+def test_a_damaged_list_stops_no_run(tmp_path: Path, text: bytes, caplog) -> None:
+    files = RunFiles(tmp_path)
+    assert listed_versions(files, str(tmp_path / "weights")) == Listed()
+    files.put("versions.json", text)
+    assert listed_versions(files, str(tmp_path / "weights")) == Listed()
+    assert "are left where they are" in caplog.text and "versions.json" in caplog.text
+
+
+def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> None:
+    index, store = tmp_path / "index.json", Disk()
+    old, gone = write(tmp_path / "old"), write(tmp_path / "gone")
+    index.write_text(versions_to_json([version(1, old)], [gone]))
+
+    async def main() -> None:
+        server = ParameterServer(store, keep=1, lease_s=30, index=index)
+        assert server.latest == version(1, old)
+        await server.publish(version(2, str(tmp_path / "new")))
+        await server.close()
+
+    asyncio.run(main())
+    assert not Path(old).exists() and not Path(gone).exists()
+    assert [v["version"] for v in json.loads(index.read_text())["versions"]] == [2]
+
+
+def test_former_versions_are_leased_once_more_at_a_restart() -> None:
+    now = [0.0]
+    former = [version(n, f"/{n}") for n in (3, 4)]
+    table = VersionTable(keep=1, lease_s=10, versions=former, clock=lambda: now[0])
+    assert table.publish(version(4, "/4-b"), restart=True) == []
+    assert [v.path for v in table.versions] == ["/3", "/4-b"]
+    assert [v.path for v in table.void] == ["/4"] and table.next_expiry_s == 10
+    now[0] = 9.9
+    assert table.expire() == []
+    now[0] = 10.0
+    assert table.expire() == ["/4", "/3"] and table.void == ()
+
+
+def test_a_list_that_names_other_places_deletes_nothing_there(tmp_path: Path, caplog) -> None:
+    files = RunFiles(tmp_path / "run")
+    weights = files.location("weights")
+    mine, theirs = write(f"{weights}/00000003-a"), write(tmp_path / "theirs/00000003-a")
+    void = [f"{weights}/1-a", theirs, f"{weights}/..", "/", weights, f"{weights}/2-a/.."]
+    index = versions_to_json([version(3, mine), version(4, theirs)], void)
+    record_versions(files, index)
+    found = listed_versions(files, weights)
+    assert [one.path for one in found.versions] == [mine]
+    assert list(found.retired) == [f"{weights}/1-a"]
+    assert caplog.text.count("left alone") == 6

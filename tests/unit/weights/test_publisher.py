@@ -1,0 +1,232 @@
+"""Publishing: in order, visible before the next, and loud when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.records.faults import FaultPoint
+from rlax_plugin.types import Canary, WeightVersion
+from rlax_plugin.weights.publisher import Publisher
+
+ARRAYS = {"w": np.arange(4, dtype=np.float32)}
+
+
+class Store:
+    def __init__(self, gate: threading.Event | None = None, error: Exception | None = None):
+        self.gate, self.error, self.paths = gate, error, []
+
+    def save(self, path: str, arrays: Any) -> None:
+        if self.gate is not None:
+            self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        self.paths.append(path)
+
+
+def make(loop, store, announce=None, deadline_s=10.0, **options):
+    seen: list[WeightVersion] = []
+    errors: list[BaseException] = []
+    told = threading.Event()
+
+    async def visible(version, restart):
+        pass
+
+    def on_error(error):
+        errors.append(error)
+        told.set()
+
+    publisher = Publisher(
+        loop=loop,
+        store=store,
+        directory="/weights/",
+        announce=announce or visible,
+        on_published=seen.append,
+        on_error=on_error,
+        deadline_s=deadline_s,
+        **options,
+    )
+    return publisher, seen, errors, told
+
+
+def test_versions_are_visible_in_order_with_their_fingerprints(loop):
+    publisher, seen, errors, _ = make(loop, Store())
+    publisher.publish(0, ARRAYS)
+    publisher.publish(1, ARRAYS)  # waits for 0
+    assert [v.version for v in seen][:1] == [0]
+    publisher.wait()
+    assert [v.version for v in seen] == [0, 1] and not errors
+    assert seen[0].tensors["w"].shape == (4,) and seen[0].tensors["w"].dtype == "float32"
+    assert seen[0].tensors["w"].fingerprint == seen[1].tensors["w"].fingerprint
+    assert seen[1].path.startswith("/weights/00000001-")
+    publisher.close()
+
+
+@pytest.mark.parametrize("where", ["store", "announce"])
+def test_a_failure_reaches_the_run_and_the_trainer(loop, where):
+    error = WeightsError("no space left")
+
+    async def refuse(version, restart):
+        raise error
+
+    store = Store(error=error if where == "store" else None)
+    publisher, seen, errors, told = make(loop, store, refuse)
+    publisher.publish(0, ARRAYS)
+    with pytest.raises(WeightsError, match="no space left"):
+        publisher.publish(1, ARRAYS)
+    with pytest.raises(WeightsError, match="no space left"):
+        publisher.wait()
+    assert told.wait(10) and not seen and [str(one) for one in errors] == [str(error)]
+    publisher.close()
+
+
+def test_an_announcement_that_hangs_has_a_deadline(loop):
+    async def hang(version, restart):
+        await asyncio.Event().wait()
+
+    publisher, seen, errors, told = make(loop, Store(), hang, deadline_s=0.05)
+    publisher.publish(0, ARRAYS)
+    assert told.wait(10) and not seen
+    assert isinstance(errors[0], DeadlineError) and errors[0].key == "rlax.deadlines.weights_s"
+
+
+def test_a_store_that_hangs_keeps_nobody(loop):
+    gate = threading.Event()
+    publisher, *_ = make(loop, Store(gate), deadline_s=0.05)
+    publisher.publish(0, ARRAYS)
+    with pytest.raises(DeadlineError, match="weights_s"):
+        publisher.wait()
+    publisher.close()  # returns, and the thread is a daemon
+    assert all(t.daemon for t in threading.enumerate() if t.name == "publish")
+    gate.set()
+
+
+def test_only_the_first_version_of_a_process_is_a_restart(loop):
+    told = []
+
+    async def announce(version, restart):
+        told.append((version.version, restart))
+
+    publisher, _, errors, _ = make(loop, Store(), announce)
+    for step in (5, 6, 7):
+        publisher.publish(step, ARRAYS)
+    publisher.wait()
+    assert told == [(5, True), (6, False), (7, False)] and not errors
+
+
+def test_a_canary_is_fetched_from_the_device_and_travels_with_its_version(loop):
+    class OnDevice:
+        """Like a JAX array; where it is fetched is what matters."""
+
+        def __array__(self, dtype=None, copy=None):
+            fetched_by.append(threading.current_thread().name)
+            return np.array([-0.5, -2.25], np.float64)
+
+    fetched_by = []
+    publisher, seen, errors, _ = make(loop, Store())
+    tokens = np.array([3, 1, 2], np.int32)
+    publisher.publish(1, ARRAYS, Canary(tokens, OnDevice(), 1e-4))
+    publisher.publish(2, ARRAYS)
+    publisher.wait()
+    assert not errors and set(fetched_by) == {"publish"}
+    canary = seen[0].canary
+    assert canary.logprobs.dtype == np.float32 and canary.logprobs.tolist() == [-0.5, -2.25]
+    assert canary.tokens.tolist() == [3, 1, 2] and canary.tolerance == 1e-4
+    assert seen[1].canary is None
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_canary_that_is_not_finite_is_not_announced(loop, wrong):
+    publisher, seen, _, told = make(loop, store := Store())
+    logprobs = np.array([-1.0, wrong, wrong], np.float32)
+    publisher.publish(4, ARRAYS, Canary(np.arange(4, dtype=np.int32), logprobs, 1e-4))
+    with pytest.raises(WeightsError, match="version 4: 2 of 3 log-probs of its canary are not"):
+        publisher.wait()
+    assert told.wait(10) and not seen and not store.paths
+
+
+def test_faults_may_strike_when_bytes_are_written_and_when_workers_may_pull_them(loop, monkeypatch):
+    seen_at = []
+
+    def reached(point):
+        seen_at.append((point, len(store.paths), [v.version for v in seen]))
+
+    monkeypatch.setattr("rlax_plugin.records.faults.reached", reached)
+    publisher, seen, *_ = make(loop, store := Store())
+    publisher.publish(3, ARRAYS)
+    publisher.wait()
+    assert seen_at == [
+        (FaultPoint.WEIGHTS_LISTED, 0, []),
+        (FaultPoint.WEIGHTS_WRITTEN, 1, []),
+        (FaultPoint.WEIGHTS_PUBLISHED, 1, [3]),
+    ]
+
+
+def failing(times: int, error: Exception) -> Store:
+    class Failing(Store):
+        def save(self, path: str, arrays: Any) -> None:
+            tried.append(path)
+            if len(tried) <= times:
+                raise error
+            super().save(path, arrays)
+
+    tried: list[str] = []
+    store = Failing()
+    store.tried = tried
+    return store
+
+
+@pytest.mark.parametrize(
+    "error", [WeightsUnwritableError("reset"), OSError(errno.EACCES, "denied")]
+)
+def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, error, monkeypatch):
+    monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (0.01, 0.02))
+    listed: list[str] = []
+
+    async def writing(path: str) -> None:
+        listed.append(path)
+
+    publisher, seen, errors, _ = make(loop, store := failing(3, error), writing=writing)
+    publisher.publish(0, ARRAYS)
+    publisher.wait()
+    assert not errors and [v.path for v in seen] == store.paths == store.tried[3:]
+    assert store.tried == listed and len(set(listed)) == 4  # each was listed before it was tried
+
+
+def test_a_save_that_fails_for_weights_s_says_so(loop, monkeypatch):
+    monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (0.01, 0.02))
+    store = failing(10**9, WeightsUnwritableError("cannot write /weights: denied"))
+    publisher, seen, errors, told = make(loop, store, deadline_s=0.4)
+    publisher.publish(7, ARRAYS)
+    with pytest.raises(DeadlineError, match="version 7"):
+        publisher.wait()
+    assert told.wait(10) and not seen and 2 < len(store.tried) < 42
+    assert errors[0].key == "rlax.deadlines.weights_s" and errors[0].seconds == 0.4
+    assert re.search(r"^writing version 7 \(\d+ times in vain, the last: .*deni", str(errors[0]))
+
+
+def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(loop):
+    error = TimeoutError("the list of versions could not be written")
+
+    async def announce(version, restart):
+        raise error
+
+    publisher, seen, errors, told = make(loop, Store(), announce)
+    publisher.publish(0, ARRAYS)
+    with pytest.raises(TimeoutError, match="the list of versions"):
+        publisher.wait()
+    assert told.wait(10) and not seen and [str(one) for one in errors] == [str(error)]
+
+
+def test_closing_repeats_no_save(loop):
+    publisher, *_ = make(loop, store := failing(10**9, WeightsUnwritableError("away")))
+    publisher.publish(7, ARRAYS)
+    publisher.close()  # returns before the first pause is over, and long before 10 s
+    assert len(store.tried) == 1

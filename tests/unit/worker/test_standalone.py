@@ -1,0 +1,132 @@
+"""Which version of a run is served, and where its weights are."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlax_plugin.cli import app
+from rlax_plugin.errors import (
+    ConfigError,
+    DeadlineError,
+    WeightsError,
+    WeightsUnreadableError,
+)
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.testing.engine import ScriptedEngine
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.kept import kept_version, record_versions
+from rlax_plugin.weights.messages import versions_to_json
+from rlax_plugin.worker.process import Endpoint
+from rlax_plugin.worker.standalone import _greeting, _load, serve_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that has kept versions 3 and 4, of which only 4 still has weights."""
+    run = tmp_path / "runs/mine"
+    (run / "weights/4").mkdir(parents=True)
+    (run / "weights/4/bytes").touch()
+    (run / "config.yml").write_text("steps: 4\n")
+    versions = [WeightVersion(n, n, f"{run}/weights/{n}", {}) for n in (3, 4)]
+    record_versions(RunFiles(run), versions_to_json(versions))
+    return run
+
+
+def test_the_newest_version_is_served_unless_another_is_asked_for(run: Path) -> None:
+    assert kept_version(RunFiles(run)).version == 4
+    assert kept_version(RunFiles(run), 4).path == f"{run}/weights/4"
+    with pytest.raises(ConfigError, match=r"--version = 7: is not kept any more: there is 3, 4"):
+        kept_version(RunFiles(run), 7)
+
+
+def test_a_run_that_was_moved_is_served_from_where_it_is(run: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.move(run, tmp_path / "elsewhere"))
+    assert kept_version(RunFiles(moved)).path == f"{moved}/weights/4"
+
+
+def test_weights_that_are_gone_are_an_error(run: Path) -> None:
+    with pytest.raises(WeightsError, match=r"weights of version 3 are gone: .*weights/3"):
+        kept_version(RunFiles(run), 3)
+
+
+def test_a_version_that_is_deleted_meanwhile_is_replaced_by_the_newest(run: Path) -> None:
+    """The run goes on: what its list named has gone when it is read."""
+    asked = []
+
+    class Engine:
+        async def load_weights(self, version: WeightVersion) -> None:
+            asked.append(version.path)
+            if not Path(version.path).exists():
+                raise WeightsUnreadableError(f"{version.path} does not exist")
+
+    files = RunFiles(run)
+    chosen = kept_version(files)
+    record_versions(files, versions_to_json([WeightVersion(5, 5, f"{run}/weights/5", {})]))
+    shutil.rmtree(chosen.path)
+    (run / "weights/5").mkdir()
+    (run / "weights/5/bytes").touch()
+
+    def load(weights_s: float) -> WeightVersion:
+        return asyncio.run(_load(Engine(), chosen, lambda: kept_version(files), weights_s))
+
+    with pytest.raises(DeadlineError, match=r"reading version 4 .*/4 does not exist.*weights_s"):
+        load(0.1)
+    assert load(20).version == 5
+    assert asked == [chosen.path, chosen.path, f"{run}/weights/5"]
+
+
+def test_a_run_without_its_prompts_is_served_without_an_example(run: Path) -> None:
+    class Engine(ScriptedEngine):
+        def client_example(self, address: str) -> str:
+            raise FileNotFoundError("/data/train.jsonl")
+
+    engine = Engine.__new__(Engine)
+    chosen = kept_version(RunFiles(run))
+    said = asyncio.run(_greeting(engine, chosen, RunFiles(run), "127.0.0.1:9"))
+    assert said.startswith("version 4 of ") and "served on 127.0.0.1:9 (no example" in said
+    assert "FileNotFoundError: /data/train.jsonl" in said
+
+
+def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
+    (run / "versions.json").unlink()
+    with pytest.raises(ConfigError, match=r"^RUN = .*mine': has kept no weight version"):
+        kept_version(RunFiles(run))
+    (run / "config.yml").unlink()
+    with pytest.raises(ConfigError, match=r"is no run directory: it has no config\.yml"):
+        serve_run(str(run))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "RUN = 'nowhere': is no run directory"),
+        (["run.yml"], "--controller: is needed with a config"),
+        (["nowhere", "--name", "w"], "--name = 'w': goes with --controller"),
+        (["run.yml", "--controller", "127.0.0.1:1"], "--name: is needed with --controller"),
+        (
+            ["run.yml", "--controller", "127.0.0.1:1", "--name", "w", "--port", "0"],
+            "--port = 0: goes with a run's directory",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 2 and said in result.stderr
+
+
+def test_a_port_that_is_taken_is_an_error_of_its_option() -> None:
+    async def listen(port: int) -> None:
+        engine = ScriptedEngine.__new__(ScriptedEngine)
+        with Endpoint("127.0.0.1", engine, name="w", port=port):
+            pytest.fail("it listens")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port = {port}: not free"):
+            asyncio.run(listen(port))
