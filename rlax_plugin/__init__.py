@@ -18,12 +18,12 @@ __version__ = "0.1.0"
 __all__ = ["BuildContext", "Choice", "Extension", "NoOptions", "Section", "hookimpl"]
 
 _HOME = {
-    "BuildContext": "protocols",
+    "BuildContext": "ports.protocols",
     "Choice": "config",
-    "Extension": "protocols",
+    "Extension": "ports.protocols",
     "NoOptions": "config",
     "Section": "config",
-    "hookimpl": "hookspecs",
+    "hookimpl": "ports.hookspecs",
 }
 
 

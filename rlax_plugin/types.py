@@ -170,7 +170,7 @@ class TrainBatch:
 
     Attributes:
       step: the training step it is for, counts from 1; its update produces version ``step``.
-      arrays: name -> array [rows, length]; the names are listed in ``rlax_plugin.objective.batches``.
+      arrays: name -> array [rows, length]; ``objective/batches.py`` lists the names.
       groups: where the rows came from, in row order.
     """
 

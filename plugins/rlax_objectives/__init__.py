@@ -1,7 +1,7 @@
 """Objective plug-in: the slots of the unified objective, and the published algorithms as presets.
 
-``rlax_plugin.objective.loss`` holds the sum that the slots enter. Importing this package does not import
-JAX: a slot does when it is traced.
+``rlax_plugin.objective.loss`` holds the sum that the slots enter. Importing this package does not
+import JAX: a slot does when it is traced.
 
 Notation, here and in ``presets.yml``: r = pi_theta / pi_old; mu the sampler's distribution; A the
 advantage; len the trained tokens of a sequence; G the sequences; sg a stop-gradient. Formulas are

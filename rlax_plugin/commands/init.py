@@ -170,7 +170,7 @@ def config_text(run_name: str, answers: Answers) -> str:
         registry.slots(BuildContext.outside_run(section))
     writer = _Writer(registry, {use.key: use.kind for use in registry.uses(section)})
     template = jinja2.Template(
-        files("rlax_plugin").joinpath("starter.yml.j2").read_text(encoding="utf-8"),
+        files("rlax_plugin.commands").joinpath("starter.yml.j2").read_text(encoding="utf-8"),
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,

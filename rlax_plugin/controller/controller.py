@@ -12,7 +12,6 @@ from typing import Any
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller import directory
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
@@ -34,6 +33,7 @@ from rlax_plugin.metrics.step import (
 )
 from rlax_plugin.objective.advantages import AdvantageSlot
 from rlax_plugin.ports.protocols import BuildContext, Tracker, WeightStore
+from rlax_plugin.records import endpoints
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
@@ -195,11 +195,11 @@ class Controller:
         if s.network.prometheus_port is not None:
             exporter = PrometheusTracker(self, s.network)
             self.trackers.append(exporter)
-        undo.callback(directory.remove_endpoints, self._state_dir)
+        undo.callback(endpoints.remove_endpoints, self._state_dir)
         await generation.start(self._supervision.spawn)
         undo.push_async_callback(self.flow.stop)
-        endpoints = directory.Endpoints(generation.address, generation.parameter_server)
-        directory.write_endpoints(self._state_dir, endpoints)
+        reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)
+        endpoints.write_endpoints(self._state_dir, reached_at)
 
     def _on_failure(self, error: BaseException) -> None:
         if hasattr(self, "flow"):

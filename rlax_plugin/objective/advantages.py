@@ -142,7 +142,7 @@ def of_batch(
     """Advantages of a laid-out batch, float64 [rows, length], 0 outside of completions.
 
     Args:
-      arrays: of ``rlax_plugin.objective.batches``: ``rl_rewards``, ``rl_group`` and ``targets_segmentation``
+      arrays: of ``objective/batches.py``: ``rl_rewards``, ``rl_group``, ``targets_segmentation``
         are read.
       token_rewards_bt, values_bt: see ``Outcomes``; read at the tokens of completions.
 

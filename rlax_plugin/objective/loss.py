@@ -248,7 +248,7 @@ def make_loss(slots: Slots) -> Loss:
     """Returns the function that the trainer differentiates.
 
     It is called as ``loss(scores, data)``: ``scores`` of ``data["targets"]`` under pi_theta;
-    ``data`` the arrays of ``rlax_plugin.objective.batches``, and what the trainer adds: ``rl_old_logprobs``
+    ``data`` the arrays of ``objective/batches.py``, and what the trainer adds: ``rl_old_logprobs``
     with ``rl_old_known`` if ``slots.needs_old_logprobs``, ``rl_reference_logprobs`` if KL is in the
     loss. It returns
 

@@ -4,8 +4,8 @@
                                                |  |--> Dropped   (too stale, worker not trusted)
                                                '--> refused by a gate: its end
 
-A run's state is what its events add up to (``controller/run_state.py``); they are written down in this
-order, and a resume adds them up again.
+A run's state is what its events add up to (``controller/run_state.py``); they are written down in
+this order, and a resume adds them up again.
 """
 
 from __future__ import annotations

@@ -14,19 +14,19 @@ from rlax_plugin.testing import FakeEngine, FakeWeightStore, check_engine, check
 from rlax_plugin.testing import policy as toy
 from rlax_plugin.testing.builders import publish_version
 
-UNIT = str(Path(__file__).parents[1] / "unit")
+HELPERS = str(Path(__file__).parents[1] / "helpers")
 
 
 @pytest.fixture
 def scripted() -> Iterator:
     """The slots without a model that the unit tests drive the JetStream engine with."""
-    sys.path.append(UNIT)
+    sys.path.append(HELPERS)
     try:
         import scripted_slots
 
         yield scripted_slots
     finally:
-        sys.path.remove(UNIT)
+        sys.path.remove(HELPERS)
 
 
 def slots_of(scripted):

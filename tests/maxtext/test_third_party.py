@@ -100,7 +100,7 @@ def test_the_package_is_small_and_stands_on_the_installed_project_alone(site):
     tree = ast.parse((site / "rlax_variety.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
-    ours = {f"rlax_plugin.{name}" for name in ("presets", "protocols", "types")}
+    ours = {f"rlax_plugin.{name}" for name in ("objective.presets", "ports.protocols", "types")}
     assert imported == {"pydantic", "rlax_plugin"} | ours
 
     (found,) = importlib.metadata.distributions(path=[str(site)])

@@ -102,8 +102,8 @@ def _check_equal_rewards(part: Inspection, computed: AdvantageSlot) -> None:
         return
     with part.rule(
         f"a {what} of equal rewards gets exactly 0: there is nothing to learn from it",
-        "wrap a function of one group's rewards in rlax_plugin.objective.advantages.per_group, which never "
-        "shows it equal ones; else return zeros where max == min",
+        "wrap a function of one group's rewards in rlax_plugin.objective.advantages.per_group, "
+        "which never shows it equal ones; else return zeros where max == min",
     ):
         for reward in _EQUAL:
             rewards = np.array(MIXED) if what == "group" else np.full(len(MIXED), reward)
