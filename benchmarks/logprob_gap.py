@@ -23,7 +23,7 @@ from rich.table import Table
 
 from rlax_plugin.config import Algorithm, Objective
 from rlax_plugin.objective.batches import ARRAYS, build_batch
-from rlax_plugin.objective.loss import Slots
+from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.types import Group, Prompt, Rollout, SamplingParams
 
 CONFIG = Path(__file__).parent.parent / "configs" / "bench_w2.yml"
@@ -96,7 +96,7 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
 
     config = initialize(argv, **settings)
     # As for two updates per step: log pi_old is computed by a forward pass before the first.
-    slots = Slots(*[None] * 5, (), Algorithm(old_policy="proximal"), updates_per_step=2)
+    slots = ObjectiveSlots(*[None] * 5, (), Algorithm(old_policy="proximal"), updates_per_step=2)
     section = config.rlax.model_copy(update={"objective": Objective(mini_batches=2)})
     policies = Policies(config, slots, section, config.base_output_directory)
     batch: dict[str, np.ndarray] = {}

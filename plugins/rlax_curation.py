@@ -8,11 +8,20 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
-from rlax_plugin.config import PositiveInt
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.ports.protocols import Gate, PassRates, Sampler
-from rlax_plugin.types import Group, Prompt
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    Extension,
+    Gate,
+    Group,
+    NoOptions,
+    PassRates,
+    PositiveInt,
+    Prompt,
+    Sampler,
+    Section,
+    hookimpl,
+)
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 

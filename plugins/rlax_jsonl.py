@@ -18,10 +18,17 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlax_plugin import BuildContext, Extension, hookimpl
-from rlax_plugin.config import PathText
-from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig
-from rlax_plugin.records.places import check_file_writable
+from rlax_plugin.api import (
+    BackgroundTracker,
+    BuildContext,
+    Extension,
+    PathText,
+    Sink,
+    TrackedRun,
+    TrackerConfig,
+    check_file_writable,
+    hookimpl,
+)
 
 
 class JsonlConfig(TrackerConfig):

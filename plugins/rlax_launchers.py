@@ -12,10 +12,17 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rlax_plugin import Extension, NoOptions, Section, hookimpl
-from rlax_plugin.config import NonNegativeInt, Processes, Seconds
-from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.protocols import Launcher
+from rlax_plugin.api import (
+    Extension,
+    Launcher,
+    NonNegativeInt,
+    NoOptions,
+    Processes,
+    Seconds,
+    Section,
+    WorkerError,
+    hookimpl,
+)
 
 log = logging.getLogger("rlax.launcher")
 

@@ -9,11 +9,20 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin import BuildContext, Extension, NoOptions, Section, hookimpl
-from rlax_plugin.config import INT32_MAX, PositiveInt
-from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.ports.protocols import PromptSource, Reward
-from rlax_plugin.types import Prompt
+from rlax_plugin.api import (
+    INT32_MAX,
+    BuildContext,
+    ConfigError,
+    Extension,
+    NoOptions,
+    PositiveInt,
+    Prompt,
+    PromptSource,
+    Reward,
+    Section,
+    alternatives,
+    hookimpl,
+)
 
 SPLITS = ("train", "validation", "test")
 

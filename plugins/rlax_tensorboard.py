@@ -7,8 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlax_plugin import BuildContext, Extension, hookimpl
-from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackerConfig
+from rlax_plugin.api import (
+    BackgroundTracker,
+    BuildContext,
+    Extension,
+    Sink,
+    TrackerConfig,
+    hookimpl,
+)
 
 
 class EventFile(Sink):

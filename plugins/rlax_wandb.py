@@ -10,8 +10,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlax_plugin import BuildContext, Extension, hookimpl
-from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun, TrackerConfig, require
+from rlax_plugin.api import (
+    BackgroundTracker,
+    BuildContext,
+    Extension,
+    Sink,
+    TrackedRun,
+    TrackerConfig,
+    hookimpl,
+    require,
+)
 
 
 class WandbConfig(TrackerConfig):

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.objective.loss import Preset, Slots, algorithm_of, choices, resolve
+from rlax_plugin.objective.loss import ObjectiveSlots, Preset, algorithm_of, choices, resolve
 from rlax_plugin.ports.manager import KINDS, REGISTER, Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, Extension, Facts, WeightStore
 
@@ -140,7 +140,7 @@ class Registry:
             error.add_note(f"while plug-in {offer.plugin!r} built {key} = {choice.name!r}")
             raise
 
-    def slots(self, context: BuildContext) -> Slots:
+    def slots(self, context: BuildContext) -> ObjectiveSlots:
         """Builds the objective of the context's config.
 
         Raises:

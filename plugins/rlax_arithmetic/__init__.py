@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rlax_arithmetic.reward import ExactAnswer
 from rlax_arithmetic.source import ArithmeticConfig, ArithmeticSource
-from rlax_plugin import BuildContext, Extension, NoOptions, hookimpl
+from rlax_plugin.api import BuildContext, Extension, NoOptions, hookimpl
 
 __all__ = ["ArithmeticConfig", "ArithmeticSource", "ExactAnswer"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlax_plugin.ports.protocols import Reward
-from rlax_plugin.types import Prompt
+from rlax_plugin.api import Prompt, Reward
 
 _ANSWER = re.compile(r"\s*([0-9]+)\s*")
 

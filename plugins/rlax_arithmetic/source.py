@@ -13,11 +13,15 @@ from pydantic import Field, model_validator
 
 from rlax_arithmetic import tokenizer
 from rlax_arithmetic.problems import SPLITS, Operation, ProblemSet
-from rlax_plugin import Section
-from rlax_plugin.config import PathText, PositiveInt
-from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.types import Prompt
+from rlax_plugin.api import (
+    ConfigError,
+    PathText,
+    PositiveInt,
+    Prompt,
+    PromptSource,
+    Section,
+    alternatives,
+)
 
 TASK = "arithmetic"
 

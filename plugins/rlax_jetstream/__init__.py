@@ -6,9 +6,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlax_plugin import BuildContext, Extension, Section, hookimpl
-from rlax_plugin.config import PositiveInt
-from rlax_plugin.ports.protocols import Facts, RolloutEngine
+from rlax_plugin.api import (
+    BuildContext,
+    Extension,
+    Facts,
+    PositiveInt,
+    RolloutEngine,
+    Section,
+    hookimpl,
+)
 
 
 class JetstreamConfig(Section):

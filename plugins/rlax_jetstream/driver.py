@@ -17,10 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlax_plugin.errors import RlaxError, WorkerError
-from rlax_plugin.rollouts.jobs import Job
-from rlax_plugin.text.harmless import storable
-from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
+from rlax_plugin.api import (
+    GroupRequest,
+    Job,
+    RlaxError,
+    Rollout,
+    SamplingParams,
+    WorkerError,
+    storable,
+)
 
 if TYPE_CHECKING:
     from rlax_jetstream.engine import JetstreamEngine

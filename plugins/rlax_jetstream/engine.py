@@ -13,15 +13,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlax_plugin.config import Rollouts
-from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.protocols import Arrays, PromptSource, RolloutEngine, WeightStore
-from rlax_plugin.rollouts.jobs import Job, refusal
-from rlax_plugin.rollouts.scheduler import Scheduler
-from rlax_plugin.rollouts.slots import Slots
-from rlax_plugin.rollouts.waited_for import WaitedFor
-from rlax_plugin.types import GroupRequest, Rollout, WeightVersion
-from rlax_plugin.weights.verification import Reading, load_proved
+from rlax_plugin.api import (
+    Arrays,
+    DecodeSlots,
+    GroupRequest,
+    Job,
+    PromptSource,
+    Reading,
+    Rollout,
+    RolloutEngine,
+    Rollouts,
+    Scheduler,
+    WaitedFor,
+    WeightStore,
+    WeightVersion,
+    WorkerError,
+    load_proved,
+    refusal,
+)
 
 if TYPE_CHECKING:
     from rlax_jetstream import JetstreamConfig
@@ -50,7 +59,7 @@ class _Swap:
 
 
 class JetstreamEngine(RolloutEngine):
-    """Rollout engine over ``Slots``; its thread starts at once and builds them.
+    """Rollout engine over ``DecodeSlots``; its thread starts at once and builds them.
 
     New weights, with ``rollouts.on_new_weights`` ``finish``: running samples finish on the old
     ones, nothing is admitted meanwhile, then the engine swaps. With ``continue`` and ``discard`` it
@@ -65,13 +74,13 @@ class JetstreamEngine(RolloutEngine):
       config: this plug-in's options.
       make_prompt_source: tokenizer of JetStream's text requests; called when one arrives.
       deterministic: ``rlax.deterministic``, see ``Scheduler``.
-      fingerprint: name -> array to name -> uint32; default ``rlax_plugin.weights.fingerprint``.
+      fingerprint: name -> array to name -> uint32; default ``rlax_plugin.api.fingerprint``.
     """
 
     def __init__(
         self,
         *,
-        make_slots: Callable[[], Slots],
+        make_slots: Callable[[], DecodeSlots],
         store: WeightStore,
         rollouts: Rollouts,
         config: JetstreamConfig,
@@ -96,9 +105,9 @@ class JetstreamEngine(RolloutEngine):
         self._decode_s = 0.0
         self._report_at_s = time.monotonic() + rollouts.progress_s
         self._reading = Reading()
-        self._slots: Slots | None = None
+        self._slots: DecodeSlots | None = None
         self._scheduler: Scheduler | None = None
-        self._ready: Future[Slots] = Future()
+        self._ready: Future[DecodeSlots] = Future()
         self._loading = ThreadPoolExecutor(1, thread_name_prefix="rlax-load")
         self._thread = threading.Thread(target=self._run, name="rlax-engine", daemon=True)
         self._thread.start()
@@ -260,9 +269,9 @@ class JetstreamEngine(RolloutEngine):
 
     # ---------------------------------------------------------------- other threads
 
-    def _pull(self, version: WeightVersion, slots: Slots) -> Mapping[str, Any]:
+    def _pull(self, version: WeightVersion, slots: DecodeSlots) -> Mapping[str, Any]:
         if self._fingerprint is None:
-            from rlax_plugin.weights.fingerprint import fingerprint
+            from rlax_plugin.api import fingerprint
 
             self._fingerprint = fingerprint
         return load_proved(
@@ -297,7 +306,7 @@ class JetstreamEngine(RolloutEngine):
         else:
             self._end(WorkerError("closed"), scheduler)
 
-    def _turn(self, slots: Slots, scheduler: Scheduler) -> bool:
+    def _turn(self, slots: DecodeSlots, scheduler: Scheduler) -> bool:
         """One round: forget, swap, admit, decode, deliver, report. False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_work(scheduler), _IDLE_S)

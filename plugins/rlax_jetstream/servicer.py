@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rlax_jetstream.driver import JetStreamDriver, RequestError
-from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.api import PromptSource, WorkerError
 
 if TYPE_CHECKING:
     from rlax_jetstream.engine import JetstreamEngine

@@ -9,16 +9,13 @@ import jax
 from maxtext_overrides.config.loading import load, load_to_check, passed_on
 from maxtext_overrides.upstream.lean_imports import unavailable
 from rlax_jetstream.engine import longest_call
-from rlax_plugin.config import Rollouts
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.ports.protocols import BuildContext, Facts
-from rlax_plugin.rollouts.slots import Slots
+from rlax_plugin.api import BuildContext, ConfigError, DecodeSlots, Facts, Rollouts
 
 if TYPE_CHECKING:
     from rlax_jetstream import JetstreamConfig
 
 
-def make_slots(config: JetstreamConfig, context: BuildContext) -> Slots:
+def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
     """Builds the decode engine on this process's devices; nothing is loaded or compiled yet.
 
     Raises:

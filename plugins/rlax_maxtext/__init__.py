@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from rlax_maxtext.facts import check
 from rlax_maxtext.trainer import MaxTextTrainer
-from rlax_plugin.config import NoOptions
-from rlax_plugin.ports.hookspecs import hookimpl
-from rlax_plugin.ports.protocols import BuildContext, Extension
+from rlax_plugin.api import BuildContext, Extension, NoOptions, hookimpl
 
 
 def _build(config: NoOptions, context: BuildContext) -> MaxTextTrainer:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.api import BuildContext, ConfigError, RlaxSection
 
 
 def answered_prompts(context: BuildContext) -> Any:

@@ -16,7 +16,7 @@ from flax import nnx
 from maxtext_overrides.trainer.scoring import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import restore
-from rlax_plugin.types import Canary
+from rlax_plugin.api import Canary
 
 # Nats. Measured on CPU, as the largest difference between trainer and MaxEngine on eight sequences,
 # for 2 layers 32 wide, DeepSeek's experts, and 8 layers 512 wide with 8192 words: 4e-6 in float32,

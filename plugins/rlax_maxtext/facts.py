@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlax_maxtext.agreement import answered_prompts, check_shapes
-from rlax_plugin.config import NoOptions, RlaxSection
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.loss import resolve
-from rlax_plugin.ports.protocols import BuildContext, Facts
-from rlax_plugin.text.amounts import in_bytes
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    Facts,
+    NoOptions,
+    RlaxSection,
+    in_bytes,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from maxtext_overrides.config.loading import Config

@@ -26,11 +26,15 @@ from maxtext_overrides.trainer.kept_weights import KeptWeights, Weights
 from maxtext_overrides.trainer.scoring import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
 from maxtext_overrides.variables import published, restore
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.advantages import of_batch
-from rlax_plugin.objective.loss import Slots, kl_estimate, kl_token_rewards
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.api import (
+    ConfigError,
+    ObjectiveSlots,
+    RlaxSection,
+    RunFiles,
+    kl_estimate,
+    kl_token_rewards,
+    of_batch,
+)
 
 _REFERENCE = "rlax.objective.reference.path"
 
@@ -52,7 +56,7 @@ class Policies:
         reward ``objective/reference_kl_{k1,k3}``, of the sampler to the reference.
     """
 
-    def __init__(self, config: Config, slots: Slots, section: RlaxSection, directory: str):
+    def __init__(self, config: Config, slots: ObjectiveSlots, section: RlaxSection, directory: str):
         self._slots, self._section, self._files = slots, section, RunFiles(directory)
         self._logprobs = _Forward(config, section.rollouts.temperature)
         self._reference: KeptWeights | None = None

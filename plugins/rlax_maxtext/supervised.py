@@ -16,10 +16,7 @@ import numpy as np
 from maxtext_overrides.config.loading import Config, initialize
 from maxtext_overrides.trainer.scoring import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, Loop, run_train_loop
-from rlax_plugin.errors import ConfigError, TrainingError
-from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.types import Prompt
+from rlax_plugin.api import ConfigError, Prompt, PromptSource, RunFiles, TrainingError
 
 _RECORD = "warm_start.json"
 

@@ -7,12 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.batches import ARRAYS
-from rlax_plugin.objective.loss import make_loss, resolve
-from rlax_plugin.ports.protocols import BuildContext, Trainer, TrainerLink
-from rlax_plugin.types import Descent
+from rlax_plugin.api import (
+    ARRAYS,
+    BuildContext,
+    ConfigError,
+    Descent,
+    RlaxSection,
+    Trainer,
+    TrainerLink,
+    make_loss,
+    resolve,
+)
 
 if TYPE_CHECKING:
     import numpy as np

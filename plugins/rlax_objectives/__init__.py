@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlax_objectives import advantages, aggregations, terms, weights
-from rlax_plugin import Extension, NoOptions, Section, hookimpl
-from rlax_plugin.objective.advantages import per_group
-from rlax_plugin.objective.presets import presets_from_yaml
+from rlax_plugin.api import Extension, NoOptions, Section, hookimpl, per_group, presets_from_yaml
 
 PRESETS = Path(__file__).with_name("presets.yml")
 

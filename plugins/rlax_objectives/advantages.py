@@ -15,9 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from rlax_plugin import Section
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.advantages import Outcomes, per_group
+from rlax_plugin.api import ConfigError, Outcomes, Section, per_group
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]

@@ -9,9 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rlax_plugin import BuildContext, Section
-from rlax_plugin.config import PositiveInt
-from rlax_plugin.objective.loss import Aggregation, TokenInputs
+from rlax_plugin.api import Aggregation, BuildContext, PositiveInt, Section, TokenInputs
 
 
 def sequence_mean(inputs: TokenInputs) -> tuple[Any, Any]:

@@ -6,8 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from rlax_plugin import Section
-from rlax_plugin.objective.loss import Ratio, TokenInputs, ratio_of
+from rlax_plugin.api import Ratio, Section, TokenInputs, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]
 Low = Annotated[float, Field(gt=0, le=1)]

@@ -12,9 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlax_plugin import Section
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.objective.loss import Ratio, TokenInputs, ratio_of
+from rlax_plugin.api import ConfigError, Ratio, Section, TokenInputs, ratio_of
 
 Positive = Annotated[float, Field(gt=0)]
 Per = Literal["token", "sequence"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rlax_plugin import BuildContext, Extension, Section, hookimpl
-from rlax_plugin.config import PositiveInt
-from rlax_plugin.ports.protocols import WeightStore
+from rlax_plugin.api import BuildContext, Extension, PositiveInt, Section, WeightStore, hookimpl
 
 
 class OrbaxConfig(Section):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlax_plugin.errors import WeightsError
+from rlax_plugin.api import WeightsError
 
 METADATA_FILE = "_METADATA"
 _KEY = "rlax_weights"

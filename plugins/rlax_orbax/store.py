@@ -27,14 +27,15 @@ from etils import epath
 from orbax import checkpoint as ocp
 
 from rlax_orbax.layout import METADATA_FILE, Layout, array_spec, chunk_shape, decode, encode
-from rlax_plugin.errors import (
+from rlax_plugin.api import (
+    Arrays,
     DeadlineError,
     WeightsError,
+    WeightStore,
     WeightsUnreadableError,
     WeightsUnwritableError,
     alternatives,
 )
-from rlax_plugin.ports.protocols import Arrays, WeightStore
 
 T = TypeVar("T")
 Index = tuple[slice, ...]

@@ -18,7 +18,7 @@ from rlax_plugin.controller.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
-from rlax_plugin.objective.loss import Slots
+from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_readable, check_writable
@@ -33,7 +33,7 @@ def check_start(
     argv: tuple[str, ...],
     *,
     remote: bool,
-) -> Slots:
+) -> ObjectiveSlots:
     """Looks at all that shows without asking the parts; builds nothing but the objective.
 
     Args:

@@ -132,7 +132,7 @@ class _Run:
         self._closing = False
 
     @functools.cached_property
-    def _objective(self) -> loss.Slots:
+    def _objective(self) -> loss.ObjectiveSlots:
         return self._registry.slots(self._context)
 
     def _build_batch(self, step: int, groups: tuple[Group, ...]) -> TrainBatch:

@@ -41,7 +41,7 @@ __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a r
     "kl_estimate",
     "kl_token_rewards",
     "Preset",
-    "Slots",
+    "ObjectiveSlots",
     "algorithm_of",
     "choices",
     "resolve",
@@ -67,7 +67,7 @@ Loss = Callable[[Scores, Mapping[str, Any]], tuple[Any, Any, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class ObjectiveSlots:
     """The parts of one objective, built, and its numbers.
 
     Attributes:
@@ -145,7 +145,7 @@ def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
         yield f"corrections.{index}", "correction", choice
 
 
-def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Slots:
+def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> ObjectiveSlots:
     """Builds the slots that the config asks for: the preset's, where it does not override them.
 
     Args:
@@ -173,7 +173,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Sl
         )
         return advantage(replace(outcomes, rewards_n=rewards_n))
 
-    return Slots(
+    return ObjectiveSlots(
         built["aggregation"],
         advantages,
         built["importance_weight"],
@@ -187,7 +187,7 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Sl
     )
 
 
-def token_inputs(slots: Slots, scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
+def token_inputs(slots: ObjectiveSlots, scores: Scores, data: Mapping[str, Any]) -> TokenInputs:
     """What the slots see of a batch; the arguments are those of ``make_loss``'s function."""
     import jax
     import jax.numpy as jnp
@@ -222,7 +222,7 @@ def token_inputs(slots: Slots, scores: Scores, data: Mapping[str, Any]) -> Token
     )
 
 
-def term_weights(slots: Slots, inputs: TokenInputs) -> tuple[Any, Any]:
+def term_weights(slots: ObjectiveSlots, inputs: TokenInputs) -> tuple[Any, Any]:
     """agg * is * corrections per token, [rows, length], and the total weight of ``agg``."""
     weights_bt, weight = slots.aggregation(inputs)
     _check_shape("aggregation", weights_bt, inputs)
@@ -244,7 +244,7 @@ def _check_shape(slot: str, found_bt: Any, inputs: TokenInputs) -> None:
         )
 
 
-def make_loss(slots: Slots) -> Loss:
+def make_loss(slots: ObjectiveSlots) -> Loss:
     """Returns the function that the trainer differentiates.
 
     It is called as ``loss(scores, data)``: ``scores`` of ``data["targets"]`` under pi_theta;

@@ -232,7 +232,7 @@ def _marker_advice(attribute: str, function: Any) -> str:
             return (
                 f"is marked with the @hookimpl of project {project!r}: use the one from rlax_plugin"
             )
-    advice = "has no @hookimpl (from rlax_plugin import hookimpl)"
+    advice = "has no @hookimpl (from rlax_plugin.api import hookimpl)"
     if attribute in HOOKS:
         return advice
     return f"{advice}, and is no hook; {alternatives(attribute, HOOKS)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.rollouts.jobs import Job
-from rlax_plugin.rollouts.slots import Drawn, Prefill, Slots
+from rlax_plugin.rollouts.slots import DecodeSlots, Drawn, Prefill
 from rlax_plugin.types import Rollout
 
 
@@ -44,7 +44,7 @@ class Scheduler:
 
     def __init__(
         self,
-        slots: Slots,
+        slots: DecodeSlots,
         *,
         arrival_steps: int,
         linger_steps: int,

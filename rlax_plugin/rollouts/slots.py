@@ -60,7 +60,7 @@ class Drawn:
     logprob_sampled: np.ndarray
 
 
-class Slots(Protocol):
+class DecodeSlots(Protocol):
     """What a scheduler needs of ``decode.DecodeEngine``; see there."""
 
     slots: int

@@ -16,8 +16,8 @@ from rlax_plugin.config import Choice, Objective, Overlong, RlaxSection, Rollout
 from rlax_plugin.config.validation import validate
 from rlax_plugin.objective import advantages, diagnostics
 from rlax_plugin.objective.loss import (
+    ObjectiveSlots,
     Scores,
-    Slots,
     kl_estimate,
     kl_token_rewards,
     make_loss,
@@ -208,13 +208,13 @@ def _without_limit(section: RlaxSection) -> RlaxSection:
     return section.model_copy(update={"objective": objective})
 
 
-def slots_of(section: RlaxSection) -> Slots:
+def slots_of(section: RlaxSection) -> ObjectiveSlots:
     """The parts of a config's objective, built by the plug-ins that it lists."""
     return registry_for(section).slots(BuildContext.outside_run(section))
 
 
 def unused_arrays(
-    slots: Slots, names: Collection[str], shape: tuple[int, ...], group_size: int
+    slots: ObjectiveSlots, names: Collection[str], shape: tuple[int, ...], group_size: int
 ) -> dict[str, str]:
     """Of optional arrays of ``evaluate_objective``, those that change nothing.
 
@@ -264,7 +264,7 @@ def _reads_values(slot: advantages.AdvantageSlot, shape: tuple[int, ...], group_
     return not np.array_equal(first, second)
 
 
-def _reads_entropy(slots: Slots, shape: tuple[int, ...]) -> bool:
+def _reads_entropy(slots: ObjectiveSlots, shape: tuple[int, ...]) -> bool:
     """Whether entropies change the loss, although there is no bonus: a slot may read them."""
     rng = np.random.default_rng(0)
     ones_bt = np.ones(shape, np.int32)
@@ -284,7 +284,7 @@ def _reads_entropy(slots: Slots, shape: tuple[int, ...]) -> bool:
 
 
 def _advantages(
-    slots: Slots,
+    slots: ObjectiveSlots,
     arrays: Mapping[str, np.ndarray],
     rewards_b: np.ndarray,
     group_size: int,
@@ -318,7 +318,7 @@ def _advantages(
     return found_bt, advantages.of_batch(returns, outcomes, token_rewards_bt)
 
 
-def _kl(slots: Slots, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def _kl(slots: ObjectiveSlots, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
     if not slots.needs_reference:
         return None
     policy = "logprobs_bt" if slots.kl_in_loss else "behaviour_logprobs_bt"
@@ -329,7 +329,7 @@ def _kl(slots: Slots, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 def _evaluate(
-    slots: Slots,
+    slots: ObjectiveSlots,
     arrays: Mapping[str, np.ndarray],
     advantages_bt: np.ndarray,
     returns_bt: np.ndarray,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from textwrap import dedent, indent
 
 _HEAD = """
-from rlax_plugin import Extension, NoOptions, Section, hookimpl
+from rlax_plugin.api import Extension, NoOptions, Section, hookimpl
 
 
 def offers(part):
@@ -477,7 +477,7 @@ BROKEN: dict[str, Broken] = {
     "preset_with_an_unknown_slot": _of(
         "objective",
         """
-        from rlax_plugin import Choice
+        from rlax_plugin.api import Choice
         from rlax_plugin.objective.presets import Preset
 
         def build(context):

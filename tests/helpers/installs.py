@@ -10,7 +10,7 @@ from pathlib import Path
 
 # A plug-in with one gate; %(name)s and %(gate)s are filled in.
 GATE = """
-    from rlax_plugin import Extension, Section, hookimpl
+    from rlax_plugin.api import Extension, Section, hookimpl
 
     class Config(Section):
         low: float = 0.1

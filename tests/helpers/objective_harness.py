@@ -16,7 +16,7 @@ import rlax_objectives
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective.advantages import Outcomes
-from rlax_plugin.objective.loss import Scores, Slots, make_loss, resolve
+from rlax_plugin.objective.loss import ObjectiveSlots, Scores, make_loss, resolve
 from rlax_plugin.ports.protocols import BuildContext
 
 PRESETS = tuple(rlax_objectives.rlax_register_objective())
@@ -32,7 +32,7 @@ def slots_of(
     max_new_tokens: int = 4,
     sequences_per_row: int = 1,
     **objective: Any,
-) -> Slots:
+) -> ObjectiveSlots:
     section = RlaxSection.model_validate(
         {
             "plugins": ["rlax_objectives"],
@@ -48,7 +48,9 @@ def slots_of(
     return resolve(section, lambda kind, choice, key: build_part(kind, choice, key, context))
 
 
-def advantages_of(slots: Slots, rewards: Any, lengths: Any, groups: Any = None, **more: Any) -> Any:
+def advantages_of(
+    slots: ObjectiveSlots, rewards: Any, lengths: Any, groups: Any = None, **more: Any
+) -> Any:
     rewards_n = np.array(rewards, float)
     group_n = np.zeros(len(rewards_n), int) if groups is None else np.array(groups)
     return slots.advantages(Outcomes(rewards_n, np.array(lengths), group_n, **more))
@@ -73,7 +75,7 @@ class Result(NamedTuple):
     grad_bt: Any
 
 
-def differentiated(slots: Slots) -> Callable[[Any, Any], Result]:
+def differentiated(slots: ObjectiveSlots) -> Callable[[Any, Any], Result]:
     """(logprobs_bt, data) -> the loss and its gradient with regard to the log-probs."""
     loss = make_loss(slots)
 

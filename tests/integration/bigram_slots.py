@@ -14,7 +14,7 @@ import numpy as np
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 
-from rlax_plugin import BuildContext, Extension, hookimpl
+from rlax_plugin.api import BuildContext, Extension, hookimpl
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import Section
 from rlax_plugin.rollouts.slots import Drawn
@@ -59,7 +59,7 @@ class _Slot:
 
 
 class BigramSlots:
-    """Implements ``rlax_plugin.rollouts.slots.Slots``; without resumed samples."""
+    """Implements ``rlax_plugin.rollouts.slots.DecodeSlots``; without resumed samples."""
 
     def __init__(self, rollouts, config):
         self.slots, self.max_prompt_tokens = rollouts.slots, rollouts.max_prompt_tokens

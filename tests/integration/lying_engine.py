@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from rlax_plugin import Extension, hookimpl
+from rlax_plugin.api import Extension, hookimpl
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
 

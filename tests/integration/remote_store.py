@@ -21,7 +21,7 @@ import tensorstore as ts
 from rlax_orbax import store as orbax
 from rlax_orbax.layout import array_spec
 
-from rlax_plugin import BuildContext, Extension, hookimpl
+from rlax_plugin.api import BuildContext, Extension, hookimpl
 from rlax_plugin.config import Section
 
 _WORKER = os.environ.get("RLAX_WORKER", "")  # empty in the trainer

@@ -21,7 +21,7 @@ PLUGIN = r"""
 import itertools, os, random, sys
 from dataclasses import replace
 
-from rlax_plugin import Extension, NoOptions, hookimpl
+from rlax_plugin.api import Extension, NoOptions, hookimpl
 from rlax_plugin.testing.task import Numbers, NumbersConfig, encode
 
 NASTY = (

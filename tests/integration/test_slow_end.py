@@ -10,7 +10,7 @@ from runs import Run
 PLUGIN = """
 import time
 
-from rlax_plugin import Extension, NoOptions, hookimpl
+from rlax_plugin.api import Extension, NoOptions, hookimpl
 
 
 class Stuck:
@@ -38,7 +38,7 @@ def rlax_register_tracker():
 STORE = """
 import time
 
-from rlax_plugin import Extension, NoOptions, hookimpl
+from rlax_plugin.api import Extension, NoOptions, hookimpl
 from rlax_plugin.testing.store import NpzStore
 
 

@@ -17,7 +17,7 @@ from maxtext_overrides.variables import restore
 from rlax_plugin.config import KL, Algorithm, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
-from rlax_plugin.objective.loss import Slots, make_loss
+from rlax_plugin.objective.loss import ObjectiveSlots, make_loss
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
 ROWS, LENGTH, VOCAB = 8, 16, 64
@@ -46,7 +46,7 @@ def batch(step):
 
 def slots(updates_per_step=1, **algorithm):
     """REINFORCE: the advantage is all that a sample was paid."""
-    return Slots(
+    return ObjectiveSlots(
         aggregation=lambda inputs: (inputs.mask_bt, inputs.mask_bt.sum()),
         advantages=lambda outcomes: outcomes.totals_n,
         importance_weight=lambda inputs: jnp.ones_like(inputs.mask_bt),

@@ -28,7 +28,7 @@ from maxtext_overrides.trainer.train_loop import (
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.signatures import OverrideError
 from maxtext_overrides.variables import published
-from rlax_plugin import NoOptions
+from rlax_plugin.api import NoOptions
 from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError, TrainingError, WorkerError

@@ -10,7 +10,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.preflight import check_places, check_start
 from rlax_plugin.evaluation.evaluator import Part, asked_sets
-from rlax_plugin.objective.loss import Slots
+from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext, Facts, PromptSource
 from rlax_plugin.rollouts.requests import training_prompts
 
@@ -61,7 +61,7 @@ class Examined:
     section: RlaxSection
     maxtext: Mapping[str, Any]
     registry: Registry
-    slots: Slots
+    slots: ObjectiveSlots
     checked: Mapping[str, Facts] | None = None
     prompts: Prompts | None = None
 

@@ -102,7 +102,7 @@ def _check_equal_rewards(part: Inspection, computed: AdvantageSlot) -> None:
         return
     with part.rule(
         f"a {what} of equal rewards gets exactly 0: there is nothing to learn from it",
-        "wrap a function of one group's rewards in rlax_plugin.objective.advantages.per_group, "
+        "wrap a function of one group's rewards in rlax_plugin.api.per_group, "
         "which never shows it equal ones; else return zeros where max == min",
     ):
         for reward in _EQUAL:

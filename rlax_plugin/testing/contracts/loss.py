@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlax_plugin.objective.loss import Scores, Slots, make_loss
+from rlax_plugin.objective.loss import ObjectiveSlots, Scores, make_loss
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 
 ROWS, LENGTH, SEQUENCES = 6, 8, 3
@@ -115,7 +115,7 @@ def _order(of: Batch) -> np.ndarray:
 Evaluate = Callable[[Batch], Value]
 
 
-def compiled(slots: Slots) -> Evaluate:
+def compiled(slots: ObjectiveSlots) -> Evaluate:
     """The loss as a trainer computes it, compiled for each shape."""
     import jax
 
@@ -156,7 +156,7 @@ def check_loss(part: Inspection, value: Evaluate, add_up: str) -> None:
     expected: Value | None = None
     with part.rule(
         "its loss and gradient are finite",
-        "bound ratios with rlax_plugin.objective.loss.ratio_of and divide by nothing that may be 0",
+        "bound ratios with rlax_plugin.api.ratio_of and divide by nothing that may be 0",
     ):
         found = value(clean)
         require(np.isfinite(found.loss_sum), f"the loss is {found.loss_sum}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.objective.loss import Preset, Slots
+from rlax_plugin.objective.loss import ObjectiveSlots, Preset
 from rlax_plugin.testing.contracts.advantage import MIXED, outcomes
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.loss import batch, compiled
@@ -23,13 +23,11 @@ def check_preset(preset: object, name: str, section: RlaxSection, part: Inspecti
     Args:
       section: its plug-ins are loaded.
     """
-    with part.rule(
-        "build returns an rlax_plugin.objective.presets.Preset", "see presets_from_yaml"
-    ):
+    with part.rule("build returns an rlax_plugin.api.Preset", "see presets_from_yaml"):
         require(isinstance(preset, Preset), f"it returned {type(preset).__name__}")
     if not part.sound:
         return
-    slots: Slots | None = None
+    slots: ObjectiveSlots | None = None
     with part.rule("its slots are offered, and fit each other", _FIT):
         slots = slots_of(section_of(name, section.plugins, rollouts=section.rollouts))
     if slots is None:

@@ -15,7 +15,13 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from rlax_plugin.config import Algorithm
-from rlax_plugin.objective.loss import Ratio, Slots, TokenInputs, term_weights, token_inputs
+from rlax_plugin.objective.loss import (
+    ObjectiveSlots,
+    Ratio,
+    TokenInputs,
+    term_weights,
+    token_inputs,
+)
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.loss import (
     ATOL,
@@ -44,7 +50,7 @@ _AGGREGATION = (
 )
 
 
-def _plainest(**slots: Any) -> Slots:
+def _plainest(**slots: Any) -> ObjectiveSlots:
     """Every token counts the same, the term is log pi, pi_old is the policy before the update."""
     known: dict[str, Any] = {
         "aggregation": lambda inputs: (inputs.mask_bt, inputs.mask_bt.sum()),
@@ -57,7 +63,7 @@ def _plainest(**slots: Any) -> Slots:
         "updates_per_step": 2,
         "max_sequences": SEQUENCES,
     }
-    return Slots(**{**known, **slots})
+    return ObjectiveSlots(**{**known, **slots})
 
 
 def check_aggregation(function: Callable[[TokenInputs], Any], part: Inspection) -> None:
@@ -93,7 +99,9 @@ def check_correction(function: Callable[[TokenInputs], Any], part: Inspection) -
     _check_factor(function, _plainest(corrections=(function,)), part)
 
 
-def _check_factor(function: Callable[[TokenInputs], Any], slots: Slots, part: Inspection) -> None:
+def _check_factor(
+    function: Callable[[TokenInputs], Any], slots: ObjectiveSlots, part: Inspection
+) -> None:
     value = compiled(slots)
     if not _check_token_function(part, function, slots, value):
         return
@@ -134,7 +142,7 @@ def check_gradient_term(function: Callable[[TokenInputs], Any], part: Inspection
 
 
 def _check_token_function(
-    part: Inspection, function: Callable[[TokenInputs], Any], slots: Slots, value: Evaluate
+    part: Inspection, function: Callable[[TokenInputs], Any], slots: ObjectiveSlots, value: Evaluate
 ) -> bool:
     with part.rule(
         "returns one number per token: [rows, length]",
@@ -148,7 +156,7 @@ def _check_token_function(
         return False
     with part.rule(
         f"is finite with policies {_FAR:g} nats apart",
-        "make ratios with rlax_plugin.objective.loss.ratio_of, which bounds them",
+        "make ratios with rlax_plugin.api.ratio_of, which bounds them",
     ):
         far = value(batch(apart=_FAR))
         require(np.isfinite(far.grad_bt).all(), "the gradient is not finite")
@@ -174,7 +182,9 @@ def _check_metrics(found: Any) -> None:
         require(np.shape(value_bt) == (ROWS, LENGTH), f"{name} has shape {np.shape(value_bt)}")
 
 
-def _check_padding(part: Inspection, function: Callable[[TokenInputs], Any], slots: Slots) -> None:
+def _check_padding(
+    part: Inspection, function: Callable[[TokenInputs], Any], slots: ObjectiveSlots
+) -> None:
     with part.rule(
         "more padding changes nothing: the mask says what counts",
         "multiply by inputs.mask_bt and count with inputs.mask_bt.sum() or length_bt, never with "
@@ -189,14 +199,18 @@ def _check_padding(part: Inspection, function: Callable[[TokenInputs], Any], slo
             require(same, f"with less padding it returns {other} instead of {one}")
 
 
-def _on_tokens(function: Callable[[TokenInputs], Any], slots: Slots, of: Batch) -> list[np.ndarray]:
+def _on_tokens(
+    function: Callable[[TokenInputs], Any], slots: ObjectiveSlots, of: Batch
+) -> list[np.ndarray]:
     """What it returns, on trained tokens; of an aggregation also the total."""
     result = function(_inputs(slots, of).frozen())
     arrays = [np.asarray(x) for x in (result if isinstance(result, tuple) else (result,))]
     return [x[of.arrays["rl_mask"] > 0] if x.ndim else x for x in arrays]
 
 
-def _check_tracing(part: Inspection, function: Callable[[TokenInputs], Any], slots: Slots) -> bool:
+def _check_tracing(
+    part: Inspection, function: Callable[[TokenInputs], Any], slots: ObjectiveSlots
+) -> bool:
     """Whether it is pure, and the same when JAX traces it."""
     import jax
 
@@ -229,7 +243,7 @@ def _equal(one: Any, other: Any, *, exact: bool) -> bool:
     return all(np.allclose(a, b, rtol, atol, equal_nan=True) for a, b in pairs)
 
 
-def _check_derivative(function: Callable[[TokenInputs], Any], slots: Slots) -> None:
+def _check_derivative(function: Callable[[TokenInputs], Any], slots: ObjectiveSlots) -> None:
     """A derivative that is not that of the value was put there to train."""
     import jax
 
@@ -268,6 +282,6 @@ def _check_tokens(found_bt: Any) -> None:
     require(np.isfinite(trained_n).all(), f"trained tokens get {trained_n}")
 
 
-def _inputs(slots: Slots, of: Batch) -> TokenInputs:
+def _inputs(slots: ObjectiveSlots, of: Batch) -> TokenInputs:
     scores, data = split(of)
     return token_inputs(slots, scores, data)

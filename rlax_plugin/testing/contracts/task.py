@@ -39,7 +39,7 @@ def check_prompt_source(
     splits: dict[str, Sequence[Prompt]] = {}
     with part.rule(
         'prompts("train"), ("validation") and ("test") are not empty and hold Prompts',
-        "return a sequence of rlax_plugin.types.Prompt for each of the three splits",
+        "return a sequence of rlax_plugin.api.Prompt for each of the three splits",
     ):
         for split in SPLITS:
             found = source.prompts(split)
@@ -81,7 +81,7 @@ def check_prompt_source(
         require(there["splits"] == expected, "another process gives others")
     with part.rule(
         "an unknown split raises a ConfigError",
-        "raise rlax_plugin.errors.ConfigError with the splits that there are",
+        "raise rlax_plugin.api.ConfigError with the splits that there are",
     ):
         try:
             found = source.prompts("no-such-split")

@@ -2,10 +2,17 @@
 
 from pydantic import Field
 
-from rlax_plugin import BuildContext, Choice, Extension, NoOptions, Section, hookimpl
-from rlax_plugin.objective.presets import Preset
-from rlax_plugin.ports.protocols import Reward
-from rlax_plugin.types import Prompt
+from rlax_plugin.api import (
+    BuildContext,
+    Choice,
+    Extension,
+    NoOptions,
+    Preset,
+    Prompt,
+    Reward,
+    Section,
+    hookimpl,
+)
 
 
 class VarietyConfig(Section):

@@ -160,7 +160,7 @@ def test_unlisted_plugin_that_offers_the_name(folder: Path) -> None:
 def test_exit_statuses(folder: Path, raised: str, status: int) -> None:
     """A part that fails while the config is checked stands for any failure."""
     source = f"""
-        from rlax_plugin import Extension, NoOptions, hookimpl
+        from rlax_plugin.api import Extension, NoOptions, hookimpl
         from rlax_plugin.errors import DeadlineError, PluginError, WorkerError
 
         def check(config, context):

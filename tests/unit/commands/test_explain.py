@@ -85,7 +85,7 @@ def test_keys_below_the_objective_can_be_set() -> None:
 
 
 PRESET = """
-    from rlax_plugin import Choice, Extension, NoOptions, hookimpl
+    from rlax_plugin.api import Choice, Extension, NoOptions, hookimpl
     from rlax_plugin.objective.presets import Preset
 
     @hookimpl
@@ -97,7 +97,7 @@ PRESET = """
 TERM = """
     from typing import ClassVar
 
-    from rlax_plugin import Extension, Section, hookimpl
+    from rlax_plugin.api import Extension, Section, hookimpl
 
     class Up(Section):
         ratio: ClassVar[str] = "policy/old"

@@ -100,7 +100,7 @@ def test_every_key_is_explained() -> None:
 TASK = """
     import numpy as np
 
-    from rlax_plugin import Extension, NoOptions, hookimpl
+    from rlax_plugin.api import Extension, NoOptions, hookimpl
     from rlax_plugin.types import Prompt
 
     class Source:

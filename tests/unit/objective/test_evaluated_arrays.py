@@ -76,7 +76,7 @@ def test_values_that_are_all_equal_are_used_by_generalised_advantages():
 
 
 SLOTS = """
-from rlax_plugin import Extension, NoOptions, hookimpl
+from rlax_plugin.api import Extension, NoOptions, hookimpl
 
 
 def bold(inputs):

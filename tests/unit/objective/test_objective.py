@@ -15,7 +15,7 @@ import pytest
 import rlax_objectives
 from objective_harness import data_of, differentiated, jit, random_case, slots_of
 
-from rlax_plugin import Choice
+from rlax_plugin.api import Choice
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective.diagnostics import GAP_EDGES, gap_quantile, summarise
@@ -174,7 +174,7 @@ import sys
 from pathlib import Path
 import rlax_objectives
 import rlax_plugin.objective.batches
-from rlax_plugin import BuildContext
+from rlax_plugin.api import BuildContext
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective.loss import resolve

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rlax_arithmetic import dataset, tokenizer
 from rlax_arithmetic.problems import SPLITS, ProblemSet, operands
 
-from rlax_plugin import BuildContext
+from rlax_plugin.api import BuildContext
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.types import Prompt
 

@@ -7,7 +7,7 @@ import pytest
 import rlax_synthetic
 from rlax_synthetic import SPLITS
 
-from rlax_plugin import BuildContext
+from rlax_plugin.api import BuildContext
 from rlax_plugin.errors import ConfigError
 
 CONTEXT = BuildContext(run_dir=Path("unused"), seed=0, section=None)

@@ -16,7 +16,7 @@ from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext, Facts
 
 PARTS = """
-    from rlax_plugin import Extension, NoOptions, Section, hookimpl
+    from rlax_plugin.api import Extension, NoOptions, Section, hookimpl
     from rlax_plugin.errors import ConfigError
 
     class Config(Section):
@@ -192,7 +192,7 @@ def test_wrong_registrations_name_plugin_and_hook(
 ) -> None:
     source = f"""
         from pydantic import BaseModel
-        from rlax_plugin import Extension, NoOptions, Section, hookimpl
+        from rlax_plugin.api import Extension, NoOptions, Section, hookimpl
         def build(config, context): return 1
         class Lax(BaseModel): a: int = 1
         class Named(Section): name: str
@@ -217,7 +217,7 @@ def test_parts_are_built_with_validated_options_and_may_build_others(folder: Pat
 
 def test_a_failing_build_says_whose_it_is(folder: Path) -> None:
     source = """
-        from rlax_plugin import Extension, NoOptions, hookimpl
+        from rlax_plugin.api import Extension, NoOptions, hookimpl
         @hookimpl
         def rlax_register_gate():
             return {"broken": Extension(NoOptions, lambda config, context: 1 / 0)}
@@ -233,7 +233,7 @@ def test_a_failing_build_says_whose_it_is(folder: Path) -> None:
 
 def test_a_preset_must_be_a_preset(folder: Path) -> None:
     source = """
-        from rlax_plugin import Extension, NoOptions, hookimpl
+        from rlax_plugin.api import Extension, NoOptions, hookimpl
         @hookimpl
         def rlax_register_objective():
             return {"mine": Extension(NoOptions, lambda config, context: "grpo")}

@@ -13,7 +13,7 @@ from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.manager import HOOKS, KINDS, Manager, installed
 
 OBSERVER = """
-    from rlax_plugin import hookimpl
+    from rlax_plugin.api import hookimpl
     seen = []
 
     @hookimpl
@@ -66,7 +66,7 @@ def test_one_name_from_two_distributions_is_refused(folder: Path) -> None:
 def test_a_plugin_may_be_a_module_or_an_instance(folder: Path) -> None:
     write(folder, "tp_module", OBSERVER)
     instance = """
-        from rlax_plugin import hookimpl
+        from rlax_plugin.api import hookimpl
 
         class Counter:
             def __init__(self):
@@ -119,7 +119,7 @@ def test_the_same_plugin_twice_is_refused(folder: Path) -> None:
     assert "is the same plug-in as 'tp-alias'" in refusal("tp-alias", "tp_aliased")
 
 
-HEAD = "import pluggy\nfrom rlax_plugin import hookimpl\n"
+HEAD = "import pluggy\nfrom rlax_plugin.api import hookimpl\n"
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ HEAD = "import pluggy\nfrom rlax_plugin import hookimpl\n"
         ),
         (
             "def rlax_register_reward(): return {}",
-            "rlax_register_reward has no @hookimpl (from rlax_plugin import hookimpl)",
+            "rlax_register_reward has no @hookimpl (from rlax_plugin.api import hookimpl)",
         ),
         (
             "def rlax_register_rewrd(): return {}",
-            "has no @hookimpl (from rlax_plugin import hookimpl), and is no hook; did you mean "
+            "has no @hookimpl (from rlax_plugin.api import hookimpl), and is no hook; did you mean "
             "'rlax_register_reward'?",
         ),
         (
@@ -172,7 +172,7 @@ def test_what_breaks_the_hook_contract(folder: Path, source: str, expected: str)
 
 def test_a_class_in_place_of_an_instance_is_refused(folder: Path) -> None:
     source = """
-        from rlax_plugin import hookimpl
+        from rlax_plugin.api import hookimpl
 
         class Plugin:
             @hookimpl

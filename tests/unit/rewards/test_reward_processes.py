@@ -23,7 +23,7 @@ from rlax_plugin.types import Prompt, Rollout
 LIMIT_S = 120.0
 PLUGIN = r"""
 import os, socket, stat, subprocess, sys, threading, time
-from rlax_plugin import Extension, NoOptions, hookimpl
+from rlax_plugin.api import Extension, NoOptions, hookimpl
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -16,7 +16,7 @@ from rlax_plugin.types import Prompt, Rollout
 
 PLUGIN = """
 import os, time
-from rlax_plugin import Extension, NoOptions, hookimpl
+from rlax_plugin.api import Extension, NoOptions, hookimpl
 
 def judge(prompt, completion):
     print("noise on standard output")

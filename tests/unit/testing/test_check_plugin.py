@@ -74,7 +74,7 @@ def test_a_broken_plugin_is_told_what_to_mend(
 
 def test_all_findings_of_all_parts_are_told(folder: Path) -> None:
     source = """
-        from rlax_plugin import Extension, NoOptions, hookimpl
+        from rlax_plugin.api import Extension, NoOptions, hookimpl
 
         class Gate:
             def __init__(self, answer):
@@ -104,7 +104,7 @@ def test_all_findings_of_all_parts_are_told(folder: Path) -> None:
 
 def test_required_options_are_asked_for_and_given(folder: Path) -> None:
     gate = """
-        from rlax_plugin import Extension, Section, hookimpl
+        from rlax_plugin.api import Extension, Section, hookimpl
 
         class Config(Section):
             most: float

@@ -1,0 +1,202 @@
+"""Everything that a plug-in may import, beside ``rlax_plugin.testing``.
+
+These two modules are what is kept stable: a name that stands here is renamed or removed only with
+a line in CHANGELOG.md. Where a name is defined may change at any time. Importing this module
+imports no JAX; docs/plugin_hooks.md says which hook takes and returns what.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+# Options of a part, and the config that they stand in.
+from rlax_plugin.config import (
+    INT32_MAX,
+    Choice,
+    NonNegativeInt,
+    NoOptions,
+    PathText,
+    PositiveInt,
+    Processes,
+    RlaxSection,
+    Rollouts,
+    Seconds,
+    Section,
+)
+from rlax_plugin.config.loading import load_section
+
+# Errors, and words for their messages.
+from rlax_plugin.errors import (
+    ConfigError,
+    DeadlineError,
+    RlaxError,
+    TrainingError,
+    WeightsError,
+    WeightsUnreadableError,
+    WeightsUnwritableError,
+    WorkerError,
+    alternatives,
+)
+
+# Trackers.
+from rlax_plugin.metrics.tracking import (
+    BackgroundTracker,
+    Sink,
+    TrackedRun,
+    TrackerConfig,
+    require,
+)
+
+# Objectives.
+from rlax_plugin.objective.advantages import Outcomes, of_batch, per_group
+from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.objective.inputs import TokenInputs, kl_estimate, kl_token_rewards, ratio_of
+from rlax_plugin.objective.loss import Aggregation, ObjectiveSlots, Ratio, make_loss, resolve
+from rlax_plugin.objective.presets import Preset, presets_from_yaml
+
+# Hooks, and the interfaces of parts.
+from rlax_plugin.ports.hookspecs import hookimpl
+from rlax_plugin.ports.protocols import (
+    Arrays,
+    BuildContext,
+    Extension,
+    Facts,
+    Gate,
+    Launcher,
+    PassRates,
+    PromptSource,
+    Reward,
+    RolloutEngine,
+    Sampler,
+    Tracker,
+    Trainer,
+    TrainerLink,
+    WeightStore,
+)
+
+# Files.
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.places import check_file_writable
+
+# Continuous batching, for rollout engines.
+from rlax_plugin.rollouts.jobs import Job, refusal
+from rlax_plugin.rollouts.scheduler import Scheduler
+from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Drawn, Prefill
+from rlax_plugin.rollouts.waited_for import WaitedFor
+
+# Text from outside, and amounts in messages.
+from rlax_plugin.text.amounts import in_bytes
+from rlax_plugin.text.harmless import harmless, one_line, storable
+
+# Records.
+from rlax_plugin.types import (
+    Canary,
+    Descent,
+    Group,
+    GroupRequest,
+    Prompt,
+    Rollout,
+    SamplingParams,
+    WeightVersion,
+)
+
+# Weights.
+from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.verification import Reading, load_proved
+
+if TYPE_CHECKING:
+    from rlax_plugin.weights.fingerprint import fingerprint
+
+__all__ = [
+    "ARRAYS",
+    "INT32_MAX",
+    "MAX_STOP_IDS",
+    "Aggregation",
+    "Arrays",
+    "BackgroundTracker",
+    "BuildContext",
+    "Canary",
+    "Choice",
+    "ConfigError",
+    "DeadlineError",
+    "DecodeSlots",
+    "Descent",
+    "Drawn",
+    "Extension",
+    "Facts",
+    "Gate",
+    "Group",
+    "GroupRequest",
+    "Job",
+    "Launcher",
+    "NoOptions",
+    "NonNegativeInt",
+    "ObjectiveSlots",
+    "Outcomes",
+    "PassRates",
+    "PathText",
+    "PositiveInt",
+    "Prefill",
+    "Preset",
+    "Processes",
+    "Prompt",
+    "PromptSource",
+    "Ratio",
+    "Reading",
+    "Reward",
+    "RlaxError",
+    "RlaxSection",
+    "Rollout",
+    "RolloutEngine",
+    "Rollouts",
+    "RunFiles",
+    "Sampler",
+    "SamplingParams",
+    "Scheduler",
+    "Seconds",
+    "Section",
+    "Sink",
+    "TokenInputs",
+    "TrackedRun",
+    "Tracker",
+    "TrackerConfig",
+    "Trainer",
+    "TrainerLink",
+    "TrainingError",
+    "WaitedFor",
+    "WeightStore",
+    "WeightVersion",
+    "WeightsError",
+    "WeightsUnreadableError",
+    "WeightsUnwritableError",
+    "WorkerError",
+    "alternatives",
+    "check_file_writable",
+    "fingerprint",
+    "fingerprint_numpy",
+    "harmless",
+    "hookimpl",
+    "in_bytes",
+    "kl_estimate",
+    "kl_token_rewards",
+    "load_proved",
+    "load_section",
+    "make_loss",
+    "of_batch",
+    "one_line",
+    "per_group",
+    "presets_from_yaml",
+    "ratio_of",
+    "refusal",
+    "require",
+    "resolve",
+    "storable",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "fingerprint":  # the only one that needs JAX
+        from rlax_plugin.weights.fingerprint import fingerprint
+
+        return fingerprint
+    raise AttributeError(f"module 'rlax_plugin.api' has no attribute {name!r}")
