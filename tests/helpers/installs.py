@@ -58,3 +58,39 @@ def on_path(folder: Path) -> Iterator[Path]:
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", "") or "").startswith(str(folder)):
                 del sys.modules[name]
+
+
+# A plug-in with a part of each kind that a whole config needs.
+PARTS = """
+    from rlax_plugin.api import Extension, NoOptions, Section, hookimpl
+    from rlax_plugin.errors import ConfigError
+
+    class Config(Section):
+        slots: int = 4
+
+    def part(name):
+        return {name: Extension(Config, lambda config, context: (name, config.slots))}
+
+    @hookimpl
+    def rlax_register_prompt_source(): return part("source")
+    @hookimpl
+    def rlax_register_reward(): return part("right")
+    @hookimpl
+    def rlax_register_rollout_engine(): return part("engine")
+    @hookimpl
+    def rlax_register_weight_store(): return part("store")
+    @hookimpl
+    def rlax_register_launcher(): return part("launch")
+    @hookimpl
+    def rlax_register_tracker(): return part("track")
+
+    def build(config, context):
+        return ("trainer", context.part("reward", context.section.rewards[0], "rlax.rewards.0"))
+
+    def check(config, context):
+        if context.maxtext_argv:
+            raise ConfigError("steps", context.maxtext_argv[0], "must be none")
+
+    @hookimpl
+    def rlax_register_trainer(): return {"train": Extension(NoOptions, build, check)}
+"""

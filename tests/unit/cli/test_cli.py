@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installs import GATE, install, on_path, write
-from test_build import PARTS
+from installs import GATE, PARTS, install, on_path, write
 from typer.testing import CliRunner, Result
 
 from rlax_plugin.cli import app

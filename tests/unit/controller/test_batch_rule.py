@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_advantages import group as scored_group
+from scored_groups import scored_group
 
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError

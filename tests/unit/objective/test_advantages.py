@@ -6,33 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scored_groups import scored_group as group
 
 from rlax_plugin.config import Overlong
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.advantages import Outcomes, of_batch, of_groups, per_group, shaped
 from rlax_plugin.objective.batches import build_batch
-from rlax_plugin.types import Group, Prompt, Rollout
-
-
-def group(number: int, *samples: tuple[int, float | None], prompt_tokens: int = 2) -> Group:
-    """Samples of (completion tokens, reward) behind a prompt."""
-    prompt = Prompt("p", np.full(prompt_tokens, 7, np.int32), "", "")
-    rollouts = tuple(
-        Rollout(
-            group_id=number,
-            index=i,
-            seed=i,
-            tokens=np.ones(length, np.int32),
-            logprob_full=np.zeros(length, np.float32),
-            logprob_sampled=np.zeros(length, np.float32),
-            versions=np.zeros(length, np.int32),
-            finish_reason="stop",
-            reward=reward,
-        )
-        for i, (length, reward) in enumerate(samples)
-    )
-    return Group(number, 1, prompt, rollouts)
-
 
 GROUPS = [
     group(5, (1, 1.0), (2, 0.0), (3, None)),

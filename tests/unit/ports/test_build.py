@@ -7,47 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installs import GATE, install, on_path, write
+from installs import GATE, PARTS, install, on_path, write
 
 from rlax_plugin.build import Registry, build_part, registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext, Facts
-
-PARTS = """
-    from rlax_plugin.api import Extension, NoOptions, Section, hookimpl
-    from rlax_plugin.errors import ConfigError
-
-    class Config(Section):
-        slots: int = 4
-
-    def part(name):
-        return {name: Extension(Config, lambda config, context: (name, config.slots))}
-
-    @hookimpl
-    def rlax_register_prompt_source(): return part("source")
-    @hookimpl
-    def rlax_register_reward(): return part("right")
-    @hookimpl
-    def rlax_register_rollout_engine(): return part("engine")
-    @hookimpl
-    def rlax_register_weight_store(): return part("store")
-    @hookimpl
-    def rlax_register_launcher(): return part("launch")
-    @hookimpl
-    def rlax_register_tracker(): return part("track")
-
-    def build(config, context):
-        return ("trainer", context.part("reward", context.section.rewards[0], "rlax.rewards.0"))
-
-    def check(config, context):
-        if context.maxtext_argv:
-            raise ConfigError("steps", context.maxtext_argv[0], "must be none")
-
-    @hookimpl
-    def rlax_register_trainer(): return {"train": Extension(NoOptions, build, check)}
-"""
 
 
 @pytest.fixture

@@ -5,118 +5,30 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from dispatching import (
+    STOP,
+    Script,
+    answer,
+    failing,
+    join,
+    make,
+    partial,
+    request,
+    run,
+)
 
-from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
-from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS, MAX_FAILURES, Dispatcher
+from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS, MAX_FAILURES
 from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rollouts.replies import check_reply
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import reply_from_proto, reply_to_proto, request_from_proto
-from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
-
-Script = Callable[[pb.GroupSpec], pb.GroupReply]
-STOP = 99
-
-
-def answer(spec: pb.GroupSpec) -> pb.GroupReply:
-    """One token more than is resumed, for each sample that is not complete."""
-    resume = request_from_proto(spec).resume
-    begun = [len(r.tokens) + (r.finish_reason == "cancelled") for r in resume]
-    return partial(spec.group_id, spec.seeds, *(begun or [1] * len(spec.seeds)), reason="stop")
-
-
-def partial(group_id: int, seeds: Any, *lengths: int, reason: str = "cancelled") -> pb.GroupReply:
-    """Samples of so many tokens: 0, 1, 2, ... drawn with version 5; STOP ends a "stop"."""
-    rollouts = []
-    for i, (seed, n) in enumerate(zip(seeds, lengths, strict=True)):
-        ids, logprob = np.arange(n, dtype=np.int32), np.full(n, -1, np.float32)
-        versions = np.full(n, 5, np.int32)
-        ids[-1:] = STOP if reason == "stop" else ids[-1:]
-        rollouts.append(Rollout(group_id, i, seed, ids, logprob, logprob, versions, reason))
-    return reply_to_proto(group_id, rollouts)
-
-
-def failing(code: grpc.StatusCode) -> Script:
-    def fail(spec: pb.GroupSpec) -> pb.GroupReply:
-        empty = grpc.aio.Metadata()
-        raise grpc.aio.AioRpcError(code, empty, empty, details=f"told {spec.group_id}")
-
-    return fail
-
-
-class Stub:
-    def __init__(self, script: Script):
-        self.script, self.calls, self.specs = script, [], []
-
-    async def Generate(self, request: pb.GenerateRequest) -> Any:
-        self.calls.append([spec.group_id for spec in request.groups])
-        for spec in request.groups:
-            await asyncio.sleep(0)
-            self.specs.append(spec)
-            found = self.script(spec)
-            for reply in [found] if isinstance(found, pb.GroupReply) else found:
-                yield reply
-
-
-def refresh(request: GroupRequest) -> GroupRequest:
-    return dataclasses.replace(request, min_version=request.min_version + 1)
-
-
-def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher, list[str]]:
-    lost: list[str] = []
-
-    def on_lost(worker: Any, reason: str) -> None:
-        lost.append(f"{worker.name}: {reason}")
-        dispatcher.lost(worker, reason)
-
-    settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 5.0} | deadlines))
-    fleet = Fleet(
-        deadlines=settings,
-        config_hash="abc",
-        parameter_server="127.0.0.1:1",
-        latest_version=lambda: 9,
-        on_ready=lambda worker: dispatcher.wake(),
-        on_lost=on_lost,
-    )
-    again: list[tuple[GroupRequest, str]] = []
-    dispatcher = Dispatcher(fleet, settings, refresh, lambda *told: again.append(told))
-    dispatcher.again = again  # for the tests
-    return fleet, dispatcher, lost
-
-
-async def join(
-    fleet: Fleet, name: str, script: Script, slots: int = 4, version: int = 0, process: str = "p"
-) -> Stub:
-    request = pb.RegisterRequest(
-        worker=name,
-        address="127.0.0.1:1",
-        slots=slots,
-        config_hash="abc",
-        version=-1,
-        process=process,
-    )
-    assert (await fleet.Register(request, None)).accepted
-    stub = fleet.workers[name].stub = Stub(script)
-    await fleet.Heartbeat(pb.HeartbeatRequest(worker=name, version=version, process=process), None)
-    return stub
-
-
-def request(group_id: int, samples: int = 2) -> GroupRequest:
-    tokens = np.array([1], np.int32)
-    return GroupRequest(
-        group_id, 1, tokens, tuple(range(samples)), SamplingParams(stop_ids=(STOP,))
-    )
-
-
-def run(main: Any) -> None:
-    asyncio.run(asyncio.wait_for(main(), 20))
+from rlax_plugin.rpc.wire import reply_from_proto
+from rlax_plugin.types import GroupRequest, SamplingParams
 
 
 def test_groups_wait_for_a_worker_and_travel_together():

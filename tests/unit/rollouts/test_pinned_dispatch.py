@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from test_dispatch import answer, failing, join, make, request, run
+from dispatching import answer, failing, join, make, request, run
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rollouts.dispatch import MAX_FAILURES

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_dispatch import answer, join, make, partial, request, run
+from dispatching import answer, join, make, partial, request, run
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_dispatch import answer, join, make, partial, request, run
+from dispatching import answer, join, make, partial, request, run
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
