@@ -133,7 +133,7 @@ BROKEN: dict[str, Broken] = {
         "gradient_term",
         "return jnp.exp(2 * inputs.log_ratio_bt)",
         "is finite with policies 60 nats apart",
-        "rlax_plugin.objective.loss.ratio_of",
+        "rlax_plugin.api.ratio_of",
     ),
     "advantage_of_equal_rewards": _of(
         "advantage",
@@ -154,7 +154,7 @@ BROKEN: dict[str, Broken] = {
             return slot
         """,
         "a group of equal rewards gets exactly 0",
-        "rlax_plugin.objective.advantages.per_group",
+        "rlax_plugin.api.per_group",
     ),
     "advantage_that_raises": _of(
         "advantage",
@@ -363,7 +363,7 @@ BROKEN: dict[str, Broken] = {
             return Engine(ScriptedConfig(), store, context.section)
         """,
         "weights with another fingerprint than published were loaded",
-        "load with rlax_plugin.weights.verification.load_proved",
+        "load with rlax_plugin.api.load_proved",
     ),
     "tracker_that_raises_on_nan": _of(
         "tracker",

@@ -206,7 +206,9 @@ def test_the_glossary_has_every_record_and_section() -> None:
     assert [title for title in titles if f"`{title}" not in glossary] == []
 
 
-@pytest.mark.parametrize("folder", ["rlax_plugin", "rlax_plugin/controller", "plugins"])
+@pytest.mark.parametrize(
+    "folder", ["rlax_plugin", "rlax_plugin/controller", "plugins", "maxtext_overrides"]
+)
 def test_the_architecture_lists_every_module(folder: str) -> None:
     text = sections(read("architecture.md"), 3)[folder]
     listed = [name.rstrip("/") for name in re.findall(r"^\| `([\w./]+)` \|", text, re.MULTILINE)]
