@@ -14,18 +14,16 @@ of the trainer's own model in the trainer's layout, to which the weights are an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import jax
 import numpy as np
 
 from maxtext_overrides.config.loading import Config
 from maxtext_overrides.trainer import kept_weights
-from maxtext_overrides.trainer.kept_weights import KeptWeights, Weights
-from maxtext_overrides.trainer.scoring import target_logprobs_of
-from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Loop
-from maxtext_overrides.variables import published, restore
+from maxtext_overrides.trainer.kept_weights import KeptWeights
+from maxtext_overrides.trainer.scoring import BatchScores
+from maxtext_overrides.trainer.train_loop import Loop
+from maxtext_overrides.variables import published
 from rlax_plugin.api import (
     ConfigError,
     ObjectiveSlots,
@@ -58,7 +56,7 @@ class Policies:
 
     def __init__(self, config: Config, slots: ObjectiveSlots, section: RlaxSection, directory: str):
         self._slots, self._section, self._files = slots, section, RunFiles(directory)
-        self._logprobs = _Forward(config, section.rollouts.temperature)
+        self._logprobs = BatchScores(config, section.rollouts.temperature)
         self._reference: KeptWeights | None = None
         self._retained: tuple[int, KeptWeights] | None = None  # with its version
         self.metrics: dict[str, float] = {}
@@ -166,36 +164,3 @@ class Policies:
     def _report(self, name: str, total: float) -> None:
         # The loss meets every token once per epoch.
         self.metrics[f"objective/{name}"] = float(total) * self._section.objective.epochs
-
-
-class _Forward:
-    """The log-probs of a batch under any weights of the model, a micro-batch's rows at a time."""
-
-    def __init__(self, config: Config, temperature: float):
-        self._rows: int = config.micro_batch_size_to_train_on
-        self._temperature = temperature
-        self._compiled: Callable[..., jax.Array] | None = None
-
-    def __call__(self, loop: Loop, weights: Weights, arrays: Arrays) -> np.ndarray:
-        """float32 [rows, length]: of ``targets``."""
-        from maxtext.utils.sharding import get_input_data_sharding
-
-        sharding = get_input_data_sharding(loop.config, loop.mesh)
-        data = {name: arrays[name] for name in MAXTEXT_ARRAYS}
-        parts = []
-        with loop.shardings():
-            if self._compiled is None:
-                self._compiled = self._made(loop.graph)
-            for start in range(0, len(data["inputs"]), self._rows):
-                part = {name: a[start : start + self._rows] for name, a in data.items()}
-                part = jax.device_put(part, sharding)
-                parts.append(self._compiled(loop.model_state, weights, part))
-        return np.concatenate(jax.device_get(parts))
-
-    def _made(self, graph: Any) -> Callable[..., jax.Array]:
-        @jax.jit
-        def logprobs_bt(model_state: Any, weights: Weights, data: Mapping[str, Any]) -> jax.Array:
-            # Of the live state only RNG variables are used; jit drops arguments that are not.
-            return target_logprobs_of(graph, restore(model_state, weights), data, self._temperature)
-
-        return logprobs_bt
