@@ -188,7 +188,7 @@ class Registry:
             plugin = self.offers["objective"][objective.preset].plugin
             raise PluginError(
                 f"plug-in {plugin!r}: objective {objective.preset!r} built {preset!r}, expected "
-                "an rlax_plugin.objective.presets.Preset"
+                "an rlax_plugin.api.Preset"
             )
         for slot, kind, choice in choices(algorithm_of(objective, preset)):
             yield Use(f"rlax.objective.{slot}", kind, choice)
@@ -236,12 +236,12 @@ def _check_offer(where: str, name: object, extension: object) -> None:
     model = extension.config_class
     if not (inspect.isclass(model) and issubclass(model, BaseModel)):
         raise PluginError(
-            f"{where}: config_class is {model!r}, expected a subclass of rlax_plugin.Section"
+            f"{where}: config_class is {model!r}, expected a subclass of rlax_plugin.api.Section"
         )
     if model.model_config.get("extra") != "forbid":
         raise PluginError(
             f"{where}: {model.__name__} would let unknown keys pass: derive it from "
-            "rlax_plugin.Section"
+            "rlax_plugin.api.Section"
         )
     if "name" in model.model_fields:
         raise PluginError(

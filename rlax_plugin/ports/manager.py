@@ -126,7 +126,7 @@ class Manager:
             if not self._pluggy.get_hookcallers(plugin):
                 raise _bad(
                     name,
-                    "implements no hook; each one needs @hookimpl, imported from rlax_plugin; "
+                    "implements no hook; each one needs @hookimpl, imported from rlax_plugin.api; "
                     f"{alternatives('', HOOKS)}",
                 )
         self._callers = {
@@ -230,7 +230,7 @@ def _marker_advice(attribute: str, function: Any) -> str:
         if name.endswith("_impl") and isinstance(value, Mapping) and "specname" in value:
             project = name.removesuffix("_impl")
             return (
-                f"is marked with the @hookimpl of project {project!r}: use the one from rlax_plugin"
+                f"is marked with the @hookimpl of project {project!r}: use the one from rlax_plugin.api"
             )
     advice = "has no @hookimpl (from rlax_plugin.api import hookimpl)"
     if attribute in HOOKS:
