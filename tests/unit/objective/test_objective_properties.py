@@ -46,7 +46,7 @@ ROWS, LENGTH, SEQUENCES, GROUP = 8, 16, 3, 4
 LONGEST, MAX_NEW_TOKENS = 4, 100  # of completions; so far below the limit none is punished
 every = functools.partial(pytest.mark.parametrize, "name")
 # Examples come out of a seed: there is nothing to shrink.
-some = settings(max_examples=6, deadline=None, phases=[Phase.generate])
+some = settings(max_examples=6, phases=[Phase.generate])
 
 
 class Samples(NamedTuple):
