@@ -135,7 +135,7 @@ def test_the_slots_compute_what_they_say(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Iterator[Run]:
-    """A run of all examples: once it has learnt, its workers fall silent, and then its disk fails."""
+    """A run of all examples. Once it has learnt, its workers fall silent; then its disk fails."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         run = Run(
