@@ -72,7 +72,7 @@ def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher,
         lost.append(f"{worker.name}: {reason}")
         dispatcher.lost(worker, reason)
 
-    settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 5.0} | deadlines))
+    settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 600.0} | deadlines))
     fleet = Fleet(
         deadlines=settings,
         config_hash="abc",
@@ -112,4 +112,4 @@ def request(group_id: int, samples: int = 2) -> GroupRequest:
 
 
 def run(main: Any) -> None:
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))

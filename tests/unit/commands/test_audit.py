@@ -456,17 +456,9 @@ def test_snapshots_that_were_exchanged_or_damaged(run: Path) -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
-def process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rlax_plugin", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_json_is_all_there_is_on_stdout(run: Path) -> None:
-    result = process("audit", str(run), "--json")
+    command = [sys.executable, "-m", "rlax_plugin", "audit", str(run), "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout) == {
         "run": str(run),
@@ -477,8 +469,8 @@ def test_json_is_all_there_is_on_stdout(run: Path) -> None:
         "figures": FIGURES,
     }
     segment_file(run, 3).unlink()
-    result = process("audit", str(run), "--json")
-    assert (result.returncode, result.stderr) == (1, "")
+    result = CliRunner().invoke(app, ["audit", str(run), "--json"])
+    assert (result.exit_code, result.stderr) == (1, "")
     document = json.loads(result.stdout)
     assert not document["clean"] and document["violations"] == {"journal-broken": 1}
     assert document["violation"] == {
@@ -510,8 +502,8 @@ def test_the_table_and_the_verdict(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_one_message_and_status_2(tmp_path: Path) -> None:
-    result = process("audit", str(tmp_path))
-    assert (result.returncode, result.stdout) == (2, "")
+    result = CliRunner().invoke(app, ["audit", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"error: RUN = '{tmp_path}': is no run directory, or")
     assert result.stderr.count("\n") == 1
     History().write(RunFiles(tmp_path))

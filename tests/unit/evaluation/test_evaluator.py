@@ -81,9 +81,7 @@ def test_slow_answers_do_not_hold_up_the_event_loop() -> None:
         assert source.read == PROBLEMS * SAMPLES
         return most
 
-    assert (
-        SAMPLES <= asyncio.run(main()) <= 2 * SAMPLES
-    )  # all that one turn of the loop is used for
+    assert SAMPLES <= asyncio.run(main()) <= 2 * SAMPLES  # in one turn of the loop
 
 
 def test_the_first_reason_why_rewards_of_a_set_failed_is_kept() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from typing import Any
 
 import grpc
@@ -125,22 +124,50 @@ def test_a_silent_worker_is_lost():
     run(main)
 
 
-def test_a_pause_of_the_controller_itself_loses_nobody():
+class Clock:
+    """``time`` and ``asyncio`` for the fleet: time passes when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("rlax_plugin.rollouts.fleet.time", self)
+        monkeypatch.setattr("rlax_plugin.rollouts.fleet.asyncio", self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            await asyncio.sleep(0)
+
+    async def passes(self, seconds: float) -> None:
+        """At once, and whoever has slept until then has his turn."""
+        self.now += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def test_a_pause_of_the_controller_itself_loses_nobody(monkeypatch):
+    clock = Clock(monkeypatch)
+
     async def main():
         fleet, _, lost = make(heartbeats_lost=10)  # 0.2 s in all
         await join(fleet, "a", answer)
         worker = fleet.workers["a"]
         watch = asyncio.ensure_future(fleet.watch())
-        await asyncio.sleep(0.05)
-        time.sleep(0.5)
+        await clock.passes(0.05)
+        await clock.passes(0.5)
         # What the worker sent meanwhile is handled only after the watch has woken up.
-        for _ in range(5):
-            await asyncio.sleep(0)
-        worker.last_seen = time.monotonic()
-        await asyncio.sleep(0.1)
+        worker.last_seen = clock.now
+        for _ in range(19):
+            await clock.passes(0.01)
         assert lost == []
-        while not lost:  # now it is really silent
-            await asyncio.sleep(0.01)
+        for _ in range(6):  # now it is really silent, for as long as a watch may sleep
+            await clock.passes(0.01)
+        assert lost == ["a: no heartbeat for 0.2 s"]
         watch.cancel()
         await fleet.close()
 

@@ -36,11 +36,13 @@ def rlax(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_ins_keep_their_contracts(name: str, tmp_path: Path) -> None:
+    slow = {"flush_s": 45.0}  # to import
     options = {
         "rlax_arithmetic": {"prompt_source/arithmetic": {"data_dir": str(tmp_path), **SMALL}},
         # Its database takes seconds to set up, and has tests of its own.
-        "rlax_mlflow": {"tracker/mlflow": {"tracking_uri": (tmp_path / "mlflow").as_uri()}},
-        "rlax_wandb": {"tracker/wandb": {"mode": "offline"}},
+        "rlax_mlflow": {"tracker/mlflow": {"tracking_uri": (tmp_path / "mlflow").as_uri(), **slow}},
+        "rlax_tensorboard": {"tracker/tensorboard": slow},
+        "rlax_wandb": {"tracker/wandb": {"mode": "offline", **slow}},
     }
     checked = check_plugin(name, options=options.get(name))
     for one in checked:
