@@ -47,6 +47,9 @@ def failing(code: grpc.StatusCode) -> Script:
     return fail
 
 
+GONE = failing(grpc.StatusCode.UNAVAILABLE)
+
+
 class Stub:
     def __init__(self, script: Script):
         self.script, self.calls, self.specs = script, [], []
@@ -102,6 +105,11 @@ async def join(
     stub = fleet.workers[name].stub = Stub(script)
     await fleet.Heartbeat(pb.HeartbeatRequest(worker=name, version=version, process=process), None)
     return stub
+
+
+async def quarantine(fleet: Fleet, name: str, process: str = "p") -> None:
+    told = pb.DeregisterRequest(worker=name, quarantine="a canary died", process=process)
+    await fleet.Deregister(told, None)
 
 
 def request(group_id: int, samples: int = 2) -> GroupRequest:

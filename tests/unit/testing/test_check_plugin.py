@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from broken_answers import ANSWERS
+from broken_objectives import OBJECTIVES
 from broken_plugins import BROKEN
 from installs import GATE, on_path, write
 from typer.testing import CliRunner, Result
@@ -56,12 +57,12 @@ def test_there_is_a_built_in_of_every_kind() -> None:
     assert [kind for kind in KINDS if not offers[kind]] == []
 
 
-@pytest.mark.parametrize("name", BROKEN | ANSWERS)
+@pytest.mark.parametrize("name", BROKEN | ANSWERS | OBJECTIVES)
 def test_a_broken_plugin_is_told_what_to_mend(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "WRITTEN_S", 0.1)
-    broken = (BROKEN | ANSWERS)[name]
+    broken = (BROKEN | ANSWERS | OBJECTIVES)[name]
     write(folder, f"tb_{name}", broken.source)
     write(folder, "torch", "")  # what matters is that it is imported
     with pytest.raises((ContractError, PluginError)) as caught:

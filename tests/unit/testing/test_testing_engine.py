@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_steps import Steps
 
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
@@ -66,35 +67,6 @@ class Groups:
 
     def last(self, group_id: int = 0) -> list[Rollout]:
         return [rollouts for found, rollouts in self.reports if found == group_id][-1]
-
-
-class Steps:
-    """``asyncio`` for the engine: behind each decode step, where it sleeps, it waits to be let on.
-
-    Args:
-      allowed: so many steps may pass at once.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: int = 0) -> None:
-        self._allowed, self._free = asyncio.Semaphore(allowed), False
-        monkeypatch.setattr("rlax_plugin.testing.engine.asyncio", self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    async def sleep(self, seconds: float) -> None:
-        if seconds and not self._free:
-            await self._allowed.acquire()
-        else:
-            await asyncio.sleep(0)
-
-    def one_more(self) -> None:
-        self._allowed.release()
-
-    def go_on(self) -> None:
-        """For one group that waits, and all that come later."""
-        self._free = True
-        self._allowed.release()
 
 
 def draw(engine: ScriptedEngine, version: WeightVersion, *requests: GroupRequest) -> Groups:
