@@ -53,10 +53,12 @@ def context(run_dir: Path) -> BuildContext:
 
 
 def build(plugin: Any, run_dir: Path, **options: Any) -> BackgroundTracker:
-    """The plug-in's tracker, for one process of a run. Its first import may take long."""
+    """The plug-in's tracker, for one process of a run."""
     ((_, extension),) = plugin.rlax_register_tracker().items()
     config = extension.config_class(**{"flush_s": 45.0, **options})
-    return extension.build(config, context(run_dir))
+    tracker = extension.build(config, context(run_dir))
+    tracker._flush_s = 240.0  # a first import may take longer than the config allows
+    return tracker
 
 
 def log_steps(tracker: BackgroundTracker, steps: range, **more: float) -> None:
