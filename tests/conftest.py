@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+
+from hypothesis import HealthCheck, settings
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache"
 
@@ -21,3 +24,16 @@ os.environ.update(
     NO_GCE_CHECK="true",  # Google's client libraries would look for a metadata server
     HF_HUB_OFFLINE="1",
 )
+
+# A machine that stalls for seconds is no failure of a test, and two runs try the same examples.
+settings.register_profile(
+    "rlax", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("rlax")
+
+
+def pytest_sessionfinish() -> None:
+    # A process of pytest-xdist is interrupted if it has not ended five seconds after its report,
+    # and pytest collects garbage several times in them. In a process full of JAX that takes too
+    # long on a slow machine: what is there by now need not be looked through.
+    gc.freeze()

@@ -191,6 +191,12 @@ CONTRADICTIONS = [
     bad("rlax.batches.rows", "at least group_size", "rlax.batches.rows=1"),
     bad("rlax.evaluation.k", "at most", "rlax.evaluation.k=[100]"),
     bad(
+        "rlax.evaluation.samples = 512",
+        "at most 63 samples fit",
+        "rlax.rollouts.max_new_tokens=1048576",
+        "rlax.evaluation.samples=512",
+    ),
+    bad(
         "rlax.rollouts.slots",
         "hold a group",
         "rlax.deterministic=true",

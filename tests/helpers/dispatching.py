@@ -47,6 +47,9 @@ def failing(code: grpc.StatusCode) -> Script:
     return fail
 
 
+GONE = failing(grpc.StatusCode.UNAVAILABLE)
+
+
 class Stub:
     def __init__(self, script: Script):
         self.script, self.calls, self.specs = script, [], []
@@ -72,7 +75,7 @@ def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher,
         lost.append(f"{worker.name}: {reason}")
         dispatcher.lost(worker, reason)
 
-    settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 5.0} | deadlines))
+    settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 600.0} | deadlines))
     fleet = Fleet(
         deadlines=settings,
         config_hash="abc",
@@ -104,6 +107,11 @@ async def join(
     return stub
 
 
+async def quarantine(fleet: Fleet, name: str, process: str = "p") -> None:
+    told = pb.DeregisterRequest(worker=name, quarantine="a canary died", process=process)
+    await fleet.Deregister(told, None)
+
+
 def request(group_id: int, samples: int = 2) -> GroupRequest:
     tokens = np.array([1], np.int32)
     return GroupRequest(
@@ -112,4 +120,4 @@ def request(group_id: int, samples: int = 2) -> GroupRequest:
 
 
 def run(main: Any) -> None:
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))

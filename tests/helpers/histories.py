@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.commands.audit import Report
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
@@ -222,3 +223,20 @@ class History:
             if draft.snapshot is not None:
                 document = {"segment": number, "checksum": checksum, **draft.snapshot}
                 files.put_json(f"controller/{draft.snapshot['step']:08d}.json", document)
+
+
+def place(report: Report) -> tuple[Any, ...]:
+    """The rule, segment, step and group of the first violation."""
+    found = report.violation
+    return (None,) if found is None else (found.rule, found.segment, found.step, found.group)
+
+
+def bits(value: Any) -> Any:
+    """Comparable, down to the sign of zero and the payload of NaN."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if dataclasses.is_dataclass(value):
+        return [bits(getattr(value, f.name)) for f in dataclasses.fields(value)]
+    if isinstance(value, (list, tuple)):
+        return [bits(one) for one in value]
+    return value.hex() if isinstance(value, float) else value

@@ -12,7 +12,7 @@ from rlax_plugin.config import Rollouts
 from rlax_plugin.rollouts.slots import Drawn, Prefill
 from rlax_plugin.types import GroupRequest, SamplingParams, TensorSpec, WeightVersion
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 PROMPT = np.arange(3, dtype=np.int32)
 
 

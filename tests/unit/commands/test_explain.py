@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,19 +25,10 @@ def refused(*arguments: str) -> str:
     return result.output
 
 
-def test_the_list_has_every_preset_and_needs_no_jax() -> None:
-    code = (
-        "import sys\n"
-        "from rlax_plugin.cli import app\n"
-        "app(['objective'], standalone_mode=False)\n"
-        "assert 'jax' not in sys.modules\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == 0, result.stderr
+def test_the_list_has_every_preset() -> None:
+    told = rlax()
     for name in PRESETS:
-        assert re.search(rf"^{name} ", result.stdout, re.MULTILINE)
+        assert re.search(rf"^{name} ", told, re.MULTILINE)
 
 
 def example(output: str) -> list[list[str]]:

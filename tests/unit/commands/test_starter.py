@@ -166,7 +166,7 @@ def test_on_a_terminal_it_asks(folder: Path) -> None:
     )
     answers = ["", "", "grpo", "12", "1", "", "elsewhere", ""]
     os.write(ours, "".join(f"{answer}\n" for answer in answers).encode())
-    stdout, _ = process.communicate(timeout=60)
+    stdout, _ = process.communicate(timeout=240)
     os.close(ours)
     os.close(theirs)
     assert process.returncode == 0 and "objective [dapo]: " in stdout

@@ -137,7 +137,7 @@ def test_refused_groups_are_refilled_until_the_limit_names_the_gates(make):
         for i in range(1, 6):
             await answers.answer(i, 0, rewards=(1.0, 1.0))
         with pytest.raises(TrainingError, match=r"only 1 of 2 were admitted.*all rewards equal"):
-            await asyncio.wait_for(flow.batch(1), 1)
+            await asyncio.wait_for(flow.batch(1), 60)
 
     asyncio.run(main())
 
@@ -151,7 +151,7 @@ def test_a_run_whose_rewards_fail_ends_with_one_of_their_errors(make):
         for i in range(1, 4):
             await answers.answer(i, 0, rewards=(None, None))
         with pytest.raises(TrainingError) as failure:
-            await asyncio.wait_for(flow.batch(1), 1)
+            await asyncio.wait_for(flow.batch(1), 60)
         assert "(refused: 3 because all rewards failed, 1 because " in str(failure.value)
         assert str(failure.value).endswith("such as: it raised; logs/rewards.log says more")
 
@@ -281,7 +281,7 @@ def test_tokens_that_never_come_end_the_run_with_their_number(make):
         while answers.open:
             await draw_all(run, 0, dict.fromkeys(range(99), 3))
         with pytest.raises(TrainingError, match=r"4 groups were issued and only 24 of 99 tokens"):
-            await asyncio.wait_for(flow.batch(1), 1)
+            await asyncio.wait_for(flow.batch(1), 60)
 
     asyncio.run(main())
 

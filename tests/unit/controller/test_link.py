@@ -8,7 +8,9 @@ import threading
 import numpy as np
 import pytest
 
+from rlax_plugin.concurrency.supervision import result_within
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller import trainer_port
 from rlax_plugin.controller.trainer_port import Link
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.metrics.step import StepStats
@@ -58,7 +60,7 @@ def make(loop, next_groups=groups, snapshot=groups, begun=nothing, **deadlines):
 
 
 def settle(loop):
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(60)
 
 
 def test_a_step_is_told_in_order(loop):
@@ -110,16 +112,22 @@ def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):
     link.next_batch(1)
     with pytest.raises(DeadlineError, match=r"batch of step 2.*0.05 s.*rlax.deadlines.batch_s"):
         link.next_batch(2)
-    assert ended.wait(10)
+    assert ended.wait(60)
     with pytest.raises(DeadlineError, match=r"snapshot of step 2.*rlax.deadlines.weights_s"):
         link.before_checkpoint(2)
 
 
-def test_what_precedes_the_first_batch_may_take_as_long_as_it_needs(loop):
-    order = []
+def test_what_precedes_the_first_batch_may_take_as_long_as_it_needs(loop, monkeypatch):
+    order, deadlines_s = [], []
+
+    def within(work, loop, deadline_s, late):
+        deadlines_s.append(deadline_s)
+        return result_within(work, loop, 60, late)
+
+    monkeypatch.setattr(trainer_port, "result_within", within)
 
     async def evaluation():
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)
         order.append("evaluated")
 
     async def drawn(step):
@@ -130,6 +138,7 @@ def test_what_precedes_the_first_batch_may_take_as_long_as_it_needs(loop):
     for step in (1, 2):
         link.next_batch(step)
     assert order == ["evaluated", 1, 2]
+    assert deadlines_s == [None, 0.1, 0.05]  # start-up counts once
 
     async def broken():
         raise TrainingError("no worker can load it")

@@ -16,9 +16,11 @@ import yaml
 from documents import ROOT, fences, read, sections
 from installs import on_path
 from runs import Run
+from typer.testing import CliRunner
 
 from rlax_plugin import testing
 from rlax_plugin.build import registry_for
+from rlax_plugin.cli import app
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.ports.protocols import BuildContext
@@ -117,13 +119,13 @@ def test_the_wheel_is_a_plug_in_by_its_entry_point(installed: tuple[Path, str]) 
 def test_the_installed_wheel_trains(installed: tuple[Path, str], tmp_path: Path) -> None:
     target, _ = installed
     path = config_with(fences(PACKAGE, "yaml")[0], tmp_path, run_name="testing")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, on_path(target):
         patch.setenv("PYTHONPATH", str(target), prepend=os.pathsep)
-        told = shell(tmp_path, f"rlax check --fast {path}; rlax plugins --json {path}")
         run = Run(tmp_path, config=path)
+        told = CliRunner().invoke(app, ["plugins", "--json", path], catch_exceptions=False)
         status, out = run.end()
     assert status == 0, out
-    used = {row["key"]: row for row in json.loads(told[told.index("{") :])["used"]}
+    used = {row["key"]: row for row in json.loads(told.stdout)["used"]}
     assert used["rlax.rewards.0"]["distribution"] == "rlax-brief"
     assert used["rlax.objective.preset"]["plugin"] == "rlax_brief"
     rewards = [step["reward/mean"] for step in run.steps()]

@@ -30,7 +30,7 @@ def test_other_threads_import_as_ever(capsys):
     with unavailable(MODULE):
         thread = threading.Thread(target=importlib.import_module, args=(MODULE,))
         thread.start()
-        thread.join(10)
+        thread.join(60)
     assert "Zen" in capsys.readouterr().out
 
 

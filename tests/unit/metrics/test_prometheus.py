@@ -19,7 +19,7 @@ from rlax_plugin.metrics.prometheus import Exporter, RunMetrics, WorkerMetrics
 
 def scraped(url: str) -> dict[tuple[str, str], float]:
     """(name, worker or "") -> value."""
-    with urllib.request.urlopen(url, timeout=10) as page:
+    with urllib.request.urlopen(url, timeout=60) as page:
         families = list(text_string_to_metric_families(page.read().decode()))
     return {(s.name, s.labels.get("worker", "")): s.value for f in families for s in f.samples}
 

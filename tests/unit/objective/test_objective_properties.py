@@ -46,7 +46,7 @@ ROWS, LENGTH, SEQUENCES, GROUP = 8, 16, 3, 4
 LONGEST, MAX_NEW_TOKENS = 4, 100  # of completions; so far below the limit none is punished
 every = functools.partial(pytest.mark.parametrize, "name")
 # Examples come out of a seed: there is nothing to shrink.
-some = settings(max_examples=6, deadline=None, phases=[Phase.generate])
+some = settings(max_examples=6, phases=[Phase.generate])
 
 
 class Samples(NamedTuple):
@@ -291,8 +291,13 @@ def test_uneven_micro_batches_add_up_to_the_whole(name, x64, s):
         same(x64, added, (loss_sum / weight, grad_bt / weight, metrics))
 
 
-@dtypes
-@every(CONFIGS)
+# Each of these compiles packed rows once more, and what may be wrong with them is no rounding.
+FLOAT32 = ("grpo", "gspo", "ppo", "all_corrections", "with_a_critic")
+
+
+@pytest.mark.parametrize(
+    ("name", "x64"), [(name, True) for name in CONFIGS] + [(name, False) for name in FLOAT32]
+)
 @some
 @given(samples())
 def test_packed_rows_are_as_good_as_padded_ones(name, x64, s):

@@ -239,20 +239,10 @@ def loaded_after(code: str) -> set[str]:
         [sys.executable, "-c", f"{code}\n{check}"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     return set(result.stdout.split())
-
-
-def test_a_reward_process_imports_nothing_heavy():
-    code = """
-import rlax_arithmetic
-extension = rlax_arithmetic.rlax_register_reward()["exact_answer"]
-rlax_arithmetic.rlax_register_prompt_source()
-extension.build(extension.config_class(), None)
-"""
-    assert loaded_after(code) == set()
 
 
 def test_reading_prompts_prints_nothing_and_needs_no_tensorflow(tmp_path):

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
-from histories import History, group, in_batch, refused, rollout, scored
+from histories import History, bits, group, in_batch, refused, rollout
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.journal import FileRecord, JournalError, Segment
-from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.journal import FileRecord, JournalError
 from rlax_plugin.records.samples import Judged
 from rlax_plugin.types import Group
 
@@ -84,17 +81,6 @@ def odd(number: int) -> Group:
         advantages=np.array([np.nextafter(1.0, 2.0), -0.0]),
         measured_pass_rate=None,
     )  # fmt: skip
-
-
-def bits(value: Any) -> Any:
-    """Comparable, down to the sign of zero and the payload of NaN."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if dataclasses.is_dataclass(value):
-        return [bits(getattr(value, f.name)) for f in dataclasses.fields(value)]
-    if isinstance(value, (list, tuple)):
-        return [bits(one) for one in value]
-    return value.hex() if isinstance(value, float) else value
 
 
 JUDGED: list[Judged] = [
@@ -277,139 +263,3 @@ def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None
     with pytest.raises(JournalError, match=r"segment 2: batches/00000002\.parquet is missing"):
         journal.read_samples(run, second, second.batch)
     assert journal.read_samples(run, second, None) == []
-
-
-# --- ledger --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path / "state/ledger.sqlite", "hash")
-    yield ledger
-    ledger.close()
-
-
-def add(ledger: Ledger, *events: ev.Event, judged: tuple[Judged, ...] = ()) -> int:
-    rows = samples.to_table(judged) if judged else None
-    return ledger.add([(event, ev.encode(event)) for event in events], rows)
-
-
-def tail(ledger: Ledger, number: int = 0, checksum: str = journal.START) -> tuple[list, list]:
-    found = ledger.tail(number, checksum)
-    assert found is not None
-    events, tables = found
-    return events, [judged for table in tables for judged in samples.from_table(table)]
-
-
-def states(path: Path) -> dict[int, tuple[Any, ...]]:
-    """What any SQLite client sees: group -> prompt, state, reason, step."""
-    database = sqlite3.connect(path)
-    query = "SELECT group_id, prompt_id, state, reason, trained_at_step FROM groups"
-    found = {row[0]: tuple(row[1:]) for row in database.execute(query)}
-    database.close()
-    return found
-
-
-def test_the_tail_is_what_no_segment_holds(ledger: Ledger) -> None:
-    first, second = (group(0, 0, "a"), None), refused(1, 0, "b", "too easy")
-    assert tail(ledger) == ([], [])
-    issued = ev.Issued(0, ("a", "b", "c"), 0)
-    last = add(ledger, issued, *scored(first), judged=(first,))
-    add(ledger, *scored(second), judged=(second,))
-    events, rows = tail(ledger)
-    assert events == [issued, *scored(first), *scored(second)]
-    assert bits(rows) == bits([first, second])
-    ledger.committed(1, "11111111", None, last)
-    events, rows = tail(ledger, 1, "11111111")
-    assert events == scored(second) and bits(rows) == bits([second])
-
-
-def test_a_ledger_of_another_past_has_no_tail(ledger: Ledger) -> None:
-    last = add(ledger, ev.Issued(0, ("a",), 0))
-    ledger.committed(1, "11111111", None, last)
-    add(ledger, ev.Reissued(0, 2, "worker lost"))
-    assert ledger.tail(0, journal.START) is None  # the run's directory was emptied
-    assert ledger.tail(1, "22222222") is None  # another machine continued the run
-    assert ledger.tail(2, "11111111") is None
-    assert ledger.tail(1, "11111111") is not None
-
-
-def test_a_batch_that_no_segment_commits_never_was(ledger: Ledger) -> None:
-    before, after = (group(0, 0, "a"), None), (group(2, 0, "c"), None)
-    issued = ev.Issued(0, ("a", "b", "c"), 0)
-    add(ledger, issued, *scored(before), ev.Trained(1, (0,), 1), judged=(before,))
-    add(ledger, *scored(after), judged=(after,))
-    for _ in range(2):  # forgotten for good
-        events, rows = tail(ledger)
-        assert events == [issued, *scored(before)]
-        assert bits(rows) == bits([before])
-
-
-def test_the_ledger_outlives_its_process_and_not_its_run(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    killed = Ledger(path, "hash")  # never closed
-    add(killed, ev.Issued(0, ("a",), 0))
-    again = Ledger(path, "hash")
-    assert tail(again)[0] == [ev.Issued(0, ("a",), 0)]
-    again.close()
-    other = Ledger(path, "another config")
-    assert tail(other) == ([], [])
-    other.close()
-    killed.close()
-
-
-def test_the_ledger_is_rebuilt_from_the_journal(run: RunFiles, tmp_path: Path) -> None:
-    path = tmp_path / "state/ledger.sqlite"
-    ledger = Ledger(path, "hash")
-    add(ledger, ev.Issued(0, ("x", "y"), 0))  # of another past
-    segments = list(journal.read(run))
-    assert ledger.rewind(0, journal.START)
-    ledger.append(segments)
-    last, checksum = segments[-1]
-    assert tail(ledger, last.number, checksum) == ([], [])
-    reason = "its worker was quarantined"
-    assert states(path) == {
-        0: ("a", "trained", None, 1),
-        1: ("b", "trained", None, 1),
-        2: ("c", "filtered", "too easy", None),
-        3: ("d", "trained", None, 2),
-        4: ("e", "trained", None, 2),
-        5: ("f", "trained", None, 3),
-        6: ("g", "dropped", reason, None),
-        7: ("h", "trained", None, 3),
-        8: ("a", "reissued", "the trainer was restarted", None),
-        9: ("b", "admitted", None, None),
-        10: ("c", "issued", None, None),
-    }
-    add(ledger, ev.Generated(8, 2, "w0", 1, 1, 2, 5))
-    assert states(path)[8] == ("a", "generated", None, None)
-    # Back to the first segment: what it knows of it stays, the rest is read again.
-    first, checksum = segments[0]
-    whole = states(path)
-    assert ledger.rewind(first.number, checksum)
-    assert 0 < len(states(path)) < len(whole)
-    ledger.append(segments[1:])
-    assert tail(ledger, last.number, segments[-1][1]) == ([], [])
-    assert states(path)[8] == ("a", "reissued", "the trainer was restarted", None)
-    assert not ledger.rewind(first.number, "another one")
-    assert states(path) == {}
-    ledger.close()
-
-
-def test_an_interrupted_transaction_changes_nothing(ledger: Ledger) -> None:
-    add(ledger, ev.Issued(0, ("a",), 0))
-
-    def breaks() -> Iterator[tuple[Segment, str]]:
-        yield Segment(1, journal.START, None, None, None, (ev.Resumed(0),)), "11111111"
-        raise JournalError(2, "is missing")
-
-    with pytest.raises(JournalError):
-        ledger.append(breaks())
-    assert tail(ledger)[0] == [ev.Issued(0, ("a",), 0)]
-
-
-def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    path.write_bytes(b"some other file, long enough to be looked at" * 100)
-    with pytest.raises(RlaxError, match=r"ledger\.sqlite cannot be opened"):
-        Ledger(path, "hash")

@@ -9,18 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from late_rewards import late_at_once
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rewards.pool import RewardPool, _parsed, _Score
 from rlax_plugin.types import Prompt, Rollout
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 PLUGIN = r"""
 import os, socket, stat, subprocess, sys, threading, time
 from rlax_plugin.api import Extension, NoOptions, hookimpl
@@ -35,6 +37,10 @@ def start_things():
         if (child := os.fork()) == 0:
             time.sleep(600)
         print(child, file=file)
+
+def hang():
+    open("hanging", "w").close()
+    time.sleep(600)
 
 def open_to_others():
     "Descriptors that a program started from here would get, beside the three ordinary ones."
@@ -51,16 +57,16 @@ def judge(prompt, completion):
     if what == "start":
         start_things()
         if how == "hang":
-            time.sleep(600)
+            hang()
         if how == "die":
             os._exit(3)
     elif what == "hang":
-        open("hanging", "w").close()
-        time.sleep(600)
+        hang()
     elif what == "die":
         os._exit(3)
     elif what == "segfault":
-        import ctypes
+        import ctypes, resource
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump may take seconds
         ctypes.string_at(0)
     elif what == "later":
         threading.Timer(float(how), os._exit, (4,)).start()
@@ -99,7 +105,7 @@ def section(**changes) -> RlaxSection:
         "plugins": ["wild_reward"],
         "prompt_source": {"name": "x"},
         "rewards": [{"name": "tame"}, {"name": "wild"}],
-        "deadlines": {"reward_s": 60.0, "startup_s": 60.0},
+        "deadlines": {"reward_s": 120.0, "startup_s": 120.0},
     }
     return RlaxSection.model_validate(given | changes)
 
@@ -131,12 +137,17 @@ def rewards(rollouts: list[Rollout]) -> list[float | None]:
 
 def own_processes() -> list[psutil.Process]:
     """The reward processes of this test."""
-    children = psutil.Process().children()
-    return [c for c in children if "rlax_plugin.rewards.process" in c.cmdline()]
+
+    def is_one(process: psutil.Process) -> bool:
+        with suppress(psutil.Error):  # of a zombie, for example
+            return "rlax_plugin.rewards.process" in process.cmdline()
+        return False
+
+    return [child for child in psutil.Process().children() if is_one(child)]
 
 
 def end_of(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.02)
@@ -161,16 +172,18 @@ def none_alive(pids: list[int]) -> bool:
     return not any(map(lives, pids))
 
 
-@pytest.mark.parametrize("how", ["", "hang"])
-def test_what_a_reward_starts_ends_with_it(how):
-    async def work(pool: RewardPool) -> None:
-        (only,) = await scored(pool, f"start {how}")
-        assert (only.reward is None) == bool(how)
-        if how:
-            await soon(lambda: none_alive(started()), "the end of what hung")
+def test_what_a_reward_starts_ends_with_it(monkeypatch):
+    late_at_once(monkeypatch, Path("hanging"))
 
-    with_pool(work, deadlines={"reward_s": 3.0, "startup_s": 60.0})
-    assert len(started()) == 4
+    async def work(pool: RewardPool) -> None:
+        assert rewards(await scored(pool, "start hang")) == [None]
+        assert len(started()) == 4
+        await soon(lambda: none_alive(started()), "the end of what hung")
+        assert rewards(await scored(pool, "start")) == [1.5]
+        assert not none_alive(started()[4:])
+
+    with_pool(work)
+    assert len(started()) == 8
     end_of(lambda: none_alive(started()), "the end of all that was started")
 
 
@@ -194,13 +207,14 @@ def test_nothing_outlives_a_trainer_that_is_killed(directory):
         "from test_reward_processes import scored, with_pool\n"
         "with_pool(lambda pool: scored(pool, 'start hang'))\n"
     )
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
+    tests = Path(__file__).parents[2]
+    paths = [str(Path(__file__).parent), str(tests / "helpers"), str(tests.parent)]
     trainer = subprocess.Popen([sys.executable, "-c", script, *paths])
     try:
         end_of(lambda: Path("started").exists() and len(started()) == 4, "a reward that hangs")
     finally:
         trainer.kill()
-        trainer.wait(30)
+        trainer.wait(120)
     end_of(lambda: none_alive(started()), "the end of the reward process and its own")
 
 
@@ -212,23 +226,34 @@ def test_jobs_travel_where_no_other_process_listens_and_standard_input_is_empty(
 
 
 def test_an_answer_that_is_none_is_the_error_of_its_sample():
-    forged = [
-        "nonsense",
-        "[]",
-        '{"job": 0, "sample": 0, "reward": 9, "parts": [4, 5]}',
-        '{"job": 5, "sample": 0, "reward": 9, "parts": []}',
-        '{"job": 6, "sample": 0, "reward": NaN, "parts": [1, 1]}',
-    ]
+    forged = '{"job": 0, "sample": 0, "reward": 9, "parts": [4, 5]}'
 
     async def work(pool: RewardPool) -> None:
-        found = await scored(pool, "good", *(f"forge {answer}" for answer in forged), "good")
-        assert rewards(found) == [1.5, *[None] * len(forged), 1.5]
-        for one in found[1:-1]:
-            assert "rlax.rewards.1 (wild) sent something that is not an answer" in (
-                one.reward_error or ""
-            )
+        found = await scored(pool, "good", f"forge {forged}", "good")
+        assert rewards(found) == [1.5, None, 1.5]
+        said = found[1].reward_error or ""
+        assert "rlax.rewards.1 (wild) sent something that is not an answer" in said
 
     with_pool(work)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nonsense",
+        "[]",
+        '{"job": 5, "sample": 1, "reward": 9, "parts": [4, 5]}',
+        '{"job": 6, "sample": 0, "reward": 9, "parts": [4, 5]}',
+        '{"job": 6, "sample": 1, "reward": 9, "parts": []}',
+        '{"job": 6, "sample": 1, "reward": NaN, "parts": [1, 1]}',
+    ],
+)
+def test_what_is_no_answer(line):
+    """To sample 1 of job 6, of two rewards."""
+    good = b'{"job": 6, "sample": 1, "reward": 9, "parts": [4, 5]}'
+    assert _parsed(good, 6, 1, 2) == _Score(9.0, (4.0, 5.0))
+    with pytest.raises(ValueError):
+        _parsed(line.encode(), 6, 1, 2)
 
 
 def test_an_idle_process_that_dies_costs_no_sample():
@@ -239,8 +264,8 @@ def test_an_idle_process_that_dies_costs_no_sample():
         for noticed in (False, True):
             (process,) = own_processes()
             process.kill()
-            if noticed:
-                await asyncio.sleep(0.5)
+            while noticed and pool._all[0].alive:
+                await asyncio.sleep(0.01)
             assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
         assert pool.replaced == 2
 
@@ -250,11 +275,10 @@ def test_an_idle_process_that_dies_costs_no_sample():
 
 def test_a_process_that_an_earlier_job_ends_costs_no_sample_of_a_later_one():
     async def work(pool: RewardPool) -> None:
-        for delay_s in (0.3, 0.5):
-            assert rewards(await scored(pool, f"later {delay_s}")) == [1.5]
-            end = time.monotonic() + delay_s + 0.5
-            while time.monotonic() < end:
-                assert rewards(await scored(pool, "good")) == [1.5]
+        assert rewards(await scored(pool, "later 1.0")) == [1.5]
+        while pool.replaced == 0:
+            assert rewards(await scored(pool, "good")) == [1.5]
+        assert rewards(await scored(pool, "good")) == [1.5]
 
     with_pool(work)
 
@@ -267,10 +291,11 @@ def test_a_job_that_is_cancelled_costs_the_next_one_nothing():
         assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
         assert pool.replaced == 0
 
-    with_pool(work)  # under reward_s of 60 s, which the test would not outlast twice
+    with_pool(work)  # under reward_s of 120 s, which the test would not outlast twice
 
 
-def test_an_end_and_a_deadline_name_the_reward_and_its_key():
+def test_an_end_and_a_deadline_name_the_reward_and_its_key(monkeypatch):
+    late_at_once(monkeypatch, Path("hanging"))
     notes: list[str] = []
 
     async def work(pool: RewardPool) -> None:
@@ -281,42 +306,46 @@ def test_an_end_and_a_deadline_name_the_reward_and_its_key():
         assert "rlax.rewards.1 (wild) was ended by SIGSEGV" in crashed
         assert hung.startswith("rlax.rewards.1 (wild)") and "rlax.deadlines.reward_s" in hung
 
-    with_pool(work, notes, deadlines={"reward_s": 2.0, "startup_s": 60.0})
+    with_pool(work, notes)
     assert "rlax.rewards.1 (wild) ended with exit code 3, on prompt p" in notes[0]
     assert "rewards.log" in notes[0]
 
 
-def test_rewards_that_only_end_their_process_end_the_run():
+def test_rewards_that_only_end_their_process_end_the_run(monkeypatch):
+    monkeypatch.setattr("rlax_plugin.rewards.pool._MOST_IN_VAIN_AT_FIRST", 2)
     notes: list[str] = []
 
     async def work(pool: RewardPool) -> None:
-        groups = (scored(pool, *["die"] * 4, prompt=f"p{i}") for i in range(8))
+        groups = (scored(pool, *["die"] * 4, prompt=f"p{i}") for i in range(4))
         with pytest.raises(RlaxError) as error:
             await asyncio.gather(*groups)
         said = str(error.value)
-        assert (
-            "rlax.rewards.1 (wild) ended with exit code 3" in said and "16 times in a row" in said
-        )
-        assert "rewards.log" in said
-        assert pool.replaced == 16  # eight for each process
+        assert "rlax.rewards.1 (wild) ended with exit code 3" in said
+        assert "4 times in a row" in said and "rewards.log" in said
+        assert pool.replaced in (4, 5)  # two for each process; another may have died meanwhile
 
     with_pool(work, notes, reward_processes=2)
-    assert [note.partition(" so far")[0][-1] for note in notes] == ["1", "2", "4", "8", "6"]
+    assert [note.partition(" so far")[0][-1] for note in notes] == ["1", "2", "4"]
 
 
-def test_one_round_of_processes_that_end_together_does_not_end_the_run():
+def test_one_round_of_processes_that_end_together_does_not_end_the_run(monkeypatch):
+    monkeypatch.setattr("rlax_plugin.rewards.pool._MOST_IN_VAIN_AT_FIRST", 3)
+
     async def work(pool: RewardPool) -> None:
-        groups = (scored(pool, "die", prompt=f"p{i}") for i in range(4))
-        assert [rewards(found) for found in await asyncio.gather(*groups)] == [[None]] * 4
-        assert pool.replaced >= 4
+        groups = (scored(pool, "die", prompt=f"p{i}") for i in range(3))
+        assert [rewards(found) for found in await asyncio.gather(*groups)] == [[None]] * 3
+        assert 3 <= pool.replaced < 9
         assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
 
-    with_pool(work, reward_processes=4)
+    with_pool(work, reward_processes=3)
 
 
-def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run():
+def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run(monkeypatch):
+    monkeypatch.setattr("rlax_plugin.rewards.pool._MOST_IN_VAIN_AT_FIRST", 2)
+
     async def work(pool: RewardPool) -> None:
-        assert rewards(await scored(pool, *["die"] * 8)) == [None] * 8
+        assert rewards(await scored(pool, *["die"] * 3)) == [None] * 3
+        assert pool.replaced >= 2
         assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
 
     with_pool(work)

@@ -85,7 +85,7 @@ def test_a_worker_whose_controller_does_not_answer_names_the_key():
             "(set rlax.deadlines.startup_s to wait longer)"
         )
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 RATES = Rates(tokens_per_s=20, prefill_tokens_per_s=1000, bytes_per_s=100, startup_s=60)

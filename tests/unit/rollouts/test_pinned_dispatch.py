@@ -14,7 +14,7 @@ from rlax_plugin.rollouts.dispatch import MAX_FAILURES
 from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rpc import rlax_pb2 as pb
 
-PINNED = 5  # the version that the scripts of test_dispatch draw with
+PINNED = 5  # the version that the scripts of dispatching.py draw with
 
 
 async def beat(fleet: Fleet, name: str, version: int, pin: int | None = None) -> int | None:

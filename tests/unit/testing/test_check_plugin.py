@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from broken_answers import ANSWERS
+from broken_objectives import OBJECTIVES
 from broken_plugins import BROKEN
 from installs import GATE, on_path, write
 from typer.testing import CliRunner, Result
@@ -36,11 +37,13 @@ def rlax(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_ins_keep_their_contracts(name: str, tmp_path: Path) -> None:
+    slow = {"flush_s": 45.0}  # to import
     options = {
         "rlax_arithmetic": {"prompt_source/arithmetic": {"data_dir": str(tmp_path), **SMALL}},
         # Its database takes seconds to set up, and has tests of its own.
-        "rlax_mlflow": {"tracker/mlflow": {"tracking_uri": (tmp_path / "mlflow").as_uri()}},
-        "rlax_wandb": {"tracker/wandb": {"mode": "offline"}},
+        "rlax_mlflow": {"tracker/mlflow": {"tracking_uri": (tmp_path / "mlflow").as_uri(), **slow}},
+        "rlax_tensorboard": {"tracker/tensorboard": slow},
+        "rlax_wandb": {"tracker/wandb": {"mode": "offline", **slow}},
     }
     checked = check_plugin(name, options=options.get(name))
     for one in checked:
@@ -54,12 +57,12 @@ def test_there_is_a_built_in_of_every_kind() -> None:
     assert [kind for kind in KINDS if not offers[kind]] == []
 
 
-@pytest.mark.parametrize("name", BROKEN | ANSWERS)
+@pytest.mark.parametrize("name", BROKEN | ANSWERS | OBJECTIVES)
 def test_a_broken_plugin_is_told_what_to_mend(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "WRITTEN_S", 0.1)
-    broken = (BROKEN | ANSWERS)[name]
+    broken = (BROKEN | ANSWERS | OBJECTIVES)[name]
     write(folder, f"tb_{name}", broken.source)
     write(folder, "torch", "")  # what matters is that it is imported
     with pytest.raises((ContractError, PluginError)) as caught:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_steps import Steps
 
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
@@ -158,7 +159,7 @@ def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int) ->
     assert same(draw(engine("continue"), version, request(resume=parts)).last(), whole)
 
 
-def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path) -> None:
+def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monkeypatch) -> None:
     """An engine is ended in the middle of a group; another goes on from its last report."""
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     whole = draw(engine("continue"), old, request()).last()
@@ -166,10 +167,11 @@ def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path) -> No
     async def interrupted() -> list[Rollout]:
         some = asyncio.Event()
         groups = Groups(lambda rollouts: some.set() if len(groups.reports) == 3 else None)
-        first = engine("continue", ["rlax.rollouts.progress_s=0.001"], token_s=0.002)
+        first = engine("continue", ["rlax.rollouts.progress_s=1e-9"], token_s=1)
         await first.load_weights(old)
+        Steps(monkeypatch, allowed=3)  # the fourth one ends after the third report, or never
         running = asyncio.ensure_future(first.generate([request()], groups))
-        await asyncio.wait_for(some.wait(), 20)
+        await asyncio.wait_for(some.wait(), 60)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         assert first.health()["active"] == 0
@@ -203,39 +205,50 @@ def test_a_group_is_answered_once(tmp_path: Path) -> None:
     assert "cancelled" not in {r.finish_reason for r in last}
 
 
-async def changed_after(
-    tokens: int, mode: str, wanted: GroupRequest, old: WeightVersion, new: WeightVersion
+def changed_after(
+    steps: int,
+    mode: str,
+    wanted: GroupRequest,
+    old: WeightVersion,
+    new: WeightVersion,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[Rollout]:
-    """Draws a group; new weights arrive once it has so many tokens."""
-    groups, worker = Groups(), engine(mode, token_s=0.01)
-    await worker.load_weights(old)
-    running = asyncio.ensure_future(worker.generate([wanted], groups))
-    while worker.health()["tokens_total"] < tokens:
-        await asyncio.sleep(0)
-    await worker.load_weights(new)
-    assert worker.version == 1
-    await running
-    return groups.last()
+    """Draws a group; new weights arrive once it has made so many steps, and before the next."""
+
+    async def run() -> list[Rollout]:
+        groups, worker = Groups(), engine(mode, token_s=1)
+        await worker.load_weights(old)
+        allowed = Steps(monkeypatch, steps - 1)
+        running = asyncio.ensure_future(worker.generate([wanted], groups))
+        while worker.health()["tokens_total"] < steps * len(wanted.seeds):
+            await asyncio.sleep(0)
+        await worker.load_weights(new)
+        assert worker.version == 1
+        allowed.go_on()
+        await running
+        return groups.last()
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_discard_keeps_what_has_ended(tmp_path: Path) -> None:
+def test_discard_keeps_what_has_ended(tmp_path: Path, monkeypatch) -> None:
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 32)))
     wanted = request(sampling=sampling, seeds=tuple(range(16)))
     purely_old, purely_new = (draw(engine(), v, wanted).last() for v in (old, new))
     ended = [len(r.tokens) == 1 for r in purely_old]
     assert 0 < sum(ended) < 16
-    found = asyncio.run(changed_after(16, "discard", wanted, old, new))
+    found = changed_after(1, "discard", wanted, old, new, monkeypatch)
     expected = zip(ended, purely_old, purely_new, strict=True)
     kept = [a if over else b for over, a, b in expected]
     assert same(found, kept)
 
 
 @pytest.mark.parametrize("mode", ["finish", "continue", "discard"])
-def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str) -> None:
+def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str, monkeypatch) -> None:
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     endless = request(sampling=SamplingParams(max_new_tokens=40))
-    found = asyncio.run(changed_after(8, mode, endless, old, new))
+    found = changed_after(2, mode, endless, old, new, monkeypatch)
     purely_old, purely_new = (draw(engine(), v, endless).last() for v in (old, new))
     if mode == "finish":
         assert same(found, purely_old)
@@ -243,10 +256,8 @@ def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str) -> None
         assert same(found, purely_new)
     else:
         for rollout, before in zip(found, purely_old, strict=True):
-            kept = int((rollout.versions == 0).sum())
-            assert 2 <= kept < 40
-            assert rollout.versions.tolist() == [0] * kept + [1] * (40 - kept)
-            assert np.array_equal(rollout.tokens[:kept], before.tokens[:kept])
+            assert rollout.versions.tolist() == [0] * 2 + [1] * 38
+            assert np.array_equal(rollout.tokens[:2], before.tokens[:2])
 
 
 def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
@@ -265,7 +276,7 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
             await asyncio.sleep(0.001)
         assert not running.done() and worker.health()["active"] == 0
         await worker.load_weights(new)
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
         assert [group_id for group_id, _ in groups.reports] == [0, 1, 2]
         assert {int(v) for r in groups.last(2) for v in r.versions} == {1}
 
@@ -347,31 +358,37 @@ def test_a_canary_that_is_no_number_or_of_another_length_is_refused(tmp_path: Pa
     asyncio.run(engine().load_weights(replace(version, canary=None)))
 
 
-def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_path: Path) -> None:
+def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
-        slow = engine(token_s=0.01, swap_waits=True)
+        steps = Steps(monkeypatch)
+        slow = engine(token_s=1, swap_waits=True)
         await slow.load_weights(publish(tmp_path, 0))
         endless = SamplingParams(max_new_tokens=40)
         groups = Groups()
         asked = [request(i, sampling=endless) for i in range(2)]
         running = asyncio.ensure_future(slow.generate(asked[:1], groups))
-        while not slow.health()["active"]:
+        while not slow.health()["tokens_total"]:
             await asyncio.sleep(0)
         swap = asyncio.ensure_future(slow.load_weights(publish(tmp_path, 1)))
         while not slow._swaps:
             await asyncio.sleep(0.001)
         late = asyncio.ensure_future(slow.generate(asked[1:], groups))
-        await asyncio.sleep(0.01)
+        while not slow.health()["waiting"]:
+            await asyncio.sleep(0)
         before, tokens = slow.progress(), slow.health()["tokens_total"]
+        steps.one_more()
         while slow.health()["tokens_total"] == tokens:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         after = slow.progress()
         assert before.keys() == after.keys() == {(0, 1), (1, 1)} and slow.version == 0
         assert all(after[key] > before[key] for key in before)
         assert slow.health()["active"] == 4 and not late.done()
+        steps.go_on()
         await asyncio.gather(running, swap, late)
         assert [set(r.versions.tolist()) for r in groups.last(0)] == [{0}] * 4
         assert [set(r.versions.tolist()) for r in groups.last(1)] == [{1}] * 4
         assert slow.progress() == {}
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -159,14 +159,14 @@ def test_a_worker_answers_over_grpc_and_refuses_what_its_engine_refuses() -> Non
         await engine.load_weights(version)
         async with FakeWorker(engine) as worker, grpc.aio.insecure_channel(worker.address) as at:
             stub = RolloutStub(at)
-            assert (await stub.Health(pb.HealthRequest(), timeout=10)).version == 0
+            assert (await stub.Health(pb.HealthRequest(), timeout=60)).version == 0
             asked = pb.GenerateRequest(groups=[request_to_proto(good)])
-            replies = [reply async for reply in stub.Generate(asked, timeout=10)]
+            replies = [reply async for reply in stub.Generate(asked, timeout=60)]
             (rollouts,) = [reply_from_proto(reply, "w", good.seeds) for reply in replies]
             assert [r.seed for r in rollouts] == list(good.seeds)
             asked = pb.GenerateRequest(groups=[request_to_proto(bad)])
             with pytest.raises(grpc.aio.AioRpcError, match="group 4: seeds are") as caught:
-                [reply async for reply in stub.Generate(asked, timeout=10)]
+                [reply async for reply in stub.Generate(asked, timeout=60)]
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             assert worker.group_ids == [3, 4]
 

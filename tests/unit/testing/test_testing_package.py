@@ -28,7 +28,7 @@ def test_no_module_of_it_imports_jax_or_the_stack() -> None:
         "assert not heavy, heavy"
     )
     command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
 
 

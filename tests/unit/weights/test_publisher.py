@@ -25,13 +25,13 @@ class Store:
 
     def save(self, path: str, arrays: Any) -> None:
         if self.gate is not None:
-            self.gate.wait(10)
+            self.gate.wait(60)
         if self.error is not None:
             raise self.error
         self.paths.append(path)
 
 
-def make(loop, store, announce=None, deadline_s=10.0, **options):
+def make(loop, store, announce=None, deadline_s=60.0, **options):
     seen: list[WeightVersion] = []
     errors: list[BaseException] = []
     told = threading.Event()
@@ -83,7 +83,7 @@ def test_a_failure_reaches_the_run_and_the_trainer(loop, where):
         publisher.publish(1, ARRAYS)
     with pytest.raises(WeightsError, match="no space left"):
         publisher.wait()
-    assert told.wait(10) and not seen and [str(one) for one in errors] == [str(error)]
+    assert told.wait(60) and not seen and [str(one) for one in errors] == [str(error)]
     publisher.close()
 
 
@@ -93,7 +93,7 @@ def test_an_announcement_that_hangs_has_a_deadline(loop):
 
     publisher, seen, errors, told = make(loop, Store(), hang, deadline_s=0.05)
     publisher.publish(0, ARRAYS)
-    assert told.wait(10) and not seen
+    assert told.wait(60) and not seen
     assert isinstance(errors[0], DeadlineError) and errors[0].key == "rlax.deadlines.weights_s"
 
 
@@ -149,7 +149,7 @@ def test_a_canary_that_is_not_finite_is_not_announced(loop, wrong):
     publisher.publish(4, ARRAYS, Canary(np.arange(4, dtype=np.int32), logprobs, 1e-4))
     with pytest.raises(WeightsError, match="version 4: 2 of 3 log-probs of its canary are not"):
         publisher.wait()
-    assert told.wait(10) and not seen and not store.paths
+    assert told.wait(60) and not seen and not store.paths
 
 
 def test_faults_may_strike_when_bytes_are_written_and_when_workers_may_pull_them(loop, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_save_that_fails_for_weights_s_says_so(loop, monkeypatch):
     publisher.publish(7, ARRAYS)
     with pytest.raises(DeadlineError, match="version 7"):
         publisher.wait()
-    assert told.wait(10) and not seen and 2 < len(store.tried) < 42
+    assert told.wait(60) and not seen and 1 <= len(store.tried) < 42
     assert errors[0].key == "rlax.deadlines.weights_s" and errors[0].seconds == 0.4
     assert re.search(r"^writing version 7 \(\d+ times in vain, the last: .*deni", str(errors[0]))
 
@@ -222,11 +222,13 @@ def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(loop):
     publisher.publish(0, ARRAYS)
     with pytest.raises(TimeoutError, match="the list of versions"):
         publisher.wait()
-    assert told.wait(10) and not seen and [str(one) for one in errors] == [str(error)]
+    assert told.wait(60) and not seen and [str(one) for one in errors] == [str(error)]
 
 
-def test_closing_repeats_no_save(loop):
-    publisher, *_ = make(loop, store := failing(10**9, WeightsUnwritableError("away")))
+def test_closing_repeats_no_save(loop, monkeypatch):
+    monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (60, 60))
+    store = failing(10**9, WeightsUnwritableError("away"))
+    publisher, *_ = make(loop, store, deadline_s=600.0)
     publisher.publish(7, ARRAYS)
-    publisher.close()  # returns before the first pause is over, and long before 10 s
+    publisher.close()  # returns long before the first pause is over
     assert len(store.tried) == 1

@@ -1,0 +1,240 @@
+"""What a lost worker had drawn of a group travels to the next one, unless nobody may trust it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import grpc
+import numpy as np
+from dispatching import (
+    GONE,
+    Script,
+    answer,
+    failing,
+    join,
+    make,
+    partial,
+    quarantine,
+    request,
+    run,
+)
+
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.types import GroupRequest
+
+
+def reporting(*reports: tuple[int, ...], then: Script = GONE) -> Script:
+    """Reports so many tokens per sample, one report after the other."""
+
+    def script(spec: pb.GroupSpec) -> Any:
+        for lengths in reports:
+            yield partial(spec.group_id, spec.seeds, *lengths)
+        yield then(spec)
+
+    return script
+
+
+def test_what_was_drawn_travels_along_to_the_next_worker():
+    async def main():
+        asked: list[GroupRequest] = []
+
+        def keep(request: GroupRequest) -> GroupRequest:
+            asked.append(request)
+            return dataclasses.replace(request, min_version=4)
+
+        fleet, dispatcher, _ = make(keep)
+        await join(fleet, "bad", reporting((1, 0), (4, 3), (3, 3)))  # the last one is older
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        assert not ticket.done()
+        good = await join(fleet, "good", answer)
+        answered, rollouts, workers = await ticket
+        assert [r.worker for r in rollouts] == ["bad+good", "bad+good"]
+        assert [w.name for w in workers] == ["bad", "good"]
+        assert (answered.attempt, answered.min_version) == (2, 4)
+        (spec,) = good.specs
+        assert [np.frombuffer(s.tokens, np.int32).tolist() for s in spec.resume] == [
+            [0, 1, 2, 3],
+            [0, 1, 2],
+        ]
+        assert [s.finish_reason for s in spec.resume] == ["cancelled", "cancelled"]
+        assert (asked[0].attempt, asked[0].min_version) == (2, 0)
+        assert [len(r.tokens) for r in asked[0].resume] == [4, 3]
+        assert dispatcher.tokens_resumed == 7 and dispatcher.reissued == 1
+        ((told, reason),) = dispatcher.again
+        assert told is answered and reason == "UNAVAILABLE: told 0"
+        assert fleet.workers["good"].assigned == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_partials_that_are_refused_are_forgotten_and_none_are_sent():
+    async def main():
+        def drop(request: GroupRequest) -> GroupRequest:
+            return dataclasses.replace(request, resume=())
+
+        fleet, dispatcher, _ = make(drop)
+        await join(fleet, "one", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        two = await join(fleet, "two", reporting((1, 0)))
+        while not two.specs:
+            await asyncio.sleep(0.01)
+        three = await join(fleet, "three", answer)
+        await ticket
+        assert [len(stub.specs[0].resume) for stub in (two, three)] == [0, 0]
+        assert dispatcher.tokens_resumed == 0 and dispatcher.reissued == 2
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_report_without_tokens_is_nothing_to_resume():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "bad", reporting((0, 0)))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        good = await join(fleet, "good", answer)
+        await ticket
+        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_what_a_worker_reported_before_it_answered_nonsense_is_not_resumed():
+    async def main():
+        fleet, dispatcher, lost = make()
+        nonsense = partial(0, (0, 1), 0, 2, reason="stop")
+        await join(fleet, "bad", reporting((4, 3), then=lambda spec: nonsense))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        good = await join(fleet, "good", answer)
+        await ticket
+        assert lost == ["bad: bad: group 0 sample 0 is empty"]
+        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
+    async def main():
+        fleet, dispatcher, lost = make()
+        ends = [asyncio.Event(), asyncio.Event()]
+
+        async def generate(asked: pb.GenerateRequest) -> Any:
+            (spec,) = asked.groups
+            yield partial(spec.group_id, spec.seeds, 2, 2)
+            await ends[spec.group_id].wait()
+            if spec.group_id == 0:
+                failing(grpc.StatusCode.UNAVAILABLE)(spec)
+            yield answer(spec)
+
+        (await join(fleet, "a", answer)).Generate = generate
+        tickets = []
+        for i in range(2):
+            tickets.append(dispatcher.submit(request(i)))
+            await asyncio.sleep(0.01)
+        worker = fleet.workers["a"]
+        worker.draining = True
+        assert worker.assigned == 4
+        ends[0].set()
+        while worker.assigned != 2:
+            await asyncio.sleep(0.01)
+        assert lost == [] and not tickets[1].done()
+        ends[1].set()
+        assert (await tickets[1])[0].attempt == 1
+        await join(fleet, "b", answer)
+        asked, *_ = await tickets[0]
+        assert asked.attempt == 2 and [len(r.tokens) for r in asked.resume] == [2, 2]
+        await dispatcher.close()
+
+    run(main)
+
+
+def first_complete(tokens: int) -> Script:
+    """The first sample ends after two tokens, the second has so many; then the worker is lost."""
+
+    def script(spec: pb.GroupSpec) -> Any:
+        reply = partial(spec.group_id, spec.seeds, 2, tokens)
+        reply.samples[0].CopyFrom(
+            partial(spec.group_id, spec.seeds, 2, 0, reason="stop").samples[0]
+        )
+        yield reply
+        yield GONE(spec)
+
+    return script
+
+
+def test_a_sample_names_those_who_drew_it():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "a", first_complete(1))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        await join(fleet, "b", first_complete(4))
+        while dispatcher.reissued < 2:
+            await asyncio.sleep(0.01)
+        await join(fleet, "c", answer)
+        _, rollouts, workers = await ticket
+        assert [r.worker for r in rollouts] == ["a", "a+b+c"]
+        assert [len(r.tokens) for r in rollouts] == [2, 5]
+        assert [w.name for w in workers] == ["a", "b", "c"]
+        assert [w.lost != "" for w in workers] == [True, True, False]
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_what_waits_forgets_what_a_quarantined_worker_drew():
+    async def main():
+        fleet, dispatcher, _ = make()
+        await join(fleet, "bad", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        while not dispatcher.reissued:
+            await asyncio.sleep(0.01)
+        await quarantine(fleet, "bad")  # it is lost already
+        good = await join(fleet, "good", answer)
+        _, rollouts, workers = await ticket
+        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        assert [r.worker for r in rollouts] == ["good"] * 2 and [w.name for w in workers] == [
+            "good"
+        ]
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_refused():
+    async def main():
+        fleet, dispatcher, lost = make()
+        await join(fleet, "bad", reporting((4, 3)))
+        ticket = dispatcher.submit(request(0))
+        await asyncio.sleep(0.01)
+        go = asyncio.Event()
+        good = await join(fleet, "good", answer)
+        generate = good.Generate
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            async for reply in generate(*args, **kwargs):
+                await go.wait()
+                yield reply
+
+        good.Generate = slow
+        while not good.specs:
+            await asyncio.sleep(0.01)
+        await quarantine(fleet, "bad")
+        go.set()
+        asked, rollouts, workers = await ticket
+        assert [len(spec.resume) for spec in good.specs] == [2, 0]
+        assert asked.attempt == 3 and [len(r.tokens) for r in rollouts] == [1, 1]
+        assert workers == (fleet.workers["good"],) and len(lost) == 1
+        assert workers[0].assigned == workers[0].groups == 0
+        await dispatcher.close()
+
+    run(main)
