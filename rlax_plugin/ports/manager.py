@@ -229,7 +229,8 @@ def _marker_advice(attribute: str, function: Any) -> str:
     for name, value in getattr(function, "__dict__", {}).items():
         if name.endswith("_impl") and isinstance(value, Mapping) and "specname" in value:
             project = name.removesuffix("_impl")
-            return f"is marked with the @hookimpl of project {project!r}: use the one from rlax_plugin.api"
+            marked = f"is marked with the @hookimpl of project {project!r}"
+            return f"{marked}: use the one from rlax_plugin.api"
     advice = "has no @hookimpl (from rlax_plugin.api import hookimpl)"
     if attribute in HOOKS:
         return advice
