@@ -81,6 +81,7 @@ def test_two_live_processes_of_one_name_do_not_end_the_run(tmp_path):
         "rlax.launcher={name: static}",
         "rlax.evaluation.problems=0",
         "rlax.rollouts.engine.token_s=0.01",
+        "rlax.deadlines.heartbeats_lost=3",  # a name is free again soon
         f"rlax.network.port={(port := free_port())}",
     )
     serve = ("serve", CONFIG, *settings, "--controller", f"127.0.0.1:{port}", "--name", "one")
