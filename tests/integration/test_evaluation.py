@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from runs import DEADLINE_S, Run
+from runs import DEADLINE_S, Run, alive
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
-    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not alive(family)
     assert not list(tmp_path.iterdir()) and sorted(disturbed.run.dir.rglob("*")) == before
 
 

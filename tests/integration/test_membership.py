@@ -26,6 +26,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rollouts.fleet import MAX_NONSENSE
+from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import GroupRequest, Rollout
 
 
@@ -62,8 +63,10 @@ def test_a_restarted_worker_waits_until_its_predecessor_counts_as_lost():
         async with trainer(settings) as one:
             killed, restarted = member(settings, one.address), member(settings, one.address)
             restarted._process = "another"
+            watch = asyncio.ensure_future(one.fleet.watch())
             await killed.register()  # and was killed: no heartbeat follows
             await restarted.register()
+            watch.cancel()
             assert one.fleet.workers["w"].process == "another"
             assert len(one.lost) == 1
             beats = asyncio.ensure_future(restarted.heartbeat())
@@ -71,6 +74,25 @@ def test_a_restarted_worker_waits_until_its_predecessor_counts_as_lost():
                 await killed.heartbeat()
             assert one.fleet.workers["w"].process == "another" and len(one.lost) == 1
             beats.cancel()
+
+    run(main)
+
+
+def test_a_pause_of_the_trainer_gives_no_name_away():
+    """What the holder sent meanwhile may be read behind another one's registration."""
+
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            holder = member(settings, one.address)
+            await holder.register()
+            one.fleet.workers["w"].last_seen -= 10 * settings.deadlines.lost_s
+            request = pb.RegisterRequest(
+                worker="w", address="127.0.0.1:1", slots=8, config_hash="abc", process="another"
+            )
+            reply = await one.fleet.Register(request, None)
+            assert reply.name_taken and not reply.accepted
+            assert (await holder.report()).known and one.lost == []
 
     run(main)
 

@@ -15,7 +15,7 @@ from collections import Counter
 
 import psutil
 import pytest
-from runs import CONFIG, Run
+from runs import CONFIG, DEADLINE_S, Run, alive
 
 
 def test_a_run_ends_well_and_says_so(tmp_path):
@@ -101,7 +101,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_run_continues(tmp_path):
     status, out = run.end()
     assert status == 130, out
     assert "continue with:" in out
-    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not alive(family)
     done = run.summary()["steps"]
     assert 7 <= done < 30 and not run.summary()["complete"]
 
@@ -142,7 +142,7 @@ def test_a_signal_before_training_ends_the_run_at_once(tmp_path, phase, number):
     status, out = run.end()
     assert status == 130, out
     assert re.search(r"continue with:  \S*rlax train", out) and "Traceback" not in out
-    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not alive(family)
     assert not list(run.dir.glob("evaluation/*"))
 
 
