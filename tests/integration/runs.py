@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -25,6 +25,7 @@ from rlax_plugin.records.files import RunFiles
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "tests/configs/testing.yml")
+HELPERS = str(ROOT / "tests/helpers")
 DEADLINE_S = 200
 
 
@@ -90,6 +91,23 @@ class Run:
         trained = rows(self.dir / "batches")
         ids = {row["group_id"] for row in trained}
         return trained + [row for row in rows(self.dir / "rollouts") if row["group_id"] not in ids]
+
+
+def plugins(*more: str) -> str:
+    """The override that adds plug-ins to those of the config."""
+    named = ("rlax_plugin.testing", "rlax_curation", "rlax_launchers", "rlax_objectives", *more)
+    return f"rlax.plugins=[{', '.join(named)}]"
+
+
+def held(waits: Mapping[int, Path], *options: str) -> tuple[str, str]:
+    """Overrides of a run whose steps wait for files; needs ``HELPERS`` in PYTHONPATH.
+
+    Args:
+      options: others of the trainer, such as ``learning_rate: 3``.
+    """
+    files = ", ".join(f"'{step}': {file}" for step, file in waits.items())
+    trainer = ", ".join(("name: held", f"waits: {{{files}}}", *options))
+    return plugins("held"), f"rlax.trainer={{{trainer}}}"
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 
 import psutil
 import pytest
-from runs import CONFIG, DEADLINE_S, Run, alive
+from runs import CONFIG, Run, alive
 
 
 def test_a_run_ends_well_and_says_so(tmp_path):
