@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,15 +83,20 @@ def disturbed(tmp_path_factory) -> Disturbed:
     directory = tmp_path_factory.mktemp("evaluation")
     run = Run(directory, *SETTINGS)
 
-    def keepers() -> list[str]:
-        logs = run.dir.glob("logs/local-*.log")
-        return [log.stem for log in logs if f"keep version {EVERY}" in log.read_text()]
+    def keeper() -> str:
+        """Who keeps the first evaluation's version; empty: nobody yet."""
+        for log in run.dir.glob("logs/local-*.log"):
+            said = log.read_text()
+            if f"keep version {EVERY}" in said and f"serving version {EVERY}" in said:
+                return log.stem
+        return ""
 
     run.until(lambda: len(run.steps()) >= 2, "two steps")
     live = rlax_eval(directory, "runs/testing", "--json")
-    run.until(keepers, "an evaluation during training")
-    (keeper,) = [p for p in run.workers() if keepers()[0] in command(p)]
-    keeper.send_signal(signal.SIGKILL)
+    run.until(keeper, "an evaluation during training")
+    (measuring,) = [worker for worker in run.workers() if keeper() in command(worker)]
+    time.sleep(0.3)  # killed before it is asked, it would count as lost half a minute later
+    measuring.send_signal(signal.SIGKILL)
     measured = result(live)
     run.until((directory / SECOND).exists, "the second evaluation")
     (directory / GO).touch()
