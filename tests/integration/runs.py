@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -108,6 +108,19 @@ def held(waits: Mapping[int, Path], *options: str) -> tuple[str, str]:
     files = ", ".join(f"'{step}': {file}" for step, file in waits.items())
     trainer = ", ".join(("name: held", f"waits: {{{files}}}", *options))
     return plugins("held"), f"rlax.trainer={{{trainer}}}"
+
+
+@contextmanager
+def process(directory: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``rlax`` with its output in ``<name>.log``; killed at the end if it still lives."""
+    with (directory / f"{name}.log").open("w") as out:
+        command = [sys.executable, "-m", "rlax_plugin", *arguments]
+        started = subprocess.Popen(command, cwd=directory, stdout=out, stderr=out)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait(DEADLINE_S)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

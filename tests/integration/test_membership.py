@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import CONFIG, DEADLINE_S, Run, free_port, rows
-from test_outliving_workers import process
+from runs import CONFIG, DEADLINE_S, Run, free_port, process, rows
 from test_workers import Counting, Worker, group, member, run, section, trainer, until
 
 from rlax_plugin.commands.audit import audit

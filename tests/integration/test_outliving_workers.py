@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
-from runs import CONFIG, DEADLINE_S, HELPERS, Run, free_port, held, rows
+from runs import CONFIG, DEADLINE_S, HELPERS, Run, free_port, held, process, rows
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
@@ -23,19 +19,6 @@ from rlax_plugin.records.files import RunFiles
 def trained(run: Run) -> list[dict]:
     """Every trained sample of a run."""
     return rows(run.dir / "batches")
-
-
-@contextmanager
-def process(directory: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen]:
-    """``rlax`` with its output in ``<name>.log``; killed at the end if it still lives."""
-    with (directory / f"{name}.log").open("w") as out:
-        command = [sys.executable, "-m", "rlax_plugin", *arguments]
-        started = subprocess.Popen(command, cwd=directory, stdout=out, stderr=out)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait(DEADLINE_S)
 
 
 @pytest.mark.parametrize("parameter_server", ["embedded", "apart"])
