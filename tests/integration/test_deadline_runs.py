@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import runs
 
 
@@ -30,17 +31,43 @@ def test_a_run_warns_once_that_a_deadline_will_not_hold_at_the_speed_it_measures
     assert warned[0] in (run.dir / "logs/trainer.log").read_text()
 
 
-def test_a_run_whose_worker_never_comes_says_what_that_should_have_taken(tmp_path: Path):
+# The config's deadline holds while everything is started; only the wait for a worker is short.
+IMPATIENT = """
+from rlax_plugin.api import hookimpl
+from rlax_plugin.controller.generation import Generation
+
+wait = Generation.wait_for_worker
+
+
+async def wait_for_worker(self):
+    self._deadlines = self._deadlines.model_copy(update={"startup_s": 2.0})
+    await wait(self)
+
+
+Generation.wait_for_worker = wait_for_worker
+
+
+@hookimpl
+def rlax_register_reward():
+    return {}
+"""
+
+
+def test_a_run_whose_worker_never_comes_says_what_that_should_have_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = runs.Run(
         tmp_path,
-        "rlax.rollouts.engine.load_s=60",
-        "rlax.deadlines.startup_s=12",
+        runs.plugins("impatient"),
+        "rlax.rollouts.engine.load_s=600",
         "rlax.deadlines.assume.startup_s=20",
     )
     status, out = run.end()
     assert status == 1
     assert re.search(
-        r"the first rollout worker to become ready \(registered: [^)]*\) took longer than 12 s: it "
+        r"the first rollout worker to become ready \(registered: [^)]*\) took longer than 2 s: it "
         r"would have needed about 20 s \(set rlax.deadlines.startup_s to more than that\)",
         " ".join(out.split()),
     )

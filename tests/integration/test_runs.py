@@ -183,6 +183,7 @@ def test_rewards_that_hang_or_raise_never_stop_a_run(tmp_path):
         "rlax.rewards=[{name: even, hang_on: '3', raise_on: '5'}]",
         "rlax.deadlines.reward_s=1.5",
         "rlax.prompt_source.count=12",  # fewer than the groups of a run: each is asked
+        "rlax.curation.gates=[]",
         "rlax.rollouts.group_size=2",
         "rlax.evaluation.problems=0",
         "steps=4",
