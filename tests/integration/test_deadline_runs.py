@@ -10,7 +10,7 @@ import runs
 
 
 def test_a_run_warns_once_that_a_deadline_will_not_hold_at_the_speed_it_measures(tmp_path: Path):
-    """6 tokens take 0.3 s as assumed and at least 1.8 s in truth, beside 20 s for a reward.
+    """3 tokens take 0.15 s as assumed and at least 0.9 s in truth, beside 60 s for a reward.
 
     No batch takes that long: most samples stop early, and rewards take no time.
     """
@@ -18,15 +18,15 @@ def test_a_run_warns_once_that_a_deadline_will_not_hold_at_the_speed_it_measures
         tmp_path,
         "steps=2",
         "rlax.rollouts.engine.token_s=0.3",
-        "rlax.deadlines.reward_s=20",
-        "rlax.deadlines.batch_s=21.5",
+        "rlax.rollouts.max_new_tokens=3",
+        "rlax.deadlines.batch_s=60.6",
         "rlax.evaluation.problems=0",
     )
     status, out = run.end()
     assert status == 0, out
     warned = [line for line in out.splitlines() if line.startswith("warning: ")]
     assert len(warned) == 1, out
-    assert warned[0].startswith("warning: rlax.deadlines.batch_s: 21.5 s is too short: ")
+    assert warned[0].startswith("warning: rlax.deadlines.batch_s: 60.6 s is too short: ")
     assert "16 samples in 1 turn of " in warned[0] and "at measured speeds" in warned[0]
     assert warned[0] in (run.dir / "logs/trainer.log").read_text()
 
