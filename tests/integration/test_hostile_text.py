@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 from runs import DEADLINE_S, Run
+from typer.testing import CliRunner
+
+from rlax_plugin.cli import app
 
 PLUGIN = r"""
 import itertools, os, random, sys
@@ -139,7 +142,7 @@ def mischief(texts: list[str]) -> list[str]:
     return [text[:200] for text in texts if MISCHIEF.search(text)]
 
 
-def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty):
+def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty, capsys):
     run = Run(nasty, *SETTINGS, "steps=1000")
     run.until(lambda: len(run.steps()) >= 3, "three steps")
     os.kill(run.process.pid, signal.SIGKILL)
@@ -178,11 +181,14 @@ def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty):
     assert "Traceback" in logs["rewards.log"] and len(logs["rewards.log"]) < 1_000_000
 
     # What the commands show of them.
-    for command in (("audit",), ("audit", "--json"), ("report",), ("eval", "--problems", "8")):
+    for command in (("audit", "--json"), ("report",), ("eval", "--problems", "8")):
         status, out = rlax(*command[:1], str(run.dir), *command[1:])
         assert status == 0, out
         printed.append(out)
-    assert mischief(printed) == []
+    audited = CliRunner().invoke(app, ["audit", str(run.dir)])
+    assert audited.exit_code == 0, audited.output
+    said = audited.output + "".join(capsys.readouterr())
+    assert said and mischief([*printed, said]) == []
     page = (run.dir / "report.html").read_bytes().decode()
     assert mischief([page]) == []
     blobs = re.findall(r'<script type="text/plain" id="data-([\w-]+)">([^<]*)</script>', page)
