@@ -229,9 +229,7 @@ def _marker_advice(attribute: str, function: Any) -> str:
     for name, value in getattr(function, "__dict__", {}).items():
         if name.endswith("_impl") and isinstance(value, Mapping) and "specname" in value:
             project = name.removesuffix("_impl")
-            return (
-                f"is marked with the @hookimpl of project {project!r}: use the one from rlax_plugin.api"
-            )
+            return f"is marked with the @hookimpl of project {project!r}: use the one from rlax_plugin.api"
     advice = "has no @hookimpl (from rlax_plugin.api import hookimpl)"
     if attribute in HOOKS:
         return advice

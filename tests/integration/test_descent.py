@@ -40,10 +40,10 @@ def train(directory: Path, *argv: str, **more: str) -> subprocess.CompletedProce
     return rlax(directory, "train", CONFIG, *SETTINGS, *argv, **more)
 
 
-def read(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+def read(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     """A command that only reads records, in this process: its status, and what it printed."""
     done = CliRunner().invoke(app, argv)
-    return done.exit_code, " ".join((done.output + "".join(capsys.readouterr())).split())
+    return done.exit_code, " ".join((done.output + "".join(capfd.readouterr())).split())
 
 
 def steps(run: Path) -> list[int]:
@@ -67,7 +67,7 @@ def here(parent: Path, tmp_path: Path) -> Path:
 
 
 def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(here)
     old, new = here / "runs/testing", here / "runs/new"
@@ -81,17 +81,17 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
     assert again.returncode == 0, again.stderr
     assert steps(new) == [1, 2, 3, 4] and len(digests(new)[0]) == 1
 
-    assert read(capsys, "audit", "runs/new")[0] == 0
-    status, said = read(capsys, "replay", "runs/new")
+    assert read(capfd, "audit", "runs/new")[0] == 0
+    status, said = read(capfd, "replay", "runs/new")
     assert status == 0 and "identical: 5 versions" in said
-    assert read(capsys, "report", "runs/new", "--out", "page.html")[0] == 0
+    assert read(capfd, "report", "runs/new", "--out", "page.html")[0] == 0
     assert f"Started from {old}@2" in (here / "page.html").read_text()
 
     # Its own checkpoints are enough to continue it, but not to replay it.
     shutil.rmtree(old)
     assert train(here, FASTER, "run_name=new", "steps=5").returncode == 0
     assert steps(new) == [1, 2, 3, 4, 5]
-    status, said = read(capsys, "replay", "runs/new")
+    status, said = read(capfd, "replay", "runs/new")
     assert status == 2 and f"--from = '{old}@2': that checkpoint is gone" in said
 
 
