@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -29,6 +30,7 @@ log = logging.getLogger("rlax.controller")
 _LINE_LIMIT = 1 << 20  # an answer is a few numbers, or an error of one line
 _LONGEST_ERROR = 1200  # characters; the process has cut it already
 _END_S = 10.0  # until a process that was killed is gone
+_HOW_S = 5.0  # until one that sends nothing more has ended, if it does
 
 _CLOSED = "the pool of reward processes is closed"
 _STARTS = 3
@@ -152,11 +154,18 @@ class _Process:
           TimeoutError: it took too long.
           _EndedError: it has ended, or sends none.
         """
+        # Not wait_for: after a pause of this very process it would throw away a line that is there.
+        reading = asyncio.ensure_future(self._reader.readline())
         try:
-            if line := await asyncio.wait_for(self._reader.readline(), deadline_s):
+            done, _ = await asyncio.wait({reading}, timeout=deadline_s)
+        finally:
+            reading.cancel()
+        if not done:
+            raise TimeoutError
+        # A line without end is an error; its process will be killed.
+        with contextlib.suppress(ValueError, ConnectionError):
+            if line := reading.result():
                 return line
-        except (ValueError, ConnectionError):
-            pass  # a line without end; it will be killed
         raise _EndedError(await self.how_it_ended())
 
     async def how_it_ended(self) -> str:
@@ -164,9 +173,9 @@ class _Process:
         process = self._process
         if process is None:
             return "was ended"  # by the end of the run
-        try:
-            code = await asyncio.wait_for(process.wait(), 1.0)
-        except TimeoutError:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _HOW_S)
+        if (code := process.returncode) is None:
             self.end()
             return "sent something that is not an answer"
         if code >= 0:

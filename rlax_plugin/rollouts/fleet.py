@@ -153,13 +153,15 @@ class Fleet(rpc.FleetServicer):
         return self._refused.get((request.worker, request.process))
 
     def _name_taken(self, request: pb.RegisterRequest) -> str | None:
-        """Why a name is not free: another process has it, and was heard not long ago."""
+        """Why a name is not free: another process is the member of that name.
+
+        A silent one is ``watch``'s to lose, which knows whether this very process was paused:
+        then the holder's heartbeats may be read behind the newcomer's registration.
+        """
         holder = self.workers.get(request.worker)
         if holder is None or holder.process == request.process:
             return None
         heard_s = time.monotonic() - holder.last_seen
-        if heard_s > self._deadlines.lost_s:
-            return None  # it was killed, as far as anybody knows
         return (
             f"is already used by a worker at {holder.address} (last heartbeat {heard_s:.1f} s "
             "ago): choose another --name, or stop that worker"

@@ -52,7 +52,10 @@ class RemoteStore(orbax.OrbaxStore):
 
 
 def _now(fault: Path) -> str:
-    return fault.read_text() if fault.exists() else ""
+    try:
+        return fault.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _serve(fault: Path) -> str:

@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pyarrow.parquet as pq
@@ -24,11 +25,14 @@ from rlax_plugin.records.files import RunFiles
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "tests/configs/testing.yml")
-DEADLINE_S = 90
+HELPERS = str(ROOT / "tests/helpers")
+DEADLINE_S = 200
 
 
 class Run:
-    """A ``rlax train`` process in a directory of its own."""
+    """A ``rlax train`` process in a directory of its own; see ``end_all``."""
+
+    _started: ClassVar[list[subprocess.Popen[str]]] = []
 
     def __init__(
         self, directory: Path, *overrides: str, config: str = CONFIG, name: str = "testing"
@@ -42,12 +46,22 @@ class Run:
             text=True,
             start_new_session=True,
         )
+        Run._started.append(self.process)
+
+    @classmethod
+    def end_all(cls) -> None:
+        """Ends the runs of tests that failed before they did."""
+        while cls._started:
+            process = cls._started.pop()
+            if process.poll() is None:
+                kill_group(process)
+                process.communicate()
 
     def end(self) -> tuple[int, str]:
         try:
             out, _ = self.process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            kill_group(self.process)
             logs = "\n".join(p.read_text()[-3000:] for p in self.dir.glob("logs/*.log"))
             pytest.fail(f"the run did not end:\n{logs}")
         return self.process.returncode, out
@@ -56,15 +70,15 @@ class Run:
         end = time.monotonic() + DEADLINE_S
         while not condition():
             if self.process.poll() is not None or time.monotonic() > end:
+                kill_group(self.process)  # or what it says would never end
                 pytest.fail(f"{what} did not happen: {self.process.communicate()[0]}")
             time.sleep(0.02)
 
     def workers(self) -> list[psutil.Process]:
-        try:
+        with suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [c for c in children if "serve" in " ".join(c.cmdline())]
+            return [child for child in children if "serve" in command(child)]
+        return []
 
     def steps(self) -> list[dict[str, float]]:
         return lines(self.dir / "metrics.jsonl")
@@ -77,6 +91,62 @@ class Run:
         trained = rows(self.dir / "batches")
         ids = {row["group_id"] for row in trained}
         return trained + [row for row in rows(self.dir / "rollouts") if row["group_id"] not in ids]
+
+
+def plugins(*more: str) -> str:
+    """The override that adds plug-ins to those of the config."""
+    named = ("rlax_plugin.testing", "rlax_curation", "rlax_launchers", "rlax_objectives", *more)
+    return f"rlax.plugins=[{', '.join(named)}]"
+
+
+def held(waits: Mapping[int, Path], *options: str) -> tuple[str, str]:
+    """Overrides of a run whose steps wait for files; needs ``HELPERS`` in PYTHONPATH.
+
+    Args:
+      options: others of the trainer, such as ``learning_rate: 3``.
+    """
+    files = ", ".join(f"'{step}': {file}" for step, file in waits.items())
+    trainer = ", ".join(("name: held", f"waits: {{{files}}}", *options))
+    return plugins("held"), f"rlax.trainer={{{trainer}}}"
+
+
+@contextmanager
+def process(directory: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``rlax`` with its output in ``<name>.log``; killed at the end if it still lives."""
+    with (directory / f"{name}.log").open("w") as out:
+        command = [sys.executable, "-m", "rlax_plugin", *arguments]
+        started = subprocess.Popen(command, cwd=directory, stdout=out, stderr=out)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait(DEADLINE_S)
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Kills a process and those of its group, if there are any left."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def command(process: psutil.Process) -> list[str]:
+    """Its command line; empty once it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended."""
+
+    def lives(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    return [process for process in processes if lives(process)]
 
 
 def free_port() -> int:

@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import CONFIG, digests, lines
+from runs import CONFIG, DEADLINE_S, digests, lines
+from typer.testing import CliRunner
 
+from rlax_plugin.cli import app
 from rlax_plugin.records.faults import VARIABLE, FaultPoint
 
 SETTINGS = (
@@ -30,12 +32,18 @@ def rlax(directory: Path, *argv: str, kill_at: str = "") -> subprocess.Completed
         env={**os.environ, VARIABLE: kill_at} if kill_at else os.environ.copy(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
     )
 
 
 def train(directory: Path, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
     return rlax(directory, "train", CONFIG, *SETTINGS, *argv, **more)
+
+
+def read(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    """A command that only reads records, in this process: its status, and what it printed."""
+    done = CliRunner().invoke(app, argv)
+    return done.exit_code, " ".join((done.output + "".join(capfd.readouterr())).split())
 
 
 def steps(run: Path) -> list[int]:
@@ -58,7 +66,10 @@ def here(parent: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(here: Path) -> None:
+def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(here)
     old, new = here / "runs/testing", here / "runs/new"
     began = train(here, FASTER, "run_name=new", "steps=3", "--from", "runs/testing@2")
     assert began.returncode == 0, began.stderr
@@ -70,19 +81,18 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(here: P
     assert again.returncode == 0, again.stderr
     assert steps(new) == [1, 2, 3, 4] and len(digests(new)[0]) == 1
 
-    assert rlax(here, "audit", "runs/new").returncode == 0
-    replayed = rlax(here, "replay", "runs/new")
-    assert replayed.returncode == 0 and "identical: 5 versions" in replayed.stdout
-    assert rlax(here, "report", "runs/new", "--out", "page.html").returncode == 0
+    assert read(capfd, "audit", "runs/new")[0] == 0
+    status, said = read(capfd, "replay", "runs/new")
+    assert status == 0 and "identical: 5 versions" in said
+    assert read(capfd, "report", "runs/new", "--out", "page.html")[0] == 0
     assert f"Started from {old}@2" in (here / "page.html").read_text()
 
     # Its own checkpoints are enough to continue it, but not to replay it.
     shutil.rmtree(old)
     assert train(here, FASTER, "run_name=new", "steps=5").returncode == 0
     assert steps(new) == [1, 2, 3, 4, 5]
-    replayed = rlax(here, "replay", "runs/new")
-    assert replayed.returncode == 2
-    assert f"--from = '{old}@2': that checkpoint is gone" in replayed.stderr
+    status, said = read(capfd, "replay", "runs/new")
+    assert status == 2 and f"--from = '{old}@2': that checkpoint is gone" in said
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_from_the_same_weights(here: Path) -> None:

@@ -14,23 +14,26 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from runs import DEADLINE_S, Run
+from runs import DEADLINE_S, HELPERS, Run, alive, command, held
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 
 EVERY, STEPS, PROBLEMS = 15, 40, 24
+RESULTS = Path("runs/testing/evaluation")
+FIRST, SECOND, GO = RESULTS / "step-00000015.json", RESULTS / "step-00000030.json", Path("go")
 SETTINGS = (
     f"steps={STEPS}",
-    "rlax.trainer.learning_rate=3",
-    "rlax.trainer.train_s=0.12",
+    # The second evaluation begins when the first has ended, and the run ends after everything.
+    *held({29: FIRST, 39: GO}, "learning_rate: 3", "checkpoint_every: 1"),
     "rlax.launcher.workers=3",
-    "rlax.trainer.checkpoint_every=1",
     "rlax.rollouts.engine.latency_s=0.1",
     f"rlax.evaluation.every={EVERY}",
     f"rlax.evaluation.problems={PROBLEMS}",
@@ -68,21 +71,35 @@ class Disturbed(NamedTuple):
         return json.loads((self.run.dir / f"evaluation/{name}.json").read_text())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", HELPERS)
+        yield
+
+
 @pytest.fixture(scope="module")
 def disturbed(tmp_path_factory) -> Disturbed:
     directory = tmp_path_factory.mktemp("evaluation")
     run = Run(directory, *SETTINGS)
 
-    def keepers() -> list[str]:
-        logs = run.dir.glob("logs/local-*.log")
-        return [log.stem for log in logs if f"keep version {EVERY}" in log.read_text()]
+    def keeper() -> str:
+        """Who keeps the first evaluation's version; empty: nobody yet."""
+        for log in run.dir.glob("logs/local-*.log"):
+            said = log.read_text()
+            if f"keep version {EVERY}" in said and f"serving version {EVERY}" in said:
+                return log.stem
+        return ""
 
     run.until(lambda: len(run.steps()) >= 2, "two steps")
     live = rlax_eval(directory, "runs/testing", "--json")
-    run.until(keepers, "an evaluation during training")
-    (keeper,) = [p for p in run.workers() if keepers()[0] in p.cmdline()]
-    keeper.send_signal(signal.SIGKILL)
+    run.until(keeper, "an evaluation during training")
+    (measuring,) = [worker for worker in run.workers() if keeper() in command(worker)]
+    time.sleep(0.3)  # killed before it is asked, it would count as lost half a minute later
+    measuring.send_signal(signal.SIGKILL)
     measured = result(live)
+    run.until((directory / SECOND).exists, "the second evaluation")
+    (directory / GO).touch()
     status, out = run.end()
     assert status == 0, out
     return Disturbed(run, out, measured)
@@ -112,14 +129,24 @@ def test_training_goes_on_while_it_is_evaluated(disturbed):
 
 def test_the_same_is_measured_again_alone(disturbed):
     directory = disturbed.run.dir.parents[1]
+    # Hours of generation are not lost to what only writing shows: a name that is too long.
+    too_long = f"{disturbed.run.dir}/{'n' * 300}below.json"
+    earlier = rlax_eval(
+        *(directory, "runs/testing", "--step", "15", "--json"), *("--out", too_long)
+    )
     again = {
         "after": rlax_eval(directory, "runs/testing", "--json"),
-        "step-00000015": rlax_eval(directory, "runs/testing", "--step", "15", "--json"),
         "live": rlax_eval(
             directory, f"runs/testing/checkpoints/{disturbed.live['step']}.npz", "--json"
         ),
     }
+    shown, error = earlier.communicate(timeout=DEADLINE_S)
+    assert earlier.returncode == 1 and "below.json cannot be written" in error
+    kept = Path(re.search(r"the result is in (\S+\.json)", " ".join(error.split())).group(1))
+    assert json.loads(shown) == json.loads(kept.read_text())
+    shutil.rmtree(kept.parent)
     found = {name: result(process) for name, process in again.items()}
+    found["step-00000015"] = json.loads(shown)
     for name in ("after", "step-00000015"):
         assert found[name]["sets"] == disturbed.evaluation(name)["sets"], name
     assert found["after"]["version"] == STEPS and found["after"]["step"] == STEPS
@@ -153,23 +180,19 @@ def test_a_version_with_other_settings_prints_a_table(disturbed):
     assert "rlax.rollouts.temperature=0.5" in document["overrides"]
 
 
-def test_a_result_that_cannot_be_written_is_kept(disturbed):
-    """Hours of generation are not lost to what only writing shows: a name that is too long."""
-    out = f"{disturbed.run.dir}/{'n' * 300}below.json"
-    process = rlax_eval(disturbed.run.dir.parents[1], "runs/testing", "--json", "--out", out)
-    shown, error = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 1 and "below.json cannot be written" in error
-    kept = Path(re.search(r"the result is in (\S+\.json)", " ".join(error.split())).group(1))
-    assert json.loads(shown) == json.loads(kept.read_text())
-    assert json.loads(shown)["version"] == STEPS
-    shutil.rmtree(kept.parent)
-
-
 def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
     directory = disturbed.run.dir.parents[1]
     before = sorted(disturbed.run.dir.rglob("*"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "rlax_plugin", "eval", "runs/testing", "--problems", "60"],
+        [
+            sys.executable,
+            "-m",
+            "rlax_plugin",
+            "eval",
+            "runs/testing",
+            *("--problems", "60"),
+            "rlax.rollouts.engine.latency_s=15",
+        ],
         cwd=directory,
         stdout=subprocess.PIPE,
         text=True,
@@ -183,7 +206,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
-    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not alive(family)
     assert not list(tmp_path.iterdir()) and sorted(disturbed.run.dir.rglob("*")) == before
 
 

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run
+from runs import DEADLINE_S, Run
+from typer.testing import CliRunner
+
+from rlax_plugin.cli import app
 
 PLUGIN = r"""
 import itertools, os, random, sys
@@ -93,7 +96,6 @@ def rlax_register_gate():
     return {"quoting": Extension(NoOptions, lambda config, context: Quoting())}
 """
 SETTINGS = (
-    "steps=8",
     "rlax.plugins=[nasty_plugin, rlax_plugin.testing, rlax_curation, rlax_launchers, "
     "rlax_objectives]",
     "rlax.prompt_source={name: nasty}",
@@ -119,7 +121,9 @@ def nasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def rlax(*arguments: str) -> tuple[int, str]:
     """A command's status, and what it printed, standard error included."""
     command = [sys.executable, "-m", "rlax_plugin", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=150)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=DEADLINE_S
+    )
     return done.returncode, done.stdout.decode()  # which raises if it is not UTF-8
 
 
@@ -138,13 +142,14 @@ def mischief(texts: list[str]) -> list[str]:
     return [text[:200] for text in texts if MISCHIEF.search(text)]
 
 
-def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty):
-    run = Run(nasty, *SETTINGS)
+def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty, capsys):
+    run = Run(nasty, *SETTINGS, "steps=1000")
     run.until(lambda: len(run.steps()) >= 3, "three steps")
     os.kill(run.process.pid, signal.SIGKILL)
-    printed = [run.process.communicate(timeout=60)[0]]
+    printed = [run.process.communicate(timeout=DEADLINE_S)[0]]
+    last = max(8, len(run.steps()) + 5)
     first = (run.dir / "batches/00000001.parquet").read_bytes()
-    run = Run(nasty, *SETTINGS)
+    run = Run(nasty, *SETTINGS, f"steps={last}")
     status, out = run.end()
     assert status == 0, out
     assert run.summary()["complete"] and "resuming after step" in out
@@ -176,11 +181,14 @@ def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty):
     assert "Traceback" in logs["rewards.log"] and len(logs["rewards.log"]) < 1_000_000
 
     # What the commands show of them.
-    for command in (("audit",), ("audit", "--json"), ("report",), ("eval", "--problems", "8")):
+    for command in (("audit", "--json"), ("report",), ("eval", "--problems", "8")):
         status, out = rlax(*command[:1], str(run.dir), *command[1:])
         assert status == 0, out
         printed.append(out)
-    assert mischief(printed) == []
+    audited = CliRunner().invoke(app, ["audit", str(run.dir)])
+    assert audited.exit_code == 0, audited.output
+    said = audited.output + "".join(capsys.readouterr())
+    assert said and mischief([*printed, said]) == []
     page = (run.dir / "report.html").read_bytes().decode()
     assert mischief([page]) == []
     blobs = re.findall(r'<script type="text/plain" id="data-([\w-]+)">([^<]*)</script>', page)
@@ -192,7 +200,7 @@ def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty):
 
 
 def test_a_reward_that_always_ends_its_process_ends_the_run_by_name(nasty):
-    run = Run(nasty, *SETTINGS, "rlax.rewards=[{name: nasty}, {name: gone}]")
+    run = Run(nasty, *SETTINGS, "rlax.rewards=[{name: nasty}, {name: gone}]", "steps=8")
     status, out = run.end()
     assert status == 1
     said = "the reward process of rlax.rewards.1 (gone) ended with exit code 3"

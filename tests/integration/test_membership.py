@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import CONFIG, DEADLINE_S, Run, free_port, rows
-from test_outliving_workers import process
+from runs import CONFIG, Run, free_port, plugins, process, rows
 from test_workers import Counting, Worker, group, member, run, section, trainer, until
 
 from rlax_plugin.commands.audit import audit
@@ -26,6 +25,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rollouts.fleet import MAX_NONSENSE
+from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import GroupRequest, Rollout
 
 
@@ -45,12 +45,14 @@ def test_a_name_belongs_to_the_process_that_was_heard_last():
             newcomer._process = "another"
             await holder.register()
             beats = asyncio.ensure_future(holder.heartbeat())
+            watch = asyncio.ensure_future(one.fleet.watch())
             with pytest.raises(ConfigError, match=r"--name = 'w': is already used by a worker"):
                 await newcomer.register()
             assert one.lost == [] and one.fleet.workers["w"].process == holder._process
             await newcomer.leave()  # which is none of the holder's business
             await holder.register()  # the same process may always register again
             assert one.lost == ["w: registered again"]
+            watch.cancel()
             beats.cancel()
 
     run(main)
@@ -62,8 +64,10 @@ def test_a_restarted_worker_waits_until_its_predecessor_counts_as_lost():
         async with trainer(settings) as one:
             killed, restarted = member(settings, one.address), member(settings, one.address)
             restarted._process = "another"
+            watch = asyncio.ensure_future(one.fleet.watch())
             await killed.register()  # and was killed: no heartbeat follows
             await restarted.register()
+            watch.cancel()
             assert one.fleet.workers["w"].process == "another"
             assert len(one.lost) == 1
             beats = asyncio.ensure_future(restarted.heartbeat())
@@ -75,12 +79,32 @@ def test_a_restarted_worker_waits_until_its_predecessor_counts_as_lost():
     run(main)
 
 
+def test_a_pause_of_the_trainer_gives_no_name_away():
+    """What the holder sent meanwhile may be read behind another one's registration."""
+
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            holder = member(settings, one.address)
+            await holder.register()
+            one.fleet.workers["w"].last_seen -= 10 * settings.deadlines.lost_s
+            request = pb.RegisterRequest(
+                worker="w", address="127.0.0.1:1", slots=8, config_hash="abc", process="another"
+            )
+            reply = await one.fleet.Register(request, None)
+            assert reply.name_taken and not reply.accepted
+            assert (await holder.report()).known and one.lost == []
+
+    run(main)
+
+
 def test_two_live_processes_of_one_name_do_not_end_the_run(tmp_path):
     settings = (
         "steps=4000",
         "rlax.launcher={name: static}",
         "rlax.evaluation.problems=0",
         "rlax.rollouts.engine.token_s=0.01",
+        "rlax.deadlines.heartbeats_lost=3",  # a name is free again soon
         f"rlax.network.port={(port := free_port())}",
     )
     serve = ("serve", CONFIG, *settings, "--controller", f"127.0.0.1:{port}", "--name", "one")
@@ -95,18 +119,27 @@ def test_two_live_processes_of_one_name_do_not_end_the_run(tmp_path):
         first = processes.enter_context(process(tmp_path, "first", *serve))
         another(2)
         second = processes.enter_context(process(tmp_path, "second", *serve))
-        status = second.wait(DEADLINE_S)
-        said = (tmp_path / "second.log").read_text()
+        both = {"first": first, "second": second}
+
+        def ended() -> list[str]:
+            return [name for name, one in both.items() if one.poll() is not None]
+
+        # The second one; or the first, if it stalls for a second just then.
+        training.until(ended, "the end of one of them")
+        (loser,) = ended()
+        said = (tmp_path / f"{loser}.log").read_text()
+        status = both.pop(loser).returncode
         assert status == 2 and "--name = 'one': is already used by a worker" in said, said
         another(1)
-        assert first.poll() is None
-        first.kill()  # and a third one takes its name over
+        assert not ended()
+        for survivor in both.values():
+            survivor.kill()  # and a third one takes its name over
         third = processes.enter_context(process(tmp_path, "third", *serve))
         another(3)
         assert third.poll() is None
         training.process.send_signal(signal.SIGINT)
         status, out = training.end()
-    assert status == 130 and out.count("worker one lost") == 1, out
+    assert status == 130 and "worker one lost" in out, out
 
 
 # --- nonsense ------------------------------------------------------------------------------------
@@ -177,11 +210,10 @@ def test_a_prompt_outside_of_the_vocabulary_is_refused_everywhere():
 
 def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    plugins = "rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, lying_engine"
     training = Run(
         tmp_path,
-        "steps=20",
-        f"rlax.plugins=[{plugins}]",
+        "steps=1000",
+        plugins("lying_engine"),
         "rlax.rollouts.engine={name: lying, token_s: 0.005}",
         "rlax.staleness.max_staleness=3",
         "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
@@ -190,13 +222,17 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
         "rlax.trainer.train_s=0.1",
         "rlax.launcher.max_restarts=0",
     )
+    log = training.dir / "logs/local-1.log"
+    training.until(
+        lambda: log.exists() and "worker local-1 failed" in log.read_text(), "its last lie"
+    )
+    training.process.send_signal(signal.SIGINT)
     status, out = training.end()
-    assert status == 0, out
+    assert status == 130, out
     assert re.search(
         r"local-1 is quarantined: 3 of its replies were invalid, .* has log-probs above 0", out
     )
     assert out.count("worker local-1 lost: ") == MAX_NONSENSE
-    assert training.summary()["steps"] == 20
     # What it had given and was not trained by then is dropped, and the rest is another's.
     files = RunFiles(training.dir)
     events = [e for segment, _ in journal.read(files) for e in segment.events]
@@ -237,12 +273,12 @@ def test_groups_of_an_engine_that_hangs_go_to_another_worker_by_name_of_the_dead
             await until(lambda: one.held("hung") == 0)
             tickets = [one.dispatcher.submit(group(number)) for number in range(3)]
             await until(lambda: len(hung.engine.asked) == 3)
-            # 2 s of its own time, four times group_s, and it comes further all the time.
-            slow = Worker("slow", Hanging(400), settings, one.address)
+            # 1 s of its own time, several times group_s, and it comes further all the time.
+            slow = Worker("slow", Hanging(200), settings, one.address)
             for ticket in tickets:
                 asked, rollouts, workers = await ticket
                 assert asked.attempt == 2 and [w.name for w in workers] == ["slow"]
-                assert len(rollouts[0].tokens) == 400
+                assert len(rollouts[0].tokens) == 200
             assert len(one.again) == 3 and one.lost == []
             for _, attempt, why in one.again:
                 assert attempt == 2 and "rlax.deadlines.group_s is 0.5" in why
@@ -258,11 +294,11 @@ def test_groups_wait_for_weights_as_long_as_these_are_loaded():
     class SlowToLoad(Hanging):
         async def load_weights(self, version: Any) -> None:
             if version.version:
-                await asyncio.sleep(2.0)  # four times group_s
+                await asyncio.sleep(1.0)  # several times group_s
             await super().load_weights(version)
 
     async def main():
-        settings = with_deadlines(section(), group_s=0.5)
+        settings = with_deadlines(section(), group_s=0.3)
         async with trainer(settings) as one:
             await one.publish(0)
             worker = Worker("w", SlowToLoad(5), settings, one.address)
@@ -303,7 +339,7 @@ def test_a_swap_waits_for_running_groups_as_long_as_they_come_further(caplog):
         settings = with_deadlines(section(), group_s=0.2, weights_s=0.2)
         async with trainer(settings) as one:
             await one.publish(0)
-            engine = Swapping(400)
+            engine = Swapping(150)
             engine.ended = asyncio.Event()
             worker = Worker("w", engine, settings, one.address)
             await until(lambda: one.held("w") == 0)

@@ -10,8 +10,8 @@ from runs import Run
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
 
-TOKENS, TOKEN_S = 20, 0.05  # a group's own time is their product
-STEPS = 8
+TOKENS, TOKEN_S = 10, 0.1  # a group's own time is their product
+STEPS = 5
 SETTINGS = (
     f"steps={STEPS}",
     "rlax.rollouts.on_new_weights=finish",
@@ -23,9 +23,9 @@ SETTINGS = (
     "rlax.launcher.workers=1",
     "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
     "rlax.objective.old_policy=proximal",
-    f"rlax.deadlines.group_s={1.5 * TOKENS * TOKEN_S}",
+    f"rlax.deadlines.group_s={1.8 * TOKENS * TOKEN_S}",
     "rlax.deadlines.heartbeat_s=0.1",
-    "rlax.deadlines.heartbeats_lost=50",
+    "rlax.deadlines.heartbeats_lost=600",
 )
 ENGINES = {
     "scripted": (f"rlax.rollouts.engine={{name: scripted, token_s: {TOKEN_S}, swap_waits: true}}",),
@@ -37,8 +37,7 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("max_staleness", [2, 4])
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize(("engine", "max_staleness"), [("scripted", 2), ("jetstream", 4)])
 def test_nothing_is_generated_again_while_a_swap_of_weights_waits(
     tmp_path, monkeypatch, engine, max_staleness
 ):
@@ -52,6 +51,6 @@ def test_nothing_is_generated_again_while_a_swap_of_weights_waits(
     report = audit(RunFiles(run.dir))
     assert report.clean, report.violation
     summary = run.summary()
-    assert summary["steps"] == STEPS and summary["max_staleness_seen"] > 1
+    assert summary["steps"] == STEPS and 1 < summary["max_staleness_seen"] <= max_staleness
     assert summary["groups_reissued"] == 0
     assert {row["attempt"] for row in run.rollouts()} == {1}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from browser import browser, executable, open_page
 from playwright.sync_api import Browser, Page, expect
-from runs import Run
+from runs import DEADLINE_S, Run
 
 from rlax_plugin.commands.report.write import write_comparison, write_report
 from rlax_plugin.records import samples
@@ -43,7 +43,7 @@ def run(tmp_path_factory) -> Run:
     status, out = finished.end()
     assert status == 0, out
     command = [sys.executable, "-m", "rlax_plugin", "report", str(finished.dir)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stdout.strip()) == (0, f"{finished.dir}/report.html"), done.stderr
     return finished
 
@@ -108,7 +108,7 @@ def test_charts_show_the_metrics(page, run):
     version, drawn_with = page.evaluate(
         "byId('chart-weights-testing').data.slice(0, 2).map((t) => t.name)"
     )
-    assert (version, drawn_with) == ("published", "local-0")
+    assert version == "published" and drawn_with in ("local-0", "local-1")
     # Nothing is cut off: every axis title lies inside its figure.
     cut = page.evaluate(
         """Array.from(document.querySelectorAll("figure")).flatMap((figure) => {

@@ -342,7 +342,7 @@ def test_cancelled_calls_free_their_slots_and_all_is_exported(
         call.cancel()
     until(rlax_worker_active=0, rlax_worker_waiting=0, cancelled=3, calls=3)
     assert len(sample(stub, text("1", 20)).token_ids) == 20
-    until(calls=4)  # its end is counted behind its last message
+    until(calls=4, rlax_worker_active=0)  # its end is counted behind its last message
     found = page(url)
     assert found["rlax_calls_total", "OK", "Decode"] == 1
     assert found["rlax_worker_weight_version", "standalone"] == older
@@ -361,6 +361,7 @@ def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
         f"rlax.rollouts.engine={{name: bigram_slots, step_s: 0.01, wait_for: {go}}}",
         "rlax.rollouts.max_new_tokens=80",
         "rlax.rollouts.ignore_stop=true",
+        "rlax.deadlines.drain_s=60",
         *("--port", str(port)),
     )
     channel = grpc.insecure_channel(address)
@@ -382,8 +383,12 @@ def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
     assert is_live(stub)
 
     running = stub.Decode(text("1", 80))
-    while not rpc.RolloutStub(channel).Health(pb.HealthRequest(), timeout=9).figures["active"]:
-        pass
+    while (
+        not rpc.RolloutStub(channel)
+        .Health(pb.HealthRequest(), timeout=DEADLINE_S)
+        .figures["active"]
+    ):
+        assert not running.done()
     server.process.send_signal(signal.SIGTERM)
     (response,) = running
     assert len(response.stream_content.samples[0].token_ids) == 80

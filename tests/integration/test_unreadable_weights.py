@@ -19,27 +19,30 @@ def settings(weights_s: float, **rollouts: object) -> RlaxSection:
 
 def test_a_worker_goes_on_with_the_version_it_holds_while_that_is_enough():
     async def main():
-        patience = settings(3.0)
+        patience = settings(1.4)
         async with trainer(patience) as one:
             await one.publish(0)
             worker = Worker("w", Counting(5), patience, one.address)
             await until(lambda: one.held("w") == 0)
             worker.engine.faults[1] = AWAY
             await one.publish(1)
-            await until(lambda: worker.engine.loads == [0, 1])
+            await until(lambda: 1 in worker.engine.loads)
             del worker.engine.faults[1]
             await until(lambda: one.held("w") == 1)
             worker.engine.faults[2] = AWAY
             await one.publish(2)
-            # After 0.5 s, after 1 s more, then weights_s is over; so it begins again.
-            await until(lambda: worker.engine.loads == [0, 1, 1, 2, 2, 2, 2])
+            # After 0.5 s; then the next pause would outlast weights_s; so it begins again.
+            await until(lambda: worker.engine.loads.count(2) >= 4)
+            assert worker.engine.loads[:3] == [0, 1, 1]
             _, rollouts, _ = await one.dispatcher.submit(group(0, min_version=1))
             assert [r.versions.tolist() for r in rollouts] == [[1] * 5] * 2
             assert one.quarantined == [] and one.lost == [] and one.held("w") == 1
             # A group that needs version 2 would wait here in vain.
             worker.engine.length = worker.engine.every = 10**6
             one.dispatcher.submit(group(1, min_version=2))
-            with pytest.raises(DeadlineError, match=r"reading version 2 \(3 times .*disk is away"):
+            with pytest.raises(
+                DeadlineError, match=r"reading version 2 \(\d+ times .*disk is away"
+            ):
                 await worker.life
             assert one.quarantined == [] and one.lost == ["w: left"]
 
@@ -55,12 +58,14 @@ def test_a_worker_that_cannot_read_its_first_weights_leaves_without_quarantine()
             engine.faults[0] = AWAY
             with pytest.raises(DeadlineError, match=r"set rlax\.deadlines\.weights_s"):
                 await Worker("w", engine, patience, one.address).life
-            assert engine.loads == [0, 0] and one.quarantined == [] and one.lost == ["w: left"]
+            assert set(engine.loads) == {0} and one.quarantined == [] and one.lost == ["w: left"]
 
     run(main)
 
 
-def test_an_outage_between_two_damaged_readings_does_not_count_as_one():
+def test_an_outage_between_two_damaged_readings_does_not_count_as_one(monkeypatch):
+    monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (0.05, 0.1))
+
     class Flaky(Counting):
         async def load_weights(self, version):
             self.faults[1] = errors.pop(0)

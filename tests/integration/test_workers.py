@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from runs import free_port
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import (
@@ -32,7 +33,7 @@ from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import PROCESS, Member
 from rlax_plugin.worker.serve import work
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 TOKEN_S = 0.005
 STOP = 10**6
 
@@ -147,7 +148,7 @@ async def trainer(settings: RlaxSection, port: int = 0, **kwargs: Any) -> AsyncI
     one = Trainer(settings, **kwargs)
     one.parameters.add_to(one.server)
     rpc.add_FleetServicer_to_server(one.fleet, one.server)
-    bound = one.server.add_insecure_port(f"127.0.0.1:{port}")
+    bound = one.server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
     one.address = one.fleet._parameter_server = f"127.0.0.1:{bound}"
     await one.server.start()
     try:
@@ -208,18 +209,16 @@ def test_a_draining_worker_hands_over_every_token_it_has_reported():
                 await until(lambda n=number: n in endless.engine.last)
             quick = Worker("b", Counting(10), settings, one.address)
             reported = [len(endless.engine.last[number][0].tokens) for number in range(3)]
-            started_s = time.monotonic()
             endless.terminated.set()
             await endless.life
-            # Each group reported once more, before 2 * progress_s was over.
-            assert time.monotonic() - started_s < 2 * CONTINUE["progress_s"]
             answers = [await ticket for ticket in tickets]
             kept = 0
             for number, (asked, rollouts, _) in enumerate(answers):
                 handed_over = len(endless.engine.last[number][0].tokens)
                 kept += 2 * handed_over
                 assert [len(r.tokens) for r in asked.resume] == [handed_over] * 2
-                assert handed_over % 50 == 0 and handed_over > reported[number]
+                # It reported once more, and did not go on until its time was over.
+                assert handed_over % 50 == 0 and 0 < handed_over - reported[number] <= 300
                 assert asked.attempt == 2
                 for r in rollouts:
                     assert r.worker == "a+b" and r.finish_reason == "stop"
@@ -283,7 +282,9 @@ def test_without_continue_a_drain_finishes_what_was_begun(mode):
         (WeightsError("'w' was not published"), [0, 1, 1, 1]),
     ],
 )
-def test_a_worker_with_wrong_weights_is_quarantined(error, loads):
+def test_a_worker_with_wrong_weights_is_quarantined(error, loads, monkeypatch):
+    monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (0.05, 0.1))
+
     async def main():
         settings = section(**CONTINUE)
         async with trainer(settings) as one:
@@ -598,7 +599,7 @@ def test_a_worker_without_proved_weights_takes_no_groups():
             worker = Worker("w", Counting(5), settings, one.address)
             await until(lambda: one.held("w") == -1)
             call = one.fleet.workers["w"].stub.Generate(
-                pb.GenerateRequest(groups=[request_to_proto(group(0))]), timeout=5
+                pb.GenerateRequest(groups=[request_to_proto(group(0))]), timeout=LIMIT_S
             )
             with pytest.raises(grpc.aio.AioRpcError, match="holds no weights yet") as failure:
                 await call.read()
