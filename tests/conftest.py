@@ -13,9 +13,13 @@ CACHE = Path(__file__).resolve().parent.parent / ".cache"
 os.environ.update(
     JAX_PLATFORMS="cpu",
     JAX_COMPILATION_CACHE_DIR=str(CACHE / "jax"),
+    # Programs run for milliseconds, which no optimisation of LLVM's repays.
+    JAX_DISABLE_MOST_OPTIMIZATIONS="true",
     # Compiling a step takes seconds, so even quick compilations are worth keeping between runs.
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.2",
     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="0",
+    # Part of the cache's key, and set by a trainer: its children would inherit another key or not.
+    LIBTPU_INIT_ARGS="--xla_tpu_spmd_rng_bit_generator_unsafe=true",
     TF_CPP_MIN_LOG_LEVEL="3",
     TF_ENABLE_ONEDNN_OPTS="0",
     GRPC_VERBOSITY="ERROR",

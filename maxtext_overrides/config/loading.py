@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import omegaconf
 import yaml
 from maxtext.configs import pyconfig
 from maxtext.configs.types import MaxTextConfig
-from pydantic import ValidationError, model_validator
+from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 
 from maxtext_overrides.config import errors
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.signatures import Override, check
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import merged
 from rlax_plugin.errors import ConfigError, alternatives
 
 OVERRIDES = (
@@ -161,6 +162,25 @@ class RlaxMaxTextConfig(MaxTextConfig):
         }
         return {**values, **paths}
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _dumping_where_asked(cls, values: Any, handler: ModelWrapValidatorHandler) -> Any:
+        """MaxText would set flags with which XLA dumps every train step, whatever ``dump_hlo`` is.
+
+        The flags count already while MaxText validates: it counts devices, and XLA reads its flags
+        when the first device is asked for.
+        """
+        asked = isinstance(values, Mapping) and (
+            values.get("dump_hlo") or values.get("dump_hlo_xla_flags")
+        )
+        if asked or os.environ.get("XLA_FLAGS"):
+            return handler(values)
+        os.environ["XLA_FLAGS"] = "--xla_dump_to="  # as without it; MaxText keeps what is set
+        try:
+            return handler(values)
+        finally:
+            del os.environ["XLA_FLAGS"]
+
 
 class Config(pyconfig.HyperParameters):
     """What MaxText reads its settings from; ``rlax`` is the validated section."""
@@ -171,7 +191,11 @@ class Config(pyconfig.HyperParameters):
 
 
 def load(argv: Sequence[str], **overrides: Any) -> Config:
-    """Reads and validates a config; changes nothing else in the process.
+    """Reads and validates a config.
+
+    Nothing else in the process changes, unless the config asks for it: ``dump_hlo`` sets XLA's
+    flags, and ``jax_cache_dir`` moves JAX's compilation cache. MaxText's default of the latter is
+    for processes whose JAX has been told of no directory, as by ``JAX_COMPILATION_CACHE_DIR``.
 
     Args:
       argv: path of a ``.yml`` file, then ``key=value`` overrides; ``rlax.x.y=z`` works.
@@ -183,6 +207,7 @@ def load(argv: Sequence[str], **overrides: Any) -> Config:
     path, *rest = argv
     if not (str(path).endswith(".yml") and Path(path).is_file()):
         raise ConfigError("config", str(path), "no such .yml file")
+    overrides = {**_cache_as_it_is(argv), **overrides}
     try:
         # The first argument stands for the program, as in sys.argv.
         model = pyconfig._initialize_pydantic(
@@ -196,6 +221,17 @@ def load(argv: Sequence[str], **overrides: Any) -> Config:
         raise ConfigError("config", str(path), " ".join(str(error).split())) from None
     except _MAXTEXT_RAISES as error:
         raise _explained(error, argv) from None
+
+
+def _cache_as_it_is(argv: Sequence[str]) -> dict[str, str]:
+    """``jax_cache_dir`` as JAX knows it, where the user says nothing of it: else it would move."""
+    directory = jax.config.jax_compilation_cache_dir
+    said: dict[str, Any] = {}
+    with suppress(ConfigError):  # MaxText reads the files next, and refuses what is wrong
+        said = merged(argv[0], argv[1:])
+    if not directory or "jax_cache_dir" in said or "M_JAX_CACHE_DIR" in os.environ:
+        return {}
+    return {"jax_cache_dir": directory}
 
 
 # What MaxText raises where a config does not suit it.
