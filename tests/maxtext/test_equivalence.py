@@ -104,12 +104,12 @@ def switched(sequences_per_row):
     """The objective that ``rl_objective`` says."""
     losses = [loss.make_loss(slots_of(chosen, sequences_per_row)) for chosen in OBJECTIVES]
 
-    def loss(scores, data):
+    def of_the_batch(scores, data):
         branches = [lambda data, f=f: f(scores, data)[:2] for f in losses]
         total, weight = jax.lax.switch(data["rl_objective"].max(), branches, data)
         return total, weight, {"weight": weight}
 
-    return loss
+    return of_the_batch
 
 
 def descend(directory, *argv, sequences_per_row=1, look=lambda loop: {}):
