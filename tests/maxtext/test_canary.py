@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-import test_train_loop as tests
 import tiny_engine
+import tiny_loop as tests
 from flax import nnx
 from rlax_maxtext.canary import CanaryForward, tolerance
 

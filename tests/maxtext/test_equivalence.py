@@ -8,7 +8,7 @@ holds all three, because compiling is most of what this costs; a batch says whic
 import jax
 import numpy as np
 import pytest
-import test_train_loop as loops
+import tiny_loop as loops
 
 from maxtext_overrides.trainer.scoring import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
@@ -133,7 +133,7 @@ def descend(directory, *argv, sequences_per_row=1, look=lambda loop: {}):
         keep_weights(loop)
         preset = OBJECTIVES[loop.completed - 1]["preset"]
         found[f"update {preset}"] = weights[-1] - weights[-2]
-        for name in ("learning/loss", "learning/grad_norm", "weight"):
+        for name in ("learning/loss", "learning/grad_norm", "learning/total_weights", "weight"):
             found[f"{name} {preset}"] = np.asarray(metrics[name])
 
     events = Events(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_train_loop as tests
+import tiny_loop as tests
 from flax import nnx
 from rlax_maxtext.canary import CanaryForward
 
