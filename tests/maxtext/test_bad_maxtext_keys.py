@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny_loop import TINY
 from typer.testing import CliRunner
 
 from maxtext_overrides.config import loading as rlax_config
@@ -50,3 +51,51 @@ def test_check_refuses_what_the_whole_config_cannot_be() -> None:
         result = CliRunner().invoke(app, ["check", MAXTEXT, override], catch_exceptions=False)
         assert result.exit_code == 2 and result.stderr.startswith(f"error: {key} = ")
         assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("dropout_rate=0.1", "dropout_rate = 0.1: must be 0"),
+        ("dataset_type=grain", "dataset_type = 'grain': must not be grain"),
+        ("enable_diloco=true", "enable_diloco = True: must be false"),
+        ("training_objective=block_diffusion", "training_objective = 'block_diffusion'"),
+        ("lora.enable_lora=true", "lora.enable_lora = True"),
+        ("per_device_batch_size=0.5", "per_device_batch_size = 0.5"),
+        ("rlax.staleness.max_stalenes=2", "max_stalenes = 2: no such key; did you mean 'max_stale"),
+        ("rlax.rollouts.group_size=0", "rlax.rollouts.group_size = 0: must be greater than or eq"),
+        ("base_emb_dimm=8", "base_emb_dimm = 8: no such key; did you mean 'base_emb_dim'"),
+        ("steps=many", "steps = 'many': must be a whole number (Total number of training steps"),
+        ("per_device_batch_size=x", "per_device_batch_size = 'x': must be a whole number"),
+        ("learning_rate=-1", "learning_rate = -1: must be greater than or equal to 0"),
+        ("scan_layers=maybe", "scan_layers = 'maybe': must be true or false"),
+        ("mesh_axes=3", "mesh_axes = 3: must be a list"),
+        ("dtype=float33", "dtype = 'float33': no such value; did you mean 'float32'? known: bf"),
+        ("model_name=llama3.1-8", "model_name = 'llama3.1-8': no such value; did you mean 'llama3"),
+        ("attention=flashy", "attention = 'flashy': did you mean 'flash'? known: autoselected"),
+        ("attention=flash", "attention = 'flash': must be dot_product with hardware: cpu"),
+        ("base_num_query_heads=0", "base_num_query_heads = 0: must be at least 1"),
+        ("num_vocab_tiling=3", "num_vocab_tiling = 3: must divide per_device_batch_size * max_t"),
+        (
+            "ici_fsdp_parallelism=-1 ici_tensor_parallelism=-1",
+            "ici_tensor_parallelism = -1: only one of ici_fsdp_parallelism, ici_tensor",
+        ),
+        (
+            "load_parameters_path=/a load_full_state_path=/b",
+            "load_parameters_path = '/a': At most one of `load_parameters_path` or",
+        ),
+        (
+            "model_name=llama3.1-8b vocab_size=32",
+            "vocab_size = 32: Keys ['vocab_size'] are overridden by both model config and CLI",
+        ),
+        ("mu_dtype=foo", "mu_dtype = 'foo': data type 'foo' not understood"),
+        ("lora.rank=2", "lora.rank = 2: no such key; did you mean 'lora_rank'?"),
+        ("dtype=x opt_type=adam", "did you mean 'adamw'? known: adam_pax, adamw, muon, sgd ("),
+        ("base_emb_dim=[1", "config = '" + TINY + "': while parsing a flow sequence"),
+    ],
+)
+def test_bad_values_are_config_errors_that_name_the_key(argv: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        rlax_config.load((TINY, *argv.split()))
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 from tiny_engine import (
-    MOE,
     NEW,
     PROMPT,
     SLOTS,
     VOCAB,
-    Case,
     configure,
     log_softmax,
     prompts_of,
@@ -26,24 +24,6 @@ from maxtext_overrides import variables
 from maxtext_overrides.sampler.decode import DecodeEngine, Prefill
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.types import SamplingParams
-
-
-@pytest.fixture(scope="module")
-def dense():
-    return Case()
-
-
-@pytest.fixture(scope="module")
-def moe():
-    return Case(**MOE)
-
-
-@pytest.fixture(autouse=True)
-def empty_slots(request):
-    yield
-    for name in {"dense", "moe"} & set(request.fixturenames):
-        request.getfixturevalue(name).engine.reset()
-
 
 SETTINGS = [(1.0, 0, 1.0), (0.7, 0, 1.0), (0.7, 8, 1.0), (1.0, 0, 0.9)]
 
@@ -192,23 +172,26 @@ def test_a_router_bias_reaches_the_decode(moe):
     assert np.abs(biased[0].logprob_full[0] - drawn[0].logprob_full[0]) > 1e-3
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_names_are_the_trainers(scan_layers):
-    config = configure(scan_layers=scan_layers)
-    engine = DecodeEngine(config)
+def assert_names_are_the_trainers(config, engine):
     trained = variables.published(nnx.state(trainer_model(config, engine)))
     like = engine.variables_like()
     assert list(trained) == list(like)
     assert {n: (s.shape, s.dtype) for n, s in trained.items()} == {
         n: (s.shape, s.dtype) for n, s in like.items()
     }
-    if scan_layers:
-        weights = random_weights(engine)
-        prompts = prompts_of(5)
-        engine.insert(
-            weights, [Prefill(prompts[0], (0, 3), (1, 2), SamplingParams(max_new_tokens=NEW))]
-        )
-        assert [f.tokens.size for f in engine.decode(weights, 1000, False)] == [12, 12]
+
+
+def test_names_are_the_trainers(dense):
+    assert_names_are_the_trainers(dense.config, dense.engine)
+
+
+def test_names_are_the_trainers_with_scanned_layers_and_they_draw():
+    config = configure(scan_layers=True)
+    engine = DecodeEngine(config)
+    assert_names_are_the_trainers(config, engine)
+    weights, (prompt,) = random_weights(engine), prompts_of(5)
+    engine.insert(weights, [Prefill(prompt, (0, 3), (1, 2), SamplingParams(max_new_tokens=NEW))])
+    assert [f.tokens.size for f in engine.decode(weights, 1000, False)] == [12, 12]
 
 
 def test_restore_is_the_inverse_of_published(moe):

@@ -3,146 +3,31 @@
 A run takes three steps of plain gradient descent, each with another objective: one that averages
 over tokens, one over sequences, and one with a KL to a reference policy. One compiled train step
 holds all three, because compiling is most of what this costs; a batch says which one it is for.
+
+Runs that score tokens by tiles of the vocabulary take one step each, for each kind of output layer.
 """
 
+import os
+import subprocess
+import sys
+
+import equivalent_runs
 import jax
 import numpy as np
 import pytest
-import test_train_loop as loops
+from equivalent_runs import (
+    GROUPS,
+    HEADS,
+    LENGTH,
+    LENGTHS,
+    batch_of,
+    descend,
+    groups_of,
+    one_step,
+)
 
 from maxtext_overrides.trainer.scoring import target_logprobs_of
-from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
-from rlax_plugin.build import registry_for
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.objective import advantages, batches, loss
-from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.types import Group, Prompt, Rollout
-
-OBJECTIVES = (
-    {"preset": "dapo"},
-    {"preset": "gspo"},
-    {"preset": "grpo", "kl": {"coefficient": 0.04, "placement": "loss"}},
-)
-GROUPS, LENGTH, VOCAB = 4, 16, 64
-LENGTHS = (1, 2, 5, 11)  # completion tokens of a group's samples
-DESCENT = (
-    "opt_type=sgd",
-    "learning_rate=1.0",
-    "learning_rate_final_fraction=1.0",
-    "gradient_clipping_threshold=0.0",
-)
-ARRAYS = batches.ARRAYS | {
-    "rl_reference_logprobs": np.dtype(np.float32),
-    "rl_objective": np.dtype(np.int32),
-}
-
-
-def section_of(chosen, sequences_per_row):
-    return RlaxSection(
-        plugins=("rlax_objectives",),
-        prompt_source={"name": "none"},
-        rewards=({"name": "none"},),
-        rollouts={"group_size": len(LENGTHS), "groups_per_step": GROUPS, "max_new_tokens": 11},
-        objective=chosen,
-        batches={"sequences_per_row": sequences_per_row},
-    )
-
-
-def slots_of(chosen, sequences_per_row=1):
-    section = section_of(chosen, sequences_per_row)
-    context = BuildContext(run_dir=None, seed=0, section=section)
-    registry = registry_for(section)
-    return loss.resolve(
-        section, lambda kind, choice, key: registry.part(kind, choice, key, context)
-    )
-
-
-def groups_of(step):
-    """Random samples, drawn by a model that is not far from one that knows nothing."""
-    rng = np.random.default_rng(step)
-
-    def rollout(group, index, length):
-        return Rollout(
-            group_id=group,
-            index=index,
-            seed=0,
-            tokens=rng.integers(0, VOCAB, length).astype(np.int32),
-            logprob_full=rng.normal(-np.log(VOCAB), 0.3, length).astype(np.float32),
-            logprob_sampled=np.zeros(length, np.float32),
-            versions=np.full(length, step - 1, np.int32),
-            finish_reason="stop",
-            reward=float(rng.normal()),
-        )
-
-    return [
-        Group(
-            id=group,
-            attempt=1,
-            prompt=Prompt(str(group), rng.integers(0, VOCAB, 2 + group).astype(np.int32), "", ""),
-            rollouts=tuple(rollout(group, i, length) for i, length in enumerate(LENGTHS)),
-        )
-        for group in range(GROUPS)
-    ]
-
-
-def batch_of(step, rows, sequences_per_row):
-    """The batch of a step, for the objective of that number."""
-    slots = slots_of(OBJECTIVES[step - 1])
-    groups = advantages.of_groups(slots.advantages, groups_of(step))
-    arrays = batches.build_batch(
-        step, groups, rows=rows, length=LENGTH, sequences_per_row=sequences_per_row
-    ).arrays
-    reference_bt = arrays["rl_behaviour_logprobs"] + 0.3 * np.sin(arrays["targets"])
-    which_bt = np.full((rows, LENGTH), step - 1, np.int32)
-    return arrays | {
-        "rl_reference_logprobs": reference_bt.astype(np.float32),
-        "rl_objective": which_bt,
-    }
-
-
-def switched(sequences_per_row):
-    """The objective that ``rl_objective`` says."""
-    losses = [loss.make_loss(slots_of(chosen, sequences_per_row)) for chosen in OBJECTIVES]
-
-    def loss(scores, data):
-        branches = [lambda data, f=f: f(scores, data)[:2] for f in losses]
-        total, weight = jax.lax.switch(data["rl_objective"].max(), branches, data)
-        return total, weight, {"weight": weight}
-
-    return loss
-
-
-def descend(directory, *argv, sequences_per_row=1, look=lambda loop: {}):
-    """Name -> figure of three steps: losses, weights and what was added to them; see ``look``."""
-    config = loops.configure(directory, *DESCENT, *argv, steps=len(OBJECTIVES))
-    # MaxText's default generator draws other weights on another mesh.
-    jax.config.update("jax_default_prng_impl", "threefry2x32")
-    found, weights = {}, []
-
-    def keep_weights(loop):
-        arrays = fresh_weights(loop)
-        assert all(len(a.sharding.device_set) == len(jax.devices()) for a in arrays.values())
-        host = [np.asarray(arrays[name], np.float64).ravel() for name in sorted(arrays)]
-        weights.append(np.concatenate(host))
-
-    def on_start(loop):
-        keep_weights(loop)
-        found.update(look(loop))
-
-    def on_step_end(loop, metrics):
-        keep_weights(loop)
-        preset = OBJECTIVES[loop.completed - 1]["preset"]
-        found[f"update {preset}"] = weights[-1] - weights[-2]
-        for name in ("learning/loss", "learning/grad_norm", "weight"):
-            found[f"{name} {preset}"] = np.asarray(metrics[name])
-
-    events = Events(
-        batches=lambda step: batch_of(step, config.global_batch_size_to_load, sequences_per_row),
-        on_step_end=on_step_end,
-        on_start=on_start,
-    )
-    run_train_loop(config, events, arrays=ARRAYS, objective=switched(sequences_per_row))
-    return found
+from rlax_plugin.objective import batches
 
 
 def distance(found, expected):
@@ -157,9 +42,36 @@ def assert_same(found, expected, tolerance):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def one_device(tmp_path_factory):
     """One micro-batch of 16 rows, a sample in each."""
-    return descend(tmp_path_factory.mktemp("whole"), "per_device_batch_size=16")
+    return equivalent_runs.three_steps(tmp_path_factory.mktemp("whole"), "per_device_batch_size=16")
+
+
+@pytest.fixture(scope="module")
+def whole(one_device):
+    return {name: figure for name, figure in one_device.items() if name != "canary"}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    return {name: one_step(tmp_path_factory.mktemp("dense"), *argv) for name, argv in HEADS.items()}
+
+
+@pytest.fixture(scope="module")
+def of_eight_devices(tmp_path_factory):
+    """Name of a run -> its figures on a mesh (fsdp x tensor) of eight devices."""
+    directory = tmp_path_factory.mktemp("mesh")
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, equivalent_runs.__file__, str(directory)]
+    subprocess.run(command, env=environment, check=True, timeout=240)
+    return {path.stem: dict(np.load(path)) for path in directory.glob("*.npz")}
+
+
+def test_a_mesh_of_eight_gives_one_devices_figures(one_device, of_eight_devices):
+    mesh = of_eight_devices["three_steps"]
+    assert set(mesh) == set(one_device)
+    np.testing.assert_allclose(mesh["canary"], one_device["canary"], rtol=0, atol=1e-5)
+    assert_same(mesh, one_device, 3e-6)
 
 
 def test_four_uneven_micro_batches_give_the_gradient_of_one(tmp_path, whole):
@@ -200,3 +112,23 @@ def test_packed_rows_give_the_gradient_of_a_sample_per_row(tmp_path, whole):
     assert alone.size == GROUPS * sum(LENGTHS) and alone.std() > 0.1
     np.testing.assert_allclose(packed, alone, rtol=0, atol=1e-5)
     assert_same(found, whole, 2e-6)
+
+
+def assert_alike(found, expected):
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+def test_a_whole_model_trains_alike_in_tiles(tmp_path, dense):
+    assert_alike(one_step(tmp_path, *HEADS["tied"], "num_vocab_tiling=8"), dense["tied"])
+
+
+def test_tiles_and_micro_batches(tmp_path, dense):
+    argv = ("num_vocab_tiling=4", "gradient_accumulation_steps=2", "per_device_batch_size=4")
+    assert_alike(one_step(tmp_path, *HEADS["untied"], *argv), dense["untied"])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_mesh_of_eight_tiles_as_one_device_computes_at_once(head, dense, of_eight_devices):
+    assert_alike(of_eight_devices[head], dense[head])

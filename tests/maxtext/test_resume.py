@@ -6,9 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rlax_jetstream import JetstreamConfig
-from rlax_jetstream.slots import make_slots
+from rlax_jetstream import slots as worker_slots
 from tiny_engine import (
-    MOE,
     NEW,
     PROMPT,
     SLOTS,
@@ -32,20 +31,14 @@ SAMPLING = SamplingParams(max_new_tokens=NEW)
 TRUNCATED = SamplingParams(0.7, 8, 0.95, max_new_tokens=NEW)
 
 
-def worker_slots(on_new_weights):
-    rollouts = Rollouts(
+def rollouts(on_new_weights):
+    return Rollouts(
         slots=SLOTS,
         max_prompt_tokens=PROMPT,
         max_new_tokens=NEW,
         group_size=4,
         on_new_weights=on_new_weights,
     )
-    section = RlaxSection(
-        prompt_source={"name": "none"}, rewards=({"name": "none"},), rollouts=rollouts
-    )
-    argv = (TINY, "scan_layers=false")
-    context = BuildContext(run_dir=None, seed=0, section=section, maxtext_argv=argv)
-    return make_slots(JetstreamConfig(), context)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +50,13 @@ def going_on():
 
 @pytest.fixture(scope="module")
 def other():
-    return worker_slots("continue")
+    """Slots as a worker makes them."""
+    section = RlaxSection(
+        prompt_source={"name": "none"}, rewards=({"name": "none"},), rollouts=rollouts("continue")
+    )
+    argv = (TINY, "scan_layers=false")
+    context = BuildContext(run_dir=None, seed=0, section=section, maxtext_argv=argv)
+    return worker_slots.make_slots(JetstreamConfig(), context)
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +72,9 @@ def behind(prompt, tokens, slot, seed, sampling):
 
 def test_only_continue_makes_room_for_drawn_tokens(other):
     assert (other.max_prompt_tokens, other.max_new_tokens) == (PROMPT + NEW - 1, NEW)
-    finish = worker_slots("finish")
-    assert (finish.max_prompt_tokens, finish.max_new_tokens) == (PROMPT, NEW)
+    finish = worker_slots._sizes(rollouts("finish"), devices=1)
+    assert finish["max_prefill_predict_length"] == PROMPT
+    assert finish["max_target_length"] == PROMPT + NEW
 
 
 @pytest.mark.parametrize("sampling", [SAMPLING, TRUNCATED])
@@ -243,14 +243,13 @@ def test_the_canary_sees_a_small_change_of_any_tensor(going_on):
         assert np.abs(going_on.engine.logprobs(wrong, tokens) - right).max() > 1e-4, name
 
 
-def test_the_canary_sees_a_router_bias():
-    case = Case(**MOE)
+def test_the_canary_sees_a_router_bias(moe):
     tokens = canary()
-    right = case.engine.logprobs(case.weights, tokens)
-    np.testing.assert_allclose(right, plain_logprobs(case, tokens), atol=1e-4)
-    (name,) = [n for n in case.weights if n.endswith("gate.bias")]
-    bias = jnp.asarray([9.0, 0.0, 0.0, 9.0]) * jnp.ones_like(case.weights[name])
-    assert np.abs(case.engine.logprobs(case.weights | {name: bias}, tokens) - right).max() > 1e-3
+    right = moe.engine.logprobs(moe.weights, tokens)
+    np.testing.assert_allclose(right, plain_logprobs(moe, tokens), atol=1e-4)
+    (name,) = [n for n in moe.weights if n.endswith("gate.bias")]
+    bias = jnp.asarray([9.0, 0.0, 0.0, 9.0]) * jnp.ones_like(moe.weights[name])
+    assert np.abs(moe.engine.logprobs(moe.weights | {name: bias}, tokens) - right).max() > 1e-3
 
 
 def test_the_canary_does_not_disturb_what_runs(going_on):

@@ -10,7 +10,7 @@ from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
-from tiny_engine import NEW, PROMPT, SLOTS, Case, prompts_of
+from tiny_engine import NEW, PROMPT, SLOTS, prompts_of
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -56,8 +56,7 @@ def published(weights) -> WeightVersion:
     return WeightVersion(0, 0, "", tensors)
 
 
-def test_maxtexts_greedy_tokens_reach_a_stock_client():
-    case = Case()
+def test_maxtexts_greedy_tokens_reach_a_stock_client(dense):
     section = RlaxSection.model_validate(
         {
             "prompt_source": {"name": "x"},
@@ -71,8 +70,8 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client():
         }
     )
     engine = JetstreamEngine(
-        make_slots=lambda: case.engine,
-        store=Memory(case.weights),
+        make_slots=lambda: dense.engine,
+        store=Memory(dense.weights),
         rollouts=section.rollouts,
         config=JetstreamConfig(warm_up=False),
         make_prompt_source=Digits,
@@ -100,7 +99,7 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client():
     async def scenario() -> None:
         with Endpoint("127.0.0.1", engine, name="w") as endpoint:
             services = await endpoint.start(RolloutService(engine, section))
-            await engine.load_weights(published(case.weights))
+            await engine.load_weights(published(dense.weights))
             await services
             async with grpc.aio.insecure_channel(endpoint.address) as channel:
                 ids = [jet.DecodeRequest.TokenContent(token_ids=p.tolist()) for p in prompts]
@@ -114,7 +113,7 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client():
         assert [list(a.token_ids) for a in answers] == expected + expected
         assert [a.text for a in answers[3:]] == [" ".join(map(str, e)) for e in expected]
         for prompt, tokens in zip(prompts, expected, strict=True):
-            logits = case.completion_logits(prompt, np.array(tokens))
+            logits = dense.completion_logits(prompt, np.array(tokens))
             assert logits.argmax(axis=-1).tolist() == tokens  # of the trainer's forward pass
 
     try:

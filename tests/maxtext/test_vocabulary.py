@@ -1,22 +1,18 @@
-"""Log-probs and entropy, dense and by vocabulary tile: numbers, gradients, memory, whole models."""
+"""Log-probs and entropy, dense and by vocabulary tile: numbers, gradients, memory."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_train_loop as tests
+import tiny_loop as tests
+from equivalent_runs import entropy_too
 from flax import nnx
-from rlax_maxtext.canary import CanaryForward
 
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.loss import make_loss_fn
-from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
+from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.vocabulary import Head, dense_scores, tiled_scores
 from rlax_plugin.errors import ConfigError, TrainingError
@@ -113,20 +109,19 @@ def test_tiles_give_the_dense_scores_and_gradients(logits, axis, tiles, shards):
     head = Head(logits, axis, tiles, shards)
 
     def dense(hidden_bte, weights):
-        return dense_scores(logits(hidden_bte, weights), targets_bt, TEMPERATURE)
+        scores = dense_scores(logits(hidden_bte, weights), targets_bt, TEMPERATURE)
+        return a_loss(scores), scores
 
-    @jax.jit
     def tiled(hidden_bte, weights):
-        return tiled_scores(head, hidden_bte, weights, targets_bt, TEMPERATURE)
+        scores = tiled_scores(head, hidden_bte, weights, targets_bt, TEMPERATURE)
+        return a_loss(scores), scores
 
-    def gradients(scores_of):
-        return jax.grad(lambda *arrays: a_loss(scores_of(*arrays)), argnums=(0, 1))
+    def results(call):
+        gradients, scores = call(hidden_bte, weights)
+        return *scores, *gradients
 
-    for found, expected in zip(
-        tiled(hidden_bte, weights) + gradients(tiled)(hidden_bte, weights),
-        dense(hidden_bte, weights) + gradients(dense)(hidden_bte, weights),
-        strict=True,
-    ):
+    by_tiles, at_once = (jax.grad(f, argnums=(0, 1), has_aux=True) for f in (tiled, dense))
+    for found, expected in zip(results(jax.jit(by_tiles)), results(at_once), strict=True):
         np.testing.assert_allclose(found, expected, atol=5e-6)
 
 
@@ -199,60 +194,6 @@ def test_tiles_of_a_real_vocabulary_give_the_dense_gradient():
         np.testing.assert_allclose(gradient, value, atol=2e-6 * np.abs(value).max())
 
 
-HEADS = {
-    "tied": (
-        "normalize_embedding_logits=true",
-        "final_logits_soft_cap=2.0",
-        "logits_dot_in_fp32=true",
-    ),
-    "untied": ("logits_via_embedding=false", "logits_dot_in_fp32=true"),
-}
-
-
-SGD = ("opt_type=sgd", "learning_rate=1.0", "gradient_clipping_threshold=0.0")
-MESH = ("per_device_batch_size=1", "ici_fsdp_parallelism=4", "ici_tensor_parallelism=2")
-FIGURES = ("learning/loss", "learning/grad_norm", "logprob_sum", "entropy")
-
-
-def entropy_too(scores, data):
-    """A policy gradient with an entropy bonus: both results carry a gradient."""
-    loss_sum, weight, metrics = tests.policy_gradient(scores, data)
-    entropy = (scores.entropy_bt * data["rl_mask"]).sum()
-    return loss_sum - 0.5 * entropy, weight, metrics | {"entropy": entropy}
-
-
-def one_step(directory, *argv):
-    """Figures of one step, its gradients (as weights after SGD with a rate of 1) and the canary."""
-    config = tests.configure(directory, *SGD, *argv, steps=1)
-    # MaxText's default generator draws other weights on another mesh.
-    jax.config.update("jax_default_prng_impl", "threefry2x32")
-    found = {}
-
-    def on_start(loop):
-        canary = CanaryForward(tests.batch(1)["inputs"][0])
-        found["canary"] = np.asarray(canary(loop, fresh_weights(loop)).logprobs)
-
-    def on_step_end(loop, metrics):
-        arrays = fresh_weights(loop) | {name: metrics[name] for name in FIGURES}
-        found.update({name: np.asarray(value) for name, value in arrays.items()})
-        return False
-
-    events = Events(tests.batch, on_step_end, on_start)
-    run_train_loop(config, events, arrays=tests.ARRAYS, objective=entropy_too)
-    return found
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory):
-    return {name: one_step(tmp_path_factory.mktemp("dense"), *argv) for name, argv in HEADS.items()}
-
-
-def assert_alike(found, expected):
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=2e-6, err_msg=name)
-
-
 def temporary_bytes(directory, *argv):
     """Beside weights, batch and gradients, of the compiled loss and gradient of a whole model."""
     config = tests.configure(directory, *argv, steps=1)
@@ -291,25 +232,6 @@ def test_no_logits_of_the_whole_vocabulary_exist_in_a_step(tmp_path):
     assert temporary_bytes(tmp_path, *argv) < rows * length * vocabulary * 4 / 4
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_a_whole_model_trains_alike_in_tiles(tmp_path, head, dense):
-    assert_alike(one_step(tmp_path, *HEADS[head], "num_vocab_tiling=8"), dense[head])
-
-
-def test_tiles_and_micro_batches(tmp_path, dense):
-    argv = ("num_vocab_tiling=4", "gradient_accumulation_steps=2", "per_device_batch_size=4")
-    assert_alike(one_step(tmp_path, *HEADS["untied"], *argv), dense["untied"])
-
-
-@pytest.mark.timeout(240)
-def test_a_mesh_of_eight_tiles_as_one_device_computes_at_once(tmp_path, dense):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, __file__, str(tmp_path)]
-    subprocess.run(command, env=environment, check=True, timeout=220)
-    for head in HEADS:
-        assert_alike(dict(np.load(tmp_path / f"{head}.npz")), dense[head])
-
-
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
@@ -326,10 +248,3 @@ def test_what_tiles_cannot_do_is_refused(argv, expected):
     with pytest.raises(ConfigError) as error:
         rlax_config.load((tests.TINY, "num_vocab_tiling=2", argv))
     assert expected in str(error.value)
-
-
-if __name__ == "__main__":
-    for head in HEADS:
-        out = Path(sys.argv[1])
-        found = one_step(out / head, *HEADS[head], *MESH, "num_vocab_tiling=4")
-        np.savez(out / f"{head}.npz", **found)

@@ -1,0 +1,267 @@
+"""MaxText's trainer as a plug-in: what it publishes and when, and what it refuses."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import rlax_jetstream
+import rlax_maxtext
+from tiny_loop import TINY, batch
+from typer.testing import CliRunner
+
+from maxtext_overrides.config import loading as rlax_config
+from rlax_plugin.api import NoOptions
+from rlax_plugin.build import registry_for
+from rlax_plugin.cli import app
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.objective import diagnostics
+from rlax_plugin.ports.protocols import BuildContext, CheckpointReader
+from rlax_plugin.types import Descent, Prompt
+
+
+class FakeLink:
+    """A controller that has every batch ready and asks for a stop after some steps."""
+
+    def __init__(self, stop_after, canary=True):
+        self.stop_after, self.calls, self.metrics, self.weights = stop_after, [], {}, {}
+        # Without tokens there is no canary, which takes seconds to compile.
+        self.canary_tokens = np.array([7, 3, 5, 2, 6] if canary else [], np.int32)
+
+    def next_batch(self, step):
+        assert ("publish", step - 1) in self.calls  # or no worker could have drawn it
+        self.calls.append(("batch", step))
+        return batch(step)
+
+    def publish(self, step, arrays, canary):
+        assert all(isinstance(a, jax.Array) for a in arrays.values())
+        if self.canary_tokens.size:
+            assert canary.tokens is self.canary_tokens and canary.logprobs.shape == (4,)
+        self.weights[step] = jax.device_get(dict(arrays))
+        self.calls.append(("publish", step))
+
+    def step_done(self, step, metrics):
+        self.metrics[step] = metrics
+        self.calls.append(("done", step))
+
+    def before_checkpoint(self, step):
+        self.calls.append(("checkpoint", step))
+
+    @property
+    def stop_requested(self):
+        return ("done", self.stop_after) in self.calls
+
+
+class Numbers:
+    stop_ids = (1,)
+
+    def prompts(self, split):
+        return [Prompt("0", np.array([63, 2], np.int32), "0", "0")]
+
+
+def context_of(argv, run_dir=Path()):
+    config = rlax_config.load(argv)
+    section = config.rlax
+    registry = registry_for(section)
+
+    def part(kind, choice, key):
+        if kind == "prompt_source":
+            return Numbers()
+        return registry.part(kind, choice, key, context)
+
+    url = f"{config.base_output_directory}/{config.run_name}"
+    return (context := BuildContext(run_dir, 0, section, argv, url, part=part))
+
+
+def trainer(argv, run_dir=Path()):
+    offer = rlax_maxtext.rlax_register_trainer()["maxtext"]
+    return offer.build(NoOptions(), context_of(argv, run_dir))
+
+
+def saving(directory):
+    return (TINY, f"base_output_directory={directory}", "enable_checkpointing=true")
+
+
+TWICE = (
+    "steps=6",
+    "rlax.objective.epochs=2",
+    "rlax.objective.old_policy=proximal",
+    "rlax.objective.kl.coefficient=0.1",
+)
+
+
+@pytest.fixture(scope="module")
+def of_two_steps(tmp_path_factory):
+    """Directory and link of a run that was asked to stop after its second step."""
+    directory, link = tmp_path_factory.mktemp("parent"), FakeLink(stop_after=2)
+    trainer((*saving(directory), *TWICE)).run(link)
+    return directory, link
+
+
+@pytest.fixture
+def two_steps(of_two_steps, tmp_path):
+    """The same run, in a directory of the test's own."""
+    directory, link = of_two_steps
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    return link
+
+
+def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_path):
+    argv, link = (*saving(tmp_path), *TWICE), two_steps
+    assert link.calls == [
+        ("publish", 0),
+        *[("batch", 1), ("publish", 1), ("done", 1)],
+        *[("batch", 2), ("publish", 2), ("done", 2)],
+        ("checkpoint", 2),
+    ]
+    for step in (1, 2):
+        report = diagnostics.summarise(link.metrics[step])
+        assert report["objective/tokens"] == 2 * 36 and report["objective/sequences"] == 2 * 8
+        # The first update of step 1 is at the reference and at pi_old, the second no longer.
+        assert report["objective/reference_kl_k3"] > 1e-3
+        assert abs(report["objective/ratio"] - 1) > 1e-3
+    assert isinstance(link.metrics[2]["learning/grad_norm"], np.ndarray)
+
+    resumed = FakeLink(stop_after=3, canary=False)
+    trainer(argv).run(resumed)
+    assert resumed.calls[:2] == [("publish", 2), ("batch", 3)]
+
+    # A checkpoint that is only read, and is not the newest.
+    reader, read = trainer(argv, tmp_path / "scratch"), FakeLink(stop_after=0)
+    assert isinstance(reader, CheckpointReader) and reader.checkpoints() == {2: "3", 3: "5"}
+    reader.publish_checkpoint(read, "3")
+    assert read.calls == [("publish", 2)] and read.weights[2].keys() == link.weights[2].keys()
+    for name, weights in read.weights[2].items():
+        np.testing.assert_array_equal(weights, link.weights[2][name])
+    assert any((w != resumed.weights[3][name]).any() for name, w in read.weights[2].items())
+
+
+def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_steps, tmp_path):
+    # MaxText counts updates, from 0.
+    origin = Descent(f"{tmp_path}/tiny", 2, "3")
+    rate = 1e-3
+    new = ("run_name=new", f"learning_rate={rate}", "steps=2")
+    argv = (*saving(tmp_path), *new, "rlax.warm_start.enabled=true")  # which is skipped
+    starting, link = trainer(argv), FakeLink(stop_after=1, canary=False)
+    starting.start_from(origin)
+    starting.run(link)
+    assert link.calls[:3] == [("publish", 0), ("batch", 1), ("publish", 1)]
+    assert link.weights[0].keys() == two_steps.weights[2].keys()
+    assert any("norm" in name for name in link.weights[0])
+    for name, value in two_steps.weights[2].items():
+        np.testing.assert_array_equal(link.weights[0][name], value, err_msg=name)
+    # Adam's first step is the learning rate, whatever the gradient: its state is fresh.
+    moved = np.concatenate([(w - link.weights[0][n]).ravel() for n, w in link.weights[1].items()])
+    assert np.median(np.abs(moved)) == pytest.approx(rate, rel=0.02)
+
+    narrow = trainer((*argv, "run_name=narrow", "base_mlp_dim=32"))
+    narrow.start_from(origin)
+    with pytest.raises(ConfigError, match=r"^--from = '.*tiny@2': .* another model: ") as refused:
+        narrow.run(FakeLink(stop_after=1, canary=False))
+    assert refused.match(
+        r"mlp/wi_0/kernel': shape \(32, 2, 64\) but .* \(32, 2, 32\) \(and 2 more\)$"
+    )
+
+    shutil.rmtree(tmp_path / "tiny")
+    again, link = trainer(argv), FakeLink(stop_after=2, canary=False)
+    again.start_from(origin)  # it has a checkpoint of its own
+    again.run(link)
+    assert link.calls[:2] == [("publish", 1), ("batch", 2)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("per_device_batch_size=4", "= 4: times 1 devices, gradient_accumulation_steps = 1 and rl"),
+        ("rlax.objective.mini_batches=2", "mini_batches = 2 must be the 8 rows of a batch"),
+        ("rlax.objective.mini_batches=4", "groups_per_step * group_size: set it to 2"),
+        ("gradient_accumulation_steps=3", "group_size: no number is, so change the rows"),
+        ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(tmp_path, argv, expected):
+    with pytest.raises(ConfigError) as error:
+        trainer((TINY, f"base_output_directory={tmp_path}", argv)).run(FakeLink(stop_after=1))
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
+        ("rlax.warm_start.enabled=true", "prompt source 'none' has no answer_tokens"),
+        (
+            "hardware=gpu attention=cudnn_flash_jax rlax.batches.sequences_per_row=2",
+            "attention = 'cudnn_flash_jax': must be another with rlax.batches.sequences_per_row",
+        ),
+        ("dropout_rate=0.5", "dropout_rate = 0.5: must be 0"),
+        ("per_device_batch_size=3", "mini_batches = 1 is 3, of which the 8 rows of a batch"),
+        ("vocab_size=63", "vocab_size = 63: must be above 63, the largest token id of rlax.prompt"),
+        # Found by building and calling the model, without an array.
+        ("base_num_kv_heads=3", "base_num_kv_heads = 3: Invalid num_kv_heads for GQA"),
+        ("remat_policy=nonee", "remat_policy = 'nonee': Remat policy needs to be on list"),
+        ("mlp_activations=[sillu]", "mlp_activations = ['sillu']: module 'jax.nn' has no attr"),
+    ],
+)
+def test_check_finds_what_maxtext_would_refuse(argv, expected):
+    check = rlax_maxtext.rlax_register_trainer()["maxtext"].check
+    words = argv.split()
+    context = context_of((TINY, *(word for word in words if word.startswith("rlax"))))
+    with pytest.raises(ConfigError) as error:
+        check(NoOptions(), dataclasses.replace(context, maxtext_argv=(TINY, *words)))
+    assert expected in str(error.value)
+
+
+def test_check_adds_up_what_training_needs():
+    argv = (TINY, "gradient_accumulation_steps=2", "per_device_batch_size=2", "opt_type=sgd")
+    kl = "rlax.objective.kl.coefficient=0.1"
+    facts = rlax_maxtext.rlax_register_trainer()["maxtext"].check(
+        NoOptions(), context_of((*argv, kl))
+    )
+    # Embedding 64 x 32; a layer: attention 4 x 32^2, MLP 3 x 32 x 64, two norms; a norm at the end.
+    parameters = 64 * 32 + 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32
+    assert f"{parameters:,} parameters" in facts.says["model"]
+    assert facts.says["one update"].startswith("8 rows = 2 micro-batch(es) x 2 device(s) x per")
+    # Of all devices together, although only one is here.
+    assert facts.memory == {
+        "parameters": 4 * parameters,
+        "optimizer state (sgd)": 4,  # how many updates there were
+        "gradients": 2 * 4 * parameters,  # of a micro-batch, and their sum
+        "copy that is being published": 4 * parameters,
+        "logits of 4 x 16 tokens and their gradient": 2 * 4 * 4 * 16 * 64,
+        "reference policy": 4 * parameters,
+    }
+    doubted = [key for key, _ in facts.warnings]
+    assert doubted == ["load_parameters_path", "enable_checkpointing"]
+
+
+def test_check_adds_up_what_a_worker_needs():
+    engine = rlax_jetstream.rlax_register_rollout_engine()["jetstream"]
+    context = context_of((TINY, "rlax.rollouts.slots=4"))
+    memory = engine.check(engine.config_class(), context).memory
+    # Keys and values of 2 layers x 4 slots x 16 tokens x 2 heads x 16, and who holds what place.
+    caches = memory["key-value caches of 4 slots"] / (4 * 2 * 2 * 4 * 16 * 2 * 16)
+    assert 1 < caches < 1.05
+    assert memory["weights"] == memory["new weights, while they are loaded"] == 4 * 22688
+
+
+def test_init_writes_what_check_accepts_and_explains(tmp_path):
+    """The command line, as in docs/getting_started.md, in this process, which has MaxText."""
+    file = str(tmp_path / "run.yml")
+
+    def rlax(*arguments):
+        return CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+    assert rlax("init", file, "--yes").exit_code == 0
+    result = rlax("check", file, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert [line.split()[0] for line in found["checked"]] == ["ok", "ok"]
+    assert found["numbers"]["epochs"] == pytest.approx(
+        320 * 64 / found["numbers"]["training_prompts"]
+    )
+    assert found["memory_bytes"].keys() == {"rlax.trainer", "rlax.rollouts.engine"}
+    assert found["warnings"] == []

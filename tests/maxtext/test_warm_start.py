@@ -1,0 +1,96 @@
+"""The supervised warm start: its rows, its window of pass@1, and the run that starts from it."""
+
+import numpy as np
+import pytest
+from rlax_maxtext import supervised
+from tiny_loop import LENGTH, TINY, batch, policy_gradient
+
+from maxtext_overrides.config import loading as rlax_config
+from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, run_train_loop
+from maxtext_overrides.variables import published
+from rlax_plugin.errors import ConfigError, TrainingError
+from rlax_plugin.objective.batches import ARRAYS
+from rlax_plugin.types import Prompt
+
+
+class Doubles:
+    """ "a" asks for a + 1; a vocabulary of 64."""
+
+    stop_ids, pad_id = (1,), 0
+
+    def prompts(self, split):
+        start = {"train": 2, "validation": 2}[split]
+        return [
+            Prompt(str(n), np.array([63, n], np.int32), str(n), str(n)) for n in range(start, 50)
+        ]
+
+    def decode(self, tokens):
+        return " ".join(map(str, tokens))
+
+    def answer_tokens(self, prompt):
+        return np.array([prompt.tokens[1] + 1, 1], np.int32)
+
+
+def test_supervised_rows_mark_the_answer():
+    arrays = supervised.rows(Doubles(), Doubles().prompts("train")[:1], 5)
+    assert arrays["inputs"].tolist() == [[63, 2, 3, 0, 0]]
+    assert arrays["targets"].tolist() == [[2, 3, 1, 0, 0]]
+    assert arrays["targets_segmentation"].tolist() == [[0, 1, 1, 0, 0]]
+    assert arrays["inputs_segmentation"].tolist() == [[1, 1, 1, 0, 0]]
+
+
+def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
+    window = (
+        "rlax.warm_start.pass_at_1_from=0.2",
+        "rlax.warm_start.pass_at_1_to=0.9",
+    )
+    argv = (TINY, f"base_output_directory={tmp_path}", *window)
+    looks = []
+    path = supervised.warm_start(
+        argv, rlax_config.initialize(argv), Doubles(), lambda *look: looks.append(look)
+    )
+    step, reached = looks[-1]
+    assert 0.2 <= reached <= 0.9
+    assert all(value < 0.2 for _, value in looks[:-1])
+    assert path == str(tmp_path / "tiny" / "warm_start" / "checkpoints" / str(step - 1) / "items")
+
+    # The RL run's first version gives the same pass@1, with a fresh optimizer and step count.
+    held_out = supervised.rows(Doubles(), Doubles().prompts("validation")[:16], LENGTH)
+    measured = []
+    events = Events(
+        batch,
+        lambda loop, metrics: False,
+        on_start=lambda loop: measured.append(
+            (loop.completed, supervised.PassAt1(held_out, 1.0)(loop))
+        ),
+    )
+    config = rlax_config.initialize(argv, load_parameters_path=path, steps=1)
+    loop = run_train_loop(config, events, arrays=ARRAYS, objective=policy_gradient)
+    assert measured == [(0, pytest.approx(reached, rel=1e-5))]
+    assert loop.completed == 1
+    assert set(published(loop.model_state))
+
+    def again(*more):
+        config = rlax_config.initialize((*argv, *more))
+        return supervised.warm_start(argv, config, Doubles(), lambda *_: pytest.fail("trained"))
+
+    assert again() == path
+    assert again("run_name=b", f"rlax.warm_start.directory={tmp_path}/tiny/warm_start") == path
+    with pytest.raises(ConfigError, match="no warm start has ended there"):
+        again("run_name=b", f"rlax.warm_start.directory={tmp_path}/b/warm_start")
+
+
+def test_warm_start_that_overshoots_or_falls_short_is_an_error(tmp_path):
+    argv = (TINY, f"base_output_directory={tmp_path}")
+    short = (*argv, "rlax.warm_start.steps=2")
+    config = rlax_config.initialize(short)
+    with pytest.raises(TrainingError, match=r"after rlax.warm_start.steps = 2, below"):
+        supervised.warm_start(short, config, Doubles())
+    argv += ("rlax.warm_start.pass_at_1_from=0", "rlax.warm_start.pass_at_1_to=0")
+    config = rlax_config.initialize(argv)
+    with pytest.raises(TrainingError, match=r"above rlax.warm_start.pass_at_1_to = 0.0"):
+        supervised.warm_start(argv, config, Doubles())
+
+
+def test_arrays_of_the_supervised_loop_are_maxtexts_own():
+    assert set(MAXTEXT_ARRAYS) == {n for n in ARRAYS if not n.startswith("rl_")}
