@@ -2,10 +2,10 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench screenshots lock proto clean
+.PHONY: help demo test lint bench screenshots lock maxtext-check proto clean
 
 SEED ?= 0
-export PYTHON
+export PYTHON VERSION
 BIN := .venv/bin
 READY := .venv/.complete
 PROTO := rlax_plugin/rpc/rlax.proto
@@ -13,7 +13,7 @@ PROTO := rlax_plugin/rpc/rlax.proto
 help: ## this list
 	@echo "rlax_plugin: reinforcement learning for language models on MaxText, as plug-ins"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  Start with make demo. To run your own: $(BIN)/rlax --help"
 
@@ -41,6 +41,10 @@ lock: $(READY) ## requirements.lock again from pyproject.toml, keeping versions 
 		--no-header --no-annotate --no-emit-index-url $(if $(UPGRADE),--upgrade) \
 		--output-file requirements.lock
 	@echo "wrote requirements.lock: $$(grep -c '==' requirements.lock) packages"
+
+maxtext-check: $(READY) ## diffs of the upstream symbols in use, between MaxText versions (VERSION=0.2.6)
+	@: $${VERSION:?is the version to compare with, such as 0.2.6}
+	@$(BIN)/python -m maxtext_overrides.upstream.compare "$(VERSION)"
 
 proto: $(READY) ## the gRPC code in rlax_plugin/rpc again from rlax.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. \

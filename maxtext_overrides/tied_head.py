@@ -13,17 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from maxtext_overrides.upstream.signatures import Override, check, resolve
+from maxtext_overrides.upstream.declared.sampler import TIED_HEAD
+from maxtext_overrides.upstream.signatures import check, resolve
 
-OVERRIDES = (
-    Override(
-        symbol="maxtext.layers.embeddings.attend_on_embedding",
-        signature="(query, embedding_table, attend_dtype, config, out_sharding=None)",
-        sha256="2a44f14ceb3b061a87f581a1d8674ff28b26172bc31b9c3214aff499ce69bdbb",
-        why="replaced where the decoder calls it: float32 models keep a float32 table",
-        delete_when="the table is cast to the dtype of the query",
-    ),
-)
+OVERRIDES = TIED_HEAD
 
 
 def install(allow_untested: bool = False) -> None:

@@ -19,28 +19,13 @@ from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 
 from maxtext_overrides.config import errors
 from maxtext_overrides.upstream import lean_imports
-from maxtext_overrides.upstream.signatures import Override, check
+from maxtext_overrides.upstream.declared.config import LOADING
+from maxtext_overrides.upstream.signatures import check
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import merged
 from rlax_plugin.errors import ConfigError, alternatives
 
-OVERRIDES = (
-    Override(
-        symbol="maxtext.configs.pyconfig._initialize_pydantic",
-        signature="(argv=None, config_class=<class 'maxtext.configs.types.MaxTextConfig'>, "
-        "**kwargs)",
-        sha256="c6dd5bb109e42f3505a54d9a7c6f4f394f8f891473474937bde58b40675940e7",
-        why="called, not replaced: pyconfig.initialize turns every error into sys.exit(2)",
-        delete_when="pyconfig.initialize lets errors through",
-    ),
-    Override(
-        symbol="maxtext.trainers.pre_train.train.initialize",
-        signature="(argv)",
-        sha256="e96958cf98459b7785266164aca23129ae7aa1f71428ef105a9f5534e6488236",
-        why="its steps are repeated in ``initialize`` below: it takes no config class",
-        delete_when="train.initialize takes a config_class or a config",
-    ),
-)
+OVERRIDES = LOADING
 
 _Refusal = tuple[str, Callable[[Any], bool], str]
 

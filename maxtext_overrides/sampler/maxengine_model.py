@@ -22,7 +22,8 @@ from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides import tied_head
 from maxtext_overrides.upstream import jetstream_compat
-from maxtext_overrides.upstream.signatures import Override, check
+from maxtext_overrides.upstream.declared.sampler import MAXENGINE_MODEL
+from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import UNPUBLISHED, published
 
 jetstream_compat.prepare()  # before MaxEngine, which looks for JetStream when it is imported
@@ -42,29 +43,7 @@ FASTEST_LAYOUT = {
     "compute_axis_order": "0,2,1,3",
 }
 
-OVERRIDES = (
-    Override(
-        symbol="maxtext.inference.maxengine.maxengine.MaxEngine",
-        signature="(config, devices=None)",
-        sha256="128617ba10f6ce411d7d87f5e52328fed7df0628a2a2f33141d2cf5f7fea83b2",
-        why="its two abstract models are used; prefill, insert and generate are repeated here",
-        delete_when="it takes all variables as arguments and samples per slot",
-    ),
-    Override(
-        symbol="maxtext.inference.kvcache.KVCache",
-        signature="(*args, **kwargs)",
-        sha256="4ec4780769182a1c4b8556ae2318aa78230ddfb89c8fe0413a2a24d6da2ed6e1",
-        why="slots are filled by the names, axes and ring semantics of its variables",
-        delete_when="MaxEngine inserts several prompts into several slots at once",
-    ),
-    Override(
-        symbol="maxtext.layers.nnx_decoders.NNXDecoder",
-        signature="(*args, **kwargs)",
-        sha256="e3d160c72e9784492b3ee679a888c0c2a0ae84aa37cde6668c11b1c055e9f641",
-        why="prefill calls it and then its output head, on the last positions only",
-        delete_when="the model's prefill returns only the logits of the last position",
-    ),
-)
+OVERRIDES = MAXENGINE_MODEL
 
 Weights = Mapping[str, jax.Array]
 Path = tuple[Any, ...]

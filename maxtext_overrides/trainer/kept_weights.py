@@ -10,30 +10,12 @@ from flax import nnx
 from jax.sharding import Sharding
 
 from maxtext_overrides.trainer.train_loop import Loop, fresh_weights
-from maxtext_overrides.upstream.signatures import Override, check
+from maxtext_overrides.upstream.declared.loss import KEPT_WEIGHTS
+from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import UNPUBLISHED, published
 from rlax_plugin.errors import ConfigError
 
-_CHECKPOINTING = "maxtext.common.checkpointing"
-
-OVERRIDES = (
-    Override(
-        symbol=f"{_CHECKPOINTING}.load_params_from_path",
-        signature="(load_parameters_from_path, abstract_unboxed_params, "
-        "checkpoint_storage_concurrent_gb, use_ocdbt=True, use_zarr3=True, "
-        "enable_single_replica_ckpt_restoring=False)",
-        sha256="32d84fab51f02aae15d2f98d2df156ce7c9ae210c47e89f62aea2dae935a2c6f",
-        why="called, not replaced: nothing public loads a second set of parameters",
-        delete_when="MaxText documents it",
-    ),
-    Override(
-        symbol=f"{_CHECKPOINTING}.save_params_to_path",
-        signature="(checkpoint_dir, params, use_ocdbt=True, use_zarr3=True)",
-        sha256="07b9bcff463bb3b818155154b31f31db16f1cd412563d94b89cb3e9f628ab8c4",
-        why="called, not replaced: what it writes is what the above reads",
-        delete_when="MaxText documents it",
-    ),
-)
+OVERRIDES = KEPT_WEIGHTS
 
 Weights = Mapping[str, jax.Array]  # as ``variables.published`` names them
 

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from maxtext_overrides.trainer import output_head
-from maxtext_overrides.upstream.signatures import Override, OverrideError
+from maxtext_overrides.upstream.declared.loss import LOSS, OUTPUT_HEAD, SCORING
+from maxtext_overrides.upstream.signatures import OverrideError
 from maxtext_overrides.vocabulary import dense_scores
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.loss import Scores
@@ -34,37 +35,7 @@ Objective = Callable[[Scores, Mapping[str, jax.Array]], tuple[Any, Any, dict[str
 LossFn = Callable[..., tuple[Any, dict[str, Any]]]  # with MaxText's signature
 ScoresFn = Callable[[Any, Mapping[str, jax.Array]], Scores]
 
-OVERRIDES = (
-    Override(
-        symbol="maxtext.trainers.pre_train.train.loss_fn",
-        signature="(model, config, data, dropout_rng, params, sparsity_state=None, is_train=True)",
-        sha256="7a97c1cc3bd1b19ab90e7f36930dfc7e8187bb4ced227b2014488d213ba4253a",
-        why="the objective needs log-probs of the targets; the stock loss is cross-entropy",
-        delete_when="MaxText's train_loop takes a loss function",
-    ),
-    Override(
-        symbol="maxtext.utils.max_utils.cross_entropy_with_logits",
-        signature="(logits, targets, z_loss=0.0)",
-        sha256="7ddc2f4ca57ab124252334bb78afecf505901bdbd5d4a25a10dde426c29b59ec",
-        why="replaced while the stock loss_fn is traced: there the logits can be had",
-        delete_when="MaxText's train_loop takes a loss function",
-    ),
-    Override(
-        symbol="maxtext.utils.gradient_accumulation.gradient_accumulation_loss_and_grad",
-        signature="(_loss_fn, config, model, params, params_shardings, data, dropout_rng)",
-        sha256="7807d0b23ab33c3cf629b1c9e15a967a1f9fb27683881629ce56c1264dcfd1fd",
-        why="relied on: it sums losses and aux['total_weights'] and divides once",
-        delete_when="MaxText documents what a loss returns under accumulation",
-    ),
-    Override(
-        symbol="maxtext.trainers.pre_train.train.vocab_tiling_nnx_loss",
-        signature="(model, hidden_states, data, config, is_train)",
-        sha256="bec30eccc6507cf1128dd00eb974d1b8f9e6558078b86b0b3ee47994dbabf862",
-        why="replaced likewise: with num_vocab_tiling there are hidden states, and no logits",
-        delete_when="MaxText's train_loop takes a loss function",
-    ),
-    *output_head.OVERRIDES,
-)
+OVERRIDES = (*LOSS, *OUTPUT_HEAD, *SCORING)
 
 
 def make_scores_fn(config: Any, temperature: float) -> ScoresFn:

@@ -14,20 +14,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from maxtext_overrides.upstream.signatures import Override
 from maxtext_overrides.vocabulary import Head, tiled_scores
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.loss import Scores
-
-OVERRIDES = (
-    Override(
-        symbol="maxtext.layers.nnx_decoders.NNXDecoder.apply_output_head",
-        signature="(self, shared_embedding, y, deterministic, model_mode, normalize_y=True)",
-        sha256="5476cfa81728072f4bd9cb54d6bc243954a972e91cad0329199e8439f4363314",
-        why="called with a stand-in for the decoder that has one tile of the head's weights",
-        delete_when="MaxText tiles its logits along the vocabulary",
-    ),
-)
 
 _ROWS_AND_LENGTH = ("activation_embed_and_logits_batch", "activation_length")
 

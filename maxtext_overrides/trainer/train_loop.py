@@ -27,7 +27,8 @@ from maxtext_overrides import tied_head
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports
-from maxtext_overrides.upstream.signatures import Override, check, resolve
+from maxtext_overrides.upstream.declared.train_loop import TRAIN_LOOP
+from maxtext_overrides.upstream.signatures import check, resolve
 from maxtext_overrides.variables import published
 from rlax_plugin.errors import TrainingError
 
@@ -41,74 +42,7 @@ MAXTEXT_ARRAYS: dict[str, np.dtype] = {
 
 _TRAIN = "maxtext.trainers.pre_train.train"
 
-OVERRIDES = (
-    Override(
-        symbol="maxtext.input_pipeline.input_pipeline_interface.create_data_iterator",
-        signature="(config, mesh)",
-        sha256="a9232500346700b48e580e79d34c93c5ce778252f5fa2233eb845c3fa886a6d4",
-        why="batches come from the controller",
-        delete_when="train_loop takes a data iterator",
-    ),
-    Override(
-        symbol="maxtext.utils.maxtext_utils.get_shaped_batch",
-        signature="(config, batch_sharding=None, is_eval=False)",
-        sha256="1a3c9e1cc8c240adcbb3395636be75fd3940f18a42887c5b799aea954854f1bd",
-        why="batches hold more arrays than MaxText's six",
-        delete_when="train_loop takes the shapes of a batch",
-    ),
-    Override(
-        symbol="maxtext.utils.train_utils.setup_train_loop",
-        signature="(config, recorder, devices=None)",
-        sha256="206fd13e03738e5b518eea297a03b9eb4372c77e11d489b18f1201b8b7d32e96",
-        why="wrapped: the weights exist when it returns, seconds before the first step",
-        delete_when="train_loop calls back once its state is there",
-    ),
-    Override(
-        symbol="maxtext.utils.train_utils.validate_completed_steps",
-        signature="(completed_steps, config_steps)",
-        sha256="5af1a7fbf5f5e9690e25a7536b6b31c193a58098ce17b224ffb2f88b5953d0be",
-        why="a run that was killed behind its last checkpoint is finished, not refused",
-        delete_when="train_loop returns when nothing is left to train",
-    ),
-    Override(
-        symbol=f"{_TRAIN}.train_step",
-        signature="(model, config, state_mesh_shardings, params_shardings, state, data, "
-        "dropout_rng=None)",
-        sha256="e68464f0c15a65b7227e5c0f28d09cc1feecd94b9b5f90e06eb649cc8e7f9412",
-        why="wrapped: metrics of the loss leave it only with record_internal_nn_metrics, which "
-        "would also make every layer of the model compute statistics",
-        delete_when="train_step returns metrics that a loss puts into aux",
-    ),
-    Override(
-        symbol=f"{_TRAIN}.record_activation_metrics",
-        signature="(output_metrics, intermediate_outputs, config)",
-        sha256="06a340c8b174173a6fd52e01321e42840d118281c3efd53d0ce7abadf8f5d415",
-        why="puts the loss's metrics where the loop's caller finds them",
-        delete_when="train_step returns metrics that a loss puts into aux",
-    ),
-    Override(
-        symbol=f"{_TRAIN}.training_loop_iteration",
-        signature="(jax_device_state, python_vars, immutable_data)",
-        sha256="d649a852204a918a0a0f95f545655faccd420dcff55c6a8322a3ff60bb7048c6",
-        why="wrapped: something happens after every step",
-        delete_when="train_loop calls back after a step",
-    ),
-    Override(
-        symbol="maxtext.common.checkpointing.save_checkpoint",
-        signature="(checkpoint_manager, step, state, config=None, data_iterator=None, force=False)",
-        sha256="251902bcdd93f422a0a6b7125e06b093e4be8a861f4e6d3c9164b44c2bd33d29",
-        why="wrapped: the controller's state is saved before each checkpoint, and none is saved "
-        "inside an RL step",
-        delete_when="train_loop calls back before it saves",
-    ),
-    Override(
-        symbol=f"{_TRAIN}.train_loop",
-        signature="(config, recorder, state=None)",
-        sha256="d4c7c722db956cb6efa8150bb497da1f9e80182fd2b4db3e6a07533ee6375515",
-        why="runs as it is; the above relies on which of them it calls, and when",
-        delete_when="all of the above are gone",
-    ),
-)
+OVERRIDES = TRAIN_LOOP
 
 
 @dataclass(slots=True)
@@ -357,11 +291,11 @@ def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[Non
     replacements: dict[str, Any] = {}
     for override in OVERRIDES:
         _, name, stock = resolve(override.symbol)
-        if name in ("create_data_iterator", "get_shaped_batch", "validate_completed_steps"):
+        if override.use == "replaced":
             replacements[override.symbol] = getattr(extension, name)
         elif name in ("train_step", "record_activation_metrics") and not extension.rl:
             continue
-        elif name != "train_loop":
+        elif override.use == "wrapped":
             replacements[override.symbol] = getattr(extension, name)(stock)
     if loss_fn is not None:
         replacements[f"{_TRAIN}.loss_fn"] = loss_fn

@@ -13,6 +13,7 @@ SYMBOL = "maxtext_overrides.upstream.signatures.resolve"
 def declared(**changes):
     known = {
         "symbol": SYMBOL,
+        "use": "called",
         "signature": "(symbol)",
         "sha256": signatures.source_hash(signatures.resolve),
         "why": "a test",
@@ -48,6 +49,16 @@ def test_a_difference_names_symbol_expected_found_and_versions(changes, expected
         check([declared(**changes)])
     assert "tested with maxtext 0.2.5; installed: " in str(error.value)
     assert "rlax.allow_untested_maxtext=true" in str(error.value)
+
+
+def test_what_is_no_function_any_more_is_refused() -> None:
+    symbol = "maxtext_overrides.upstream.signatures.log"
+    with pytest.raises(OverrideError, match=r"signatures\.log cannot be read"):
+        check([declared(symbol=symbol)])
+
+
+def test_names_alone_are_left_to_the_comparison_of_versions() -> None:
+    check([declared(sha256="", signature="", names=("nothing",))])
 
 
 def test_every_difference_is_named_at_once():

@@ -1,0 +1,38 @@
+"""Keys of MaxText's config that are read, set or refused anywhere."""
+
+from __future__ import annotations
+
+from maxtext_overrides.upstream.signatures import Override
+
+_KEYS = """
+ar_cache_axis_order async_checkpointing attention attention_type base_config base_emb_dim
+base_num_decoder_layers base_num_kv_heads base_num_query_heads base_output_directory
+capacity_factor checkpoint_period checkpoint_storage_concurrent_gb
+checkpoint_storage_use_ocdbt checkpoint_storage_use_zarr3 compiled_trainstep_file
+compute_axis_order dataset_path dataset_type dcn_context_parallelism decoder_block
+dropout_rate dtype elastic_enabled enable_checkpointing enable_diloco enable_goodput_recording
+enable_lora enable_rampup_batch_size engram_layers eval_interval expansion_factor_real_data
+global_batch_size_to_load global_batch_size_to_train_on gradient_accumulation_steps hardware
+head_dim ici_context_parallelism indexer_sparse_training learning_rate
+learning_rate_final_fraction learning_rate_schedule_steps load_full_state_path
+load_parameters_path logical_axis_rules logits_via_embedding lora matmul_precision
+max_prefill_predict_length max_target_length mesh_axes micro_batch_size_to_train_on model_name
+monitor_goodput num_experts num_target_devices num_vocab_tiling opt_type
+parameter_memory_host_offload per_device_batch_size prefill_cache_axis_order quantization
+record_internal_nn_metrics remove_size_one_mesh_axis_from_type reuse_example_batch run_name
+save_checkpoint_on_completion save_checkpoint_on_start shard_mode shardy
+skip_jax_distributed_system source_checkpoint_layout steps te_comm_gemm_overlap
+trainable_position_size training_objective use_dpo use_indexer use_multimodal
+use_tunix_gradient_accumulation use_vertex_tensorboard using_pipeline_parallelism vocab_size
+vocab_tiling_ag_once warmup_steps_fraction weight_dtype z_loss_multiplier
+"""
+
+CONFIG_KEYS = Override(
+    symbol="maxtext.configs.types",
+    use="read",
+    why="keys that are read, set or refused, and the class that ``rlax`` is added to",
+    delete_when="a key is no longer read, set or refused",
+    relies_on="every key; unknown ones are refused; validators of mode before run before those of "
+    "MaxText",
+    names=("MaxTextConfig", *_KEYS.split()),
+)

@@ -1,0 +1,196 @@
+"""What ``maxtext_overrides/sampler`` and the tied head rely on, and JetStream's part."""
+
+from __future__ import annotations
+
+from maxtext_overrides.upstream.signatures import Override
+
+_TYPES = "maxtext.common.common_types"
+
+MAXENGINE_MODEL = (
+    Override(
+        symbol="maxtext.inference.maxengine.maxengine.MaxEngine",
+        use="called",
+        signature="(config, devices=None)",
+        sha256="128617ba10f6ce411d7d87f5e52328fed7df0628a2a2f33141d2cf5f7fea83b2",
+        why="its two abstract models are used; prefill, insert and generate are repeated here",
+        delete_when="it takes all variables as arguments and samples per slot",
+        relies_on="attributes model, model_ar, mesh, max_concurrent_decodes; what _insert_jit does "
+        "with each cache",
+        names=("model", "model_ar", "mesh", "max_concurrent_decodes", "_insert_jit"),
+    ),
+    Override(
+        symbol="maxtext.inference.kvcache.KVCache",
+        use="read",
+        signature="(*args, **kwargs)",
+        sha256="4ec4780769182a1c4b8556ae2318aa78230ddfb89c8fe0413a2a24d6da2ed6e1",
+        why="slots are filled by the names, axes and ring semantics of its variables",
+        delete_when="MaxEngine inserts several prompts into several slots at once",
+        relies_on="names of its variables, axes named cache_batch or cache_scale_batch and "
+        "..._sequence",
+        names=(
+            *("cached_ar_key", "cached_ar_value", "cached_ar_key_scale", "cached_ar_value_scale"),
+            *("cache_ar_segment_id", "cached_ar_lengths", "cache_ar_index"),
+            *("cached_prefill_key", "cached_prefill_value", "cache_prefill_segment_id"),
+        ),
+    ),
+    Override(
+        symbol="maxtext.layers.nnx_decoders.NNXDecoder",
+        use="called",
+        signature="(*args, **kwargs)",
+        sha256="e3d160c72e9784492b3ee679a888c0c2a0ae84aa37cde6668c11b1c055e9f641",
+        why="prefill calls it and then its output head, on the last positions only",
+        delete_when="the model's prefill returns only the logits of the last position",
+        relies_on="arguments by name; position 1 of its result: hidden states; decoder_norm, "
+        "logits_dense",
+        names=(
+            *("shared_embedding", "decoder_input_tokens", "decoder_positions"),
+            *("decoder_segment_ids", "deterministic", "model_mode", "decoder_norm"),
+            "logits_dense",
+        ),
+    ),
+    Override(
+        symbol="maxtext.utils.sharding.nnx_construct_named_sharding",
+        use="called",
+        sha256="a4f776d9de563b609761262213f1d91b22da56fc41e24115802dfc5e5c4224bd",
+        why="where the variables of the decode model lie on the mesh",
+        delete_when="MaxEngine says where its caches lie",
+        relies_on="arguments abstract state, mesh; a state of the same structure",
+    ),
+    Override(
+        symbol=_TYPES,
+        use="read",
+        why="what a segment in use is marked with, and the modes of a model",
+        delete_when="the model's prefill returns only the logits of the last position",
+        names=(
+            *("DECODING_ACTIVE_SEQUENCE_INDICATOR", "MODEL_MODE_AUTOREGRESSIVE"),
+            "MODEL_MODE_PREFILL",
+        ),
+    ),
+)
+
+SAMPLING = (
+    Override(
+        symbol="maxtext.inference.inference_utils.sampling",
+        use="read",
+        signature="(logits, rng, algorithm, topk=0, nucleus_topp=0, temperature=1.0)",
+        sha256="54cc959d472f8c36f392123d9c899beaf2cd6eecb1b1ee23efb22015accdc4fc",
+        why="ours stands in its place: it has one key for all slots, and static settings",
+        delete_when="it takes keys and settings per slot",
+    ),
+)
+
+TIED_HEAD = (
+    Override(
+        symbol="maxtext.layers.embeddings.attend_on_embedding",
+        use="replaced",
+        signature="(query, embedding_table, attend_dtype, config, out_sharding=None)",
+        sha256="2a44f14ceb3b061a87f581a1d8674ff28b26172bc31b9c3214aff499ce69bdbb",
+        why="replaced where the decoder calls it: float32 models keep a float32 table",
+        delete_when="the table is cast to the dtype of the query",
+        relies_on="nnx_decoders calls it by the name that it imports it under",
+    ),
+    Override(
+        symbol="maxtext.layers.embeddings._maybe_move_embedding_to_device",
+        use="called",
+        signature="(embedding_table, config)",
+        sha256="d5c03f98bb7780352bbc934a9681528fdd590d80da9a9ebad23a41911fa2c811",
+        why="a step of attend_on_embedding",
+        delete_when="the table is cast to the dtype of the query",
+    ),
+    Override(
+        symbol=f"{_TYPES}.ShardMode",
+        use="read",
+        why="with explicit sharding the stock function is left to do it",
+        delete_when="the table is cast to the dtype of the query",
+        names=("EXPLICIT",),
+    ),
+)
+
+_JETSTREAM = {"versions": ("0.2.2",), "distribution": "google-jetstream"}
+
+JETSTREAM_COMPAT = (
+    Override(
+        symbol="maxtext.common.gcloud_stub.jetstream",
+        use="read",
+        signature="()",
+        why="it falls back to stubs where an import from JetStream fails",
+        delete_when="the commit of JetStream that MaxText pins is on PyPI",
+        names=("TokenizerType",),
+    ),
+    Override(
+        symbol="jetstream.engine.engine_api.ResultTokens",
+        use="replaced",
+        why="a log_prob is added where there is none",
+        delete_when="the commit of JetStream that MaxText pins is on PyPI",
+        **_JETSTREAM,
+    ),
+    Override(
+        symbol="jetstream.engine.tokenizer_pb2",
+        use="replaced",
+        why="a TokenizerType is added where there is none",
+        delete_when="the commit of JetStream that MaxText pins is on PyPI",
+        **_JETSTREAM,
+    ),
+    Override(
+        symbol="jetstream.engine.token_utils",
+        use="replaced",
+        why="loaded at the first look at an attribute: its import takes seconds",
+        delete_when="it imports no seqio",
+        **_JETSTREAM,
+    ),
+    Override(
+        symbol="jetstream.core.config_lib",
+        use="replaced",
+        why="loaded at the first look at an attribute: its import takes seconds",
+        delete_when="it imports no seqio",
+        **_JETSTREAM,
+    ),
+)
+
+JETSTREAM_SERVICE = (
+    Override(
+        symbol="jetstream.core.orchestrator.LLMOrchestrator",
+        use="called",
+        why="subclassed: the stock servicer with status codes",
+        delete_when="it answers with status codes",
+        relies_on="it keeps its argument as _driver and asks it as driver.py answers",
+        names=(
+            *("_driver", "Decode", "should_buffer_response"),
+            "process_server_side_tokenization_response",
+        ),
+        **_JETSTREAM,
+    ),
+    Override(
+        symbol="jetstream.core.orchestrator.ActiveRequest",
+        use="read",
+        why="what a driver is given",
+        delete_when="JetStream's service is no longer offered",
+        names=("max_tokens", "prefill_content", "return_channel"),
+        **_JETSTREAM,
+    ),
+    Override(
+        symbol="jetstream.core.utils.return_sample.ReturnSample",
+        use="called",
+        why="what a driver answers with",
+        delete_when="JetStream's service is no longer offered",
+        relies_on="text and token_ids, by position",
+        names=("text", "token_ids"),
+        **_JETSTREAM,
+    ),
+    Override(
+        symbol="jetstream.core.proto.jetstream_pb2",
+        use="read",
+        why="messages of the service",
+        delete_when="JetStream's service is no longer offered",
+        relies_on="DecodeRequest and DecodeResponse with stream_content",
+        **_JETSTREAM,
+    ),
+    Override(
+        symbol="jetstream.core.proto.jetstream_pb2_grpc",
+        use="called",
+        why="the service's registration and its client",
+        delete_when="JetStream's service is no longer offered",
+        names=("add_OrchestratorServicer_to_server", "OrchestratorStub"),
+        **_JETSTREAM,
+    ),
+)

@@ -1,0 +1,40 @@
+"""Wheels of versions that are not installed, fetched once and kept in ``.cache/maxtext``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rlax_plugin.errors import RlaxError
+
+FOLDER = Path(".cache/maxtext")  # below the working directory
+
+
+class FetchError(RlaxError):
+    """A version that cannot be had."""
+
+
+def kept(distribution: str, version: str, folder: Path = FOLDER) -> Path | None:
+    """The wheel of a version, if it was fetched before."""
+    name = distribution.replace("-", "_")
+    return next(iter(sorted(folder.glob(f"{name}-{version}-*.whl"))), None)
+
+
+def fetch(distribution: str, version: str, folder: Path = FOLDER) -> Path:
+    """The wheel of a version, without what it depends on; nothing is installed.
+
+    Raises:
+      FetchError: there is no such version, or the registry cannot be reached.
+    """
+    if (wheel := kept(distribution, version, folder)) is not None:
+        return wheel
+    requirement = f"{distribution}=={version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    wheel = kept(distribution, version, folder)
+    if done.returncode or wheel is None:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise FetchError(f"cannot fetch {requirement}: {said[-1] if said else 'no wheel of it'}")
+    return wheel
