@@ -51,7 +51,7 @@ class Local(Launcher):
 
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
-        self._keepers: list[asyncio.Task[None]] = []
+        self._watchers: list[asyncio.Task[None]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._restarts = 0
 
@@ -70,9 +70,9 @@ class Local(Launcher):
             name = f"local-{index}"
             command = [sys.executable, "-m", "rlax_plugin", "serve", *argv]
             command += ["--controller", controller, "--name", name, "--with-parent"]
-            keeper = asyncio.ensure_future(self._keep(name, index, command, logs / f"{name}.log"))
-            keeper.add_done_callback(self._given_up)
-            self._keepers.append(keeper)
+            watcher = asyncio.ensure_future(self._keep(name, index, command, logs / f"{name}.log"))
+            watcher.add_done_callback(self._given_up)
+            self._watchers.append(watcher)
 
     def _pin(self, pid: int, index: int) -> None:
         if count := self._config.threads:
@@ -111,19 +111,19 @@ class Local(Launcher):
             self._restarts += 1
             await asyncio.sleep(min(5.0, 0.1 * 2**failures))
 
-    def _given_up(self, keeper: asyncio.Task[None]) -> None:
+    def _given_up(self, watcher: asyncio.Task[None]) -> None:
         """One worker less costs speed; the last one costs the run."""
-        if keeper.cancelled() or (error := keeper.exception()) is None:
+        if watcher.cancelled() or (error := watcher.exception()) is None:
             return
         log.error("%s", error)
-        if all(k.done() for k in self._keepers):
+        if all(k.done() for k in self._watchers):
             # The event loop is the controller's: an error that nobody waits for stops the run.
-            keeper.get_loop().call_exception_handler({"message": str(error), "exception": error})
+            watcher.get_loop().call_exception_handler({"message": str(error), "exception": error})
 
     async def stop(self) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         living = [p for p in self._processes.values() if p.returncode is None]
         waits = [asyncio.ensure_future(p.wait()) for p in living]
         for send in ("terminate", "kill"):

@@ -59,8 +59,8 @@ from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.protocols import (
     Arrays,
     BuildContext,
+    CheckResult,
     Extension,
-    Facts,
     Gate,
     Launcher,
     PassRates,
@@ -81,7 +81,7 @@ from rlax_plugin.records.places import check_file_writable
 # Continuous batching, for rollout engines.
 from rlax_plugin.rollouts.jobs import Job, refusal
 from rlax_plugin.rollouts.scheduler import Scheduler
-from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Drawn, Prefill
+from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.rollouts.waited_for import WaitedFor
 
 # Text from outside, and amounts in messages.
@@ -102,7 +102,7 @@ from rlax_plugin.types import (
 
 # Weights.
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
-from rlax_plugin.weights.verification import Reading, load_proved
+from rlax_plugin.weights.verification import Reading, load_verified
 
 if TYPE_CHECKING:
     from rlax_plugin.weights.fingerprint import fingerprint
@@ -116,14 +116,13 @@ __all__ = [
     "BackgroundTracker",
     "BuildContext",
     "Canary",
+    "CheckResult",
     "Choice",
     "ConfigError",
     "DeadlineError",
     "DecodeSlots",
     "Descent",
-    "Drawn",
     "Extension",
-    "Facts",
     "Gate",
     "Group",
     "GroupRequest",
@@ -156,6 +155,7 @@ __all__ = [
     "Seconds",
     "Section",
     "Sink",
+    "SlotOutput",
     "TokenInputs",
     "TrackedRun",
     "Tracker",
@@ -179,8 +179,8 @@ __all__ = [
     "in_bytes",
     "kl_estimate",
     "kl_token_rewards",
-    "load_proved",
     "load_section",
+    "load_verified",
     "make_loss",
     "of_batch",
     "one_line",

@@ -19,7 +19,7 @@ from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.objective.loss import ObjectiveSlots, Preset, algorithm_of, choices, resolve
 from rlax_plugin.ports.manager import KINDS, REGISTER, Manager, installed
-from rlax_plugin.ports.protocols import BuildContext, Extension, Facts, WeightStore
+from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, WeightStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Registry:
         workers = getattr(options, "workers", None)  # of a third party's it may be anything
         return workers if isinstance(workers, int) and workers > 0 else None
 
-    def check(self, section: RlaxSection, context: BuildContext) -> dict[str, Facts]:
+    def check(self, section: RlaxSection, context: BuildContext) -> dict[str, CheckResult]:
         """Runs the ``check`` of every chosen part that has one; see ``Extension``.
 
         The trainer comes first: what is wrong with a model, it says best.
@@ -224,7 +224,7 @@ class Registry:
             extension = self.offer(use.kind, use.choice.name, use.key).extension
             if extension.check is not None:
                 options = self.options(use.kind, use.choice, use.key)
-                checked[use.key] = extension.check(options, self._within(context)) or Facts()
+                checked[use.key] = extension.check(options, self._within(context)) or CheckResult()
         return checked
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from maxtext_overrides.sampler import buckets
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
 from maxtext_overrides.sampler.sampling import sample, uniforms
-from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Drawn, Prefill
+from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.types import SamplingParams
 
-__all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Drawn", "Prefill"]
+__all__ = ["FASTEST_LAYOUT", "MAX_STOP_IDS", "DecodeEngine", "Prefill", "SlotOutput"]
 
 _SCORED = 16  # tokens that the compiled ``logprobs`` scores at least, where prompts hold as many
 
@@ -148,7 +148,7 @@ class DecodeEngine:
         self.prefill_tokens_total += sum(len(r.tokens) for r in requests)
         self.prefill_computed_total += tokens.size
 
-    def decode(self, weights: Weights, max_steps: int, stop_when_free: bool) -> list[Drawn]:
+    def decode(self, weights: Weights, max_steps: int, stop_when_free: bool) -> list[SlotOutput]:
         """Runs up to ``max_steps`` decode steps and returns the samples that have ended.
 
         Ends early when every occupied slot has finished, or, with ``stop_when_free``, as soon as
@@ -171,7 +171,7 @@ class DecodeEngine:
         self.release(ended)
         return finished
 
-    def read(self, slots: Sequence[int]) -> list[Drawn]:
+    def read(self, slots: Sequence[int]) -> list[SlotOutput]:
         """What occupied slots have drawn so far, in one transfer; they go on undisturbed."""
         if not slots:
             return []
@@ -181,7 +181,7 @@ class DecodeEngine:
         drawn = []
         for slot, row in zip(slots, rows, strict=False):  # the padding's rows are left out
             tokens, *bits = row[:, : self._drawn[slot] - self._earlier[slot]].copy()
-            drawn.append(Drawn(slot, tokens, *(b.view(np.float32) for b in bits)))
+            drawn.append(SlotOutput(slot, tokens, *(b.view(np.float32) for b in bits)))
         return drawn
 
     def logprobs(self, weights: Weights, tokens: np.ndarray) -> np.ndarray:

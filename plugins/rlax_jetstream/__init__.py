@@ -8,8 +8,8 @@ from pydantic import Field
 
 from rlax_plugin.api import (
     BuildContext,
+    CheckResult,
     Extension,
-    Facts,
     PositiveInt,
     RolloutEngine,
     Section,
@@ -65,7 +65,7 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
     )
 
 
-def _check(config: JetstreamConfig, context: BuildContext) -> Facts:
+def _check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
     from rlax_jetstream.slots import check
 
     return check(config, context)

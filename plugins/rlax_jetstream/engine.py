@@ -28,7 +28,7 @@ from rlax_plugin.api import (
     WeightStore,
     WeightVersion,
     WorkerError,
-    load_proved,
+    load_verified,
     refusal,
 )
 
@@ -152,7 +152,7 @@ class JetstreamEngine(RolloutEngine):
         caller's deadline has to allow for a group's generation on top of the loading.
 
         Raises:
-          WeightsError: see ``RolloutEngine`` and ``load_proved``; the old weights stay in use.
+          WeightsError: see ``RolloutEngine`` and ``load_verified``; the old weights stay in use.
           WorkerError: the engine has failed.
         """
         await self.prepare()
@@ -274,7 +274,7 @@ class JetstreamEngine(RolloutEngine):
             from rlax_plugin.api import fingerprint
 
             self._fingerprint = fingerprint
-        return load_proved(
+        return load_verified(
             version,
             self._store,
             slots.variables_like(),

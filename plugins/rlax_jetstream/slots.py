@@ -9,7 +9,7 @@ import jax
 from maxtext_overrides.config.loading import load, load_to_check, passed_on
 from maxtext_overrides.upstream.lean_imports import unavailable
 from rlax_jetstream.engine import longest_call
-from rlax_plugin.api import BuildContext, ConfigError, DecodeSlots, Facts, Rollouts
+from rlax_plugin.api import BuildContext, CheckResult, ConfigError, DecodeSlots, Rollouts
 
 if TYPE_CHECKING:
     from rlax_jetstream import JetstreamConfig
@@ -39,7 +39,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
     )
 
 
-def check(config: JetstreamConfig, context: BuildContext) -> Facts:
+def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
     """Validates MaxText's keys as a worker has them, and adds up what it needs of memory.
 
     Raises:
@@ -52,7 +52,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> Facts:
 
         weights, caches = memory.of_decoding(worker)
     slots = context.section.rollouts.slots
-    return Facts(
+    return CheckResult(
         memory={
             "weights": weights,
             "new weights, while they are loaded": weights,

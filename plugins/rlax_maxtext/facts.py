@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rlax_maxtext.agreement import answered_prompts, check_shapes
 from rlax_plugin.api import (
     BuildContext,
+    CheckResult,
     ConfigError,
-    Facts,
     NoOptions,
     RlaxSection,
     in_bytes,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from maxtext_overrides.config.memory import TrainingMemory
 
 
-def check(options: NoOptions, context: BuildContext) -> Facts:
+def check(options: NoOptions, context: BuildContext) -> CheckResult:
     """Validates MaxText's keys, and adds up what training needs of memory.
 
     How many devices there will be is not known, nor asked.
@@ -39,11 +39,11 @@ def check(options: NoOptions, context: BuildContext) -> Facts:
     if section.warm_start.enabled:
         answered_prompts(context)
     _check_vocabulary(config, context)
-    return Facts(
+    return CheckResult(
         says=_says(config, section, needed.parameters, devices),
         memory=_memory(config, context, needed, devices),
         warnings=[
-            *_doubts(config, section, without_effect(config, argv)),
+            *_warnings(config, section, without_effect(config, argv)),
             *_doubts_of_memory(config, needed),
         ],
         weights_bytes=needed.weights,
@@ -121,7 +121,7 @@ _HIGH_LEARNING_RATE = 1e-4
 _MANY_LOGITS = 2**30  # bytes
 
 
-def _doubts(
+def _warnings(
     config: Config, section: RlaxSection, without_effect: Mapping[str, tuple[Any, Any]]
 ) -> Iterator[tuple[str, str]]:
     """What is allowed, and perhaps not meant."""

@@ -17,7 +17,7 @@ from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
-from rlax_plugin.controller.run_state import Book
+from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.errors import DeadlineError, PluginError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
@@ -165,7 +165,7 @@ class Controller:
         self.source, self.fleet = generation.source, generation.fleet
         self.launcher = generation.launcher
         rates = PassRateTable(s.curation.pass_rate_half_life)
-        self.book = Book(s, training_prompts(s, self.source), sampler, rates)
+        self.run_state = RunState(s, training_prompts(s, self.source), sampler, rates)
         self.flow = Flow(
             section=s,
             source=self.source,
@@ -173,7 +173,7 @@ class Controller:
             advantage_slot=self._advantage_slot(),
             dispatcher=generation.dispatcher,
             rewards=generation.rewards,
-            book=self.book,
+            run_state=self.run_state,
             recorder=self._recorder,
             latest_version=lambda: self.latest_version,
             on_scored=self._on_scored,
@@ -300,7 +300,9 @@ class Controller:
         for tracker in self.trackers:
             tracker.log(done.step, metrics)
         self._hook("rlax_on_step_end", step=done.step, metrics=metrics)
-        self.dashboard.step(done.step, metrics, self.latest_version, self.book.rates.histogram())
+        self.dashboard.step(
+            done.step, metrics, self.latest_version, self.run_state.rates.histogram()
+        )
 
     def _step_metrics(self, done: FinishedStep, publish_s: float) -> dict[str, float]:
         return step_metrics(
@@ -345,15 +347,15 @@ class Controller:
 
     async def snapshot(self, unfinished: FinishedStep) -> None:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
-        commit, book = await self.flow.commit()
+        commit, run_state = await self.flow.commit()
         metrics = self._step_metrics(unfinished, publish_s=0.0)
         step = unfinished.step
-        if book["next_step"] != step + 1:
+        if run_state["next_step"] != step + 1:
             raise TrainingError(
                 f"a checkpoint of step {step} is asked for, but the batch of step "
-                f"{book['next_step'] - 1} was the last: no run could be resumed from it"
+                f"{run_state['next_step'] - 1} was the last: no run could be resumed from it"
             )
-        document = snapshot(step, commit.number, commit.checksum, book, metrics)
+        document = snapshot(step, commit.number, commit.checksum, run_state, metrics)
         reached(FaultPoint.SNAPSHOT_BEGUN)
         await self._recorder.call(self._save, step, document)
 
@@ -374,7 +376,7 @@ class Controller:
         recovery = await self._recorder.call(
             Recovery,
             step,
-            book=self.book,
+            run_state=self.run_state,
             files=self.files,
             ledger=self._ledger,
             recorder=self._recorder,

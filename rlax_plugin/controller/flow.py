@@ -1,7 +1,7 @@
-"""The flow from prompts to batches: issue, score, admit, and take the oldest first.
+"""The flow from prompts to batches: issue, score, filter, and take the oldest first.
 
-What it decides goes through the book (what has become of every group) and to the recorder; here is
-what runs side by side, and when.
+What it decides is applied to the run state (what has become of every group) and goes to the
+recorder; here is what runs side by side, and when.
 
 Two integers bound staleness (RLAX): a worker reloads once per ``reload_every`` = j versions, and a
 sample trains at step s only if s minus its oldest token's version is at most ``max_staleness`` = k.
@@ -24,8 +24,8 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
-from rlax_plugin.controller.recovery import Recovery, Stretch
-from rlax_plugin.controller.run_state import Book, Open
+from rlax_plugin.controller.recovery import Recovery, ReplayInterval
+from rlax_plugin.controller.run_state import Open, RunState
 from rlax_plugin.errors import RlaxError, TrainingError
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.objective import advantages
@@ -64,7 +64,7 @@ class Flow:
         advantage_slot: AdvantageSlot,
         dispatcher: Dispatcher,
         rewards: RewardPool,
-        book: Book,
+        run_state: RunState,
         recorder: Recorder,
         latest_version: Callable[[], int],
         on_scored: Callable[[Group, str | None], None] = lambda group, refused: None,
@@ -73,7 +73,7 @@ class Flow:
         self._advantage_slot = advantage_slot
         self._dispatcher, self._rewards = dispatcher, rewards
         self._latest_version, self._on_scored = latest_version, on_scored
-        self.book, self._recorder = book, recorder
+        self.run_state, self._recorder = run_state, recorder
         self._sampling = sampling_params(section, source)
         self._rule = BatchRule.of(section)
         stale = section.staleness
@@ -103,10 +103,10 @@ class Flow:
             self._go_live(await self._recorder.call(recovery.load_rest))
         self._changed.set()
 
-    def _go_live(self, rest: Stretch) -> None:
+    def _go_live(self, rest: ReplayInterval) -> None:
         """Adds up what happened after the last recorded batch, and goes on from there."""
         assert self._recovery is not None
-        rest.apply(self.book)
+        rest.apply(self.run_state)
         self._running = True
         for worker in self._distrusted:  # it outlived an earlier process, and has failed since
             self._drop_of(worker)
@@ -132,7 +132,7 @@ class Flow:
 
     def _note(self, event: ev.Event) -> None:
         """Makes an event true, and has it written down."""
-        self.book.apply(event)
+        self.run_state.apply(event)
         self._recorder.add(event)
 
     # --- issuing -------------------------------------------------------------------------------
@@ -143,13 +143,13 @@ class Flow:
         As long as this is not a step's worth, the next batch lacks something. So once nothing is
         open any more, there is room for what it lacks.
         """
-        return len(self.book.open) + self._rule.worth(self._ready())
+        return len(self.run_state.open) + self._rule.worth(self._ready())
 
     def _wanted_version(self, ahead: int) -> int:
         """The oldest version a group may be drawn with if ``ahead`` groups train before it."""
         # Groups beyond those that can train in time are spares, as fresh as the last of them.
         ahead = min(ahead, self._lead * self._rule.groups - 1)
-        trains_at = self.book.next_step + ahead // self._rule.groups
+        trains_at = self.run_state.next_step + ahead // self._rule.groups
         return max(0, trains_at - self._max_staleness)
 
     def refresh(self, request: GroupRequest) -> GroupRequest:
@@ -166,12 +166,12 @@ class Flow:
 
     def reissued(self, request: GroupRequest, reason: str) -> None:
         """The dispatcher has issued a group again."""
-        if request.group_id in self.book.open:  # else it is one of an evaluation
+        if request.group_id in self.run_state.open:  # else it is one of an evaluation
             self._note(ev.Reissued(request.group_id, request.attempt, reason))
 
     def _issue_open(self) -> None:
         """Issues what was in flight when an earlier process ended, once its version is there."""
-        for group_id, one in self.book.open.items():
+        for group_id, one in self.run_state.open.items():
             if group_id not in self._in_flight and one.min_version <= self._latest_version():
                 self._note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
                 self._issue(group_id, one)
@@ -179,33 +179,37 @@ class Flow:
     def _fill(self) -> None:
         """Issues as many groups as the bounds on flight and staleness allow."""
         assert self._last_step is not None
-        steps_left = self._last_step - self.book.next_step + 1
+        steps_left = self._last_step - self.run_state.next_step + 1
         capacity = min(self._capacity, steps_left * self._rule.groups)
         while (ahead := self._outstanding()) < capacity:
             version = self._wanted_version(ahead)
             if version > self._latest_version():
                 return  # its publication wakes us
-            if self.book.issued_for_step >= self._section.curation.max_refill * self._rule.groups:
+            if (
+                self.run_state.issued_for_step
+                >= self._section.curation.max_refill * self._rule.groups
+            ):
                 self._give_up()
                 return
             # Those that share a step share a wanted version: choose them together.
             in_step = self._rule.groups - ahead % self._rule.groups
-            event = self.book.choose(min(capacity - ahead, in_step), version)
+            event = self.run_state.choose(min(capacity - ahead, in_step), version)
             self._recorder.add(event)
             for offset in range(len(event.prompts)):
-                self._issue(event.first + offset, self.book.open[event.first + offset])
+                self._issue(event.first + offset, self.run_state.open[event.first + offset])
             self.stats.issued += len(event.prompts)
 
     def _give_up(self) -> None:
         ready = self._ready()
-        if self.book.open or self._rule.completes(ready):
+        if self.run_state.open or self._rule.completes(ready):
             return  # what is still in flight may yet do
         reasons = Counter(refused for _, refused in self.stats.scored if refused)
         refused = ", ".join(f"{count} because {why}" for why, count in reasons.most_common())
         self.fail(
             TrainingError(
-                f"step {self.book.next_step}: {self.book.issued_for_step} groups were issued and "
-                f"only {self._rule.shortfall(ready)} were admitted (refused: {refused or 'none'}). "
+                f"step {self.run_state.next_step}: {self.run_state.issued_for_step} groups were "
+                f"issued and only {self._rule.shortfall(ready)} were admitted "
+                f"(refused: {refused or 'none'}). "
                 f"{self._why_too_few(reasons)}"
             )
         )
@@ -262,7 +266,7 @@ class Flow:
             again = dataclasses.replace(request, attempt=request.attempt + 1, resume=())
             request = self.refresh(again)  # nothing of what it had is kept: a part of it is void
             self.reissued(request, "its worker was quarantined")
-        known = self.book.rates.get(one.prompt.id)
+        known = self.run_state.rates.get(one.prompt.id)
         return Group(
             id=request.group_id,
             attempt=request.attempt,
@@ -273,12 +277,12 @@ class Flow:
 
     async def _my_turn(self, group_id: int) -> None:
         """Deterministic mode: groups are judged in issue order, whoever is drawn first."""
-        if group_id != min(self.book.open):
+        if group_id != min(self.run_state.open):
             turn = self._turns[group_id] = asyncio.get_running_loop().create_future()
             await turn  # no longer than the older groups take, each of which has its deadlines
 
     def _give_turn(self) -> None:
-        turn = self._turns.pop(min(self.book.open, default=-1), None)
+        turn = self._turns.pop(min(self.run_state.open, default=-1), None)
         if turn is not None and not turn.done():
             turn.set_result(None)
 
@@ -300,7 +304,7 @@ class Flow:
         )
         passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
         scored = ev.Scored(group.id, passed, int(valid.sum()), refused)
-        self.book.apply(scored, group)
+        self.run_state.apply(scored, group)
         self._recorder.add(scored, (group, refused))
         self.stats.scored.append((group, refused))
         self._on_scored(group, refused)
@@ -314,7 +318,7 @@ class Flow:
             self._distrusted.add(worker)
 
     def _drop_of(self, worker: str) -> None:
-        for group in list(self.book.ready.values()):
+        for group in list(self.run_state.ready.values()):
             if any(worker in r.workers for r in group.rollouts):
                 self._drop(group, "its worker was quarantined")
 
@@ -339,8 +343,10 @@ class Flow:
             if self._recovery is not None:
                 if self._recovery.holds(step):
                     return await self._recorded(self._recovery, step)
-                if step != self.book.next_step:
-                    raise TrainingError(f"asked for step {step}, next is {self.book.next_step}")
+                if step != self.run_state.next_step:
+                    raise TrainingError(
+                        f"asked for step {step}, next is {self.run_state.next_step}"
+                    )
                 chosen = self._oldest(step)
                 if chosen is not None:
                     break
@@ -353,13 +359,13 @@ class Flow:
         self._drop_stale(step + 1)
         self.wake()
         began_s = time.perf_counter()
-        self._remember_homes(await self._recorder.commit(step, groups))
+        self._remember_segments(await self._recorder.commit(step, groups))
         stats.commit_s = time.perf_counter() - began_s
         return groups, stats
 
     async def _recorded(self, recovery: Recovery, step: int) -> tuple[tuple[Group, ...], StepStats]:
         found = await self._recorder.call(recovery.load, step)
-        found.apply(self.book)
+        found.apply(self.run_state)
         self._position = found.segment, found.checksum
         stats = StepStats(
             found.scored,
@@ -370,33 +376,33 @@ class Flow:
             self._go_live(await self._recorder.call(recovery.load_rest))
         return found.batch, stats
 
-    def _remember_homes(self, commit: Commit) -> None:
+    def _remember_segments(self, commit: Commit) -> None:
         for group_id in commit.kept:
-            if group_id in self.book.ready:
-                self.book.homes[group_id] = commit.number
+            if group_id in self.run_state.ready:
+                self.run_state.segment_of[group_id] = commit.number
 
     async def commit(self) -> tuple[Commit, dict[str, Any]]:
-        """Commits everything so far, without a batch; returns the segment and the book's state."""
+        """Commits everything so far, without a batch; returns the segment and the run state."""
         if not self._running:  # recorded batches are trained again: nothing is new
-            return Commit(*self._position, ()), self.book.state()
-        state = self.book.state()  # now: while the segment is written, more may happen
-        commit = await self._recorder.commit(self.book.next_step, None)
-        self._remember_homes(commit)
+            return Commit(*self._position, ()), self.run_state.state()
+        state = self.run_state.state()  # now: while the segment is written, more may happen
+        commit = await self._recorder.commit(self.run_state.next_step, None)
+        self._remember_segments(commit)
         kept = dict.fromkeys(map(str, commit.kept), commit.number)
         state["ready"] = {g: home or kept[g] for g, home in state["ready"].items()}
         return commit, state
 
     def _ready(self) -> list[Group]:
         """Admitted groups, in issue order."""
-        return [self.book.ready[group_id] for group_id in sorted(self.book.ready)]
+        return [self.run_state.ready[group_id] for group_id in sorted(self.run_state.ready)]
 
     def _oldest(self, step: int) -> tuple[Group, ...] | None:
         """The first batch in issue order, or None while an older group is still out."""
         if self._drop_stale(step):
             self.wake()
-        if self._section.deterministic and self.book.open:
+        if self._section.deterministic and self.run_state.open:
             return None  # a batch may need fewer groups than were issued: see what becomes of all
-        oldest_open = min(self.book.open, default=math.inf)
+        oldest_open = min(self.run_state.open, default=math.inf)
         return self._rule.choose([group for group in self._ready() if group.id < oldest_open])
 
     def _drop_stale(self, step: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlax_plugin.controller.run_state import Book
+from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
@@ -25,7 +25,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, Segment
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.records.samples import Judged
+from rlax_plugin.records.samples import ScoredGroup
 from rlax_plugin.types import Group
 
 log = logging.getLogger("rlax.controller")
@@ -37,33 +37,37 @@ def snapshot_name(step: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ReplayInterval:
     """Events between two batches, with the samples of the groups that were scored in them.
 
     Attributes:
       segment, checksum: of the journal, where it ends.
       events: in order; ``Trained`` is among the last if they lead to a batch.
       judged: group id -> group and why it was refused.
-      homes: group id -> the segment in whose rollouts file it is.
+      segment_of: group id -> the segment in whose rollouts file it is.
       batch: of the step that it leads to, in row order.
     """
 
     segment: int
     checksum: str
     events: tuple[ev.Event, ...]
-    judged: Mapping[int, Judged]
-    homes: Mapping[int, int]
+    judged: Mapping[int, ScoredGroup]
+    segment_of: Mapping[int, int]
     batch: tuple[Group, ...] = ()
 
     @property
-    def scored(self) -> list[Judged]:
+    def scored(self) -> list[ScoredGroup]:
         return [self.judged[e.group] for e in self.events if isinstance(e, ev.Scored)]
 
-    def apply(self, book: Book) -> None:
+    def apply(self, run_state: RunState) -> None:
         """Adds the events up."""
         for event in self.events:
-            book.apply(event, self.judged[event.group][0] if isinstance(event, ev.Scored) else None)
-        book.homes |= {group: n for group, n in self.homes.items() if group in book.ready}
+            run_state.apply(
+                event, self.judged[event.group][0] if isinstance(event, ev.Scored) else None
+            )
+        run_state.segment_of |= {
+            group: n for group, n in self.segment_of.items() if group in run_state.ready
+        }
 
 
 class Recovery:
@@ -77,7 +81,7 @@ class Recovery:
 
     Args:
       step: of the checkpoint that the trainer restored; 0: it starts anew.
-      book: brought to that step.
+      run_state: brought to that step.
       recorder: told where the journal ends.
 
     Raises:
@@ -86,13 +90,13 @@ class Recovery:
     """
 
     def __init__(
-        self, step: int, *, book: Book, files: RunFiles, ledger: Ledger, recorder: Recorder
+        self, step: int, *, run_state: RunState, files: RunFiles, ledger: Ledger, recorder: Recorder
     ):
         self._files, self.step = files, step
         self.segment, self.checksum = 0, journal.START
         self.metrics: dict[str, float] = {}
         if step:
-            document = _restore_snapshot(step, book, files)
+            document = _restore_snapshot(step, run_state, files)
             self.segment, self.checksum = document["segment"], document["checksum"]
             self.metrics = document["metrics"]
         found = _segments(files, self.segment, self.checksum)
@@ -134,7 +138,7 @@ class Recovery:
         """The last step whose batch is recorded, of those that the checkpoint does not hold."""
         return max(self._stretches, default=None)
 
-    def load(self, step: int) -> Stretch:
+    def load(self, step: int) -> ReplayInterval:
         """What led to the batch of a step.
 
         Raises:
@@ -142,7 +146,7 @@ class Recovery:
         """
         return self._load(self._stretches[step])
 
-    def load_rest(self) -> Stretch:
+    def load_rest(self) -> ReplayInterval:
         """What happened after the last recorded batch."""
         stretch = self._load(self._rest)
         events, rows = self._tail
@@ -153,29 +157,29 @@ class Recovery:
             judged={**stretch.judged, **judged},
         )
 
-    def _load(self, segments: Sequence[tuple[Segment, str]]) -> Stretch:
-        judged: dict[int, Judged] = {}
-        homes: dict[int, int] = {}
-        batch: list[Judged] = []
+    def _load(self, segments: Sequence[tuple[Segment, str]]) -> ReplayInterval:
+        judged: dict[int, ScoredGroup] = {}
+        segment_of: dict[int, int] = {}
+        batch: list[ScoredGroup] = []
         for segment, _ in segments:
             batch = journal.read_samples(self._files, segment, segment.batch)
             for group, refused in journal.read_samples(self._files, segment, segment.rollouts):
                 judged[group.id] = (group, refused)
-                homes[group.id] = segment.number
+                segment_of[group.id] = segment.number
         for group, refused in batch:
             judged.setdefault(group.id, (group, refused))
         last, checksum = segments[-1] if segments else (None, self.checksum)
-        return Stretch(
+        return ReplayInterval(
             segment=self.segment if last is None else last.number,
             checksum=checksum,
             events=tuple(event for segment, _ in segments for event in segment.events),
             judged=judged,
-            homes=homes,
+            segment_of=segment_of,
             batch=tuple(group for group, _ in batch),
         )
 
 
-def _restore_snapshot(step: int, book: Book, files: RunFiles) -> dict[str, Any]:
+def _restore_snapshot(step: int, run_state: RunState, files: RunFiles) -> dict[str, Any]:
     name = snapshot_name(step)
     document = files.get_json(name)
     if document is None:
@@ -185,16 +189,16 @@ def _restore_snapshot(step: int, book: Book, files: RunFiles) -> dict[str, Any]:
             "checkpoints that are newer than the newest snapshot"
         )
 
-    def load(homes: Mapping[int, int]) -> dict[int, Group]:
+    def load(segment_of: Mapping[int, int]) -> dict[int, Group]:
         groups = {}
-        for number in sorted(set(homes.values())):
+        for number in sorted(set(segment_of.values())):
             segment = journal.read_one(files, number)
             for group, _ in journal.read_samples(files, segment, segment.rollouts):
-                if homes.get(group.id) == number:
+                if segment_of.get(group.id) == number:
                     groups[group.id] = group
-        return {group_id: groups[group_id] for group_id in homes}
+        return {group_id: groups[group_id] for group_id in segment_of}
 
-    book.restore(document["book"], load)
+    run_state.restore(document["book"], load)
     return document
 
 
@@ -227,14 +231,14 @@ def snapshot(
     step: int,
     segment: int,
     checksum: str,
-    book: Mapping[str, Any],
+    run_state: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The document that ``Recovery`` reads: a book's state, and where in the journal it is true.
+    """The document that ``Recovery`` reads: a run state, and where in the journal it is true.
 
     Args:
       metrics: what was known of the step before its checkpoint, should the process not live to
         hear the rest.
     """
     where = {"step": step, "segment": segment, "checksum": checksum}
-    return {**where, "metrics": dict(metrics or {}), "book": dict(book)}
+    return {**where, "metrics": dict(metrics or {}), "book": dict(run_state)}

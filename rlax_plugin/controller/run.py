@@ -270,7 +270,7 @@ class _Run:
     def _report(self, controller: Controller, stopped: bool) -> None:
         argv, out = self._context.maxtext_argv, self._console
         if stopped:
-            step = controller.book.next_step - 1
+            step = controller.run_state.next_step - 1
             out.print(f"interrupted after step {step}")
             out.print(f"continue with:  {train_command(argv)}")
         else:

@@ -1,4 +1,4 @@
-"""The book: what has become of every group, and what decides which prompt comes next.
+"""The run state: what has become of every group, and what decides which prompt comes next.
 
 All of it is what the run's events add up to. Live, an event is applied when it happens; on a resume
 the recorded ones are applied again, in the same order, onto the snapshot of a checkpoint. No I/O,
@@ -50,13 +50,13 @@ class Totals:
     restarts: int = 0
 
 
-class Book:
+class RunState:
     """See the module.
 
     Attributes:
       open: group id -> issued, not yet scored; in issue order.
       ready: group id -> admitted, not yet trained.
-      homes: group id of a ready group -> journal segment in whose rollouts file it is.
+      segment_of: group id of a ready group -> journal segment in whose rollouts file it is.
       next_step: the step whose batch is next, from 1.
       issued_for_step: groups issued since the last batch.
 
@@ -76,7 +76,7 @@ class Book:
         self._next_id = 0
         self.open: dict[int, Open] = {}
         self.ready: dict[int, Group] = {}
-        self.homes: dict[int, int] = {}
+        self.segment_of: dict[int, int] = {}
         self.next_step = 1
         self.issued_for_step = 0
         self.totals = Totals()
@@ -154,12 +154,12 @@ class Book:
 
     def _take(self, group_id: int) -> None:
         del self.ready[group_id]
-        self.homes.pop(group_id, None)
+        self.segment_of.pop(group_id, None)
 
     # --- snapshot ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state; of the ready groups only their ids, for whom ``homes`` is complete."""
+        """JSON-able; of ready groups only their ids, for which ``segment_of`` is complete."""
         # Not dataclasses.asdict: it makes a Counter of a Counter's items.
         totals = {f.name: getattr(self.totals, f.name) for f in dataclasses.fields(self.totals)}
         # Copies: the state is written while more happens.
@@ -180,7 +180,7 @@ class Book:
                 }
                 for group_id, one in self.open.items()
             ],
-            "ready": {str(group_id): self.homes.get(group_id) for group_id in self.ready},
+            "ready": {str(group_id): self.segment_of.get(group_id) for group_id in self.ready},
         }
 
     def restore(
@@ -214,5 +214,5 @@ class Book:
             one["group"]: Open(by_id[one["prompt"]], one["min_version"], one["attempt"])
             for one in state["open"]
         }
-        self.homes = {int(group_id): home for group_id, home in state["ready"].items()}
-        self.ready = dict(load(self.homes))
+        self.segment_of = {int(group_id): home for group_id, home in state["ready"].items()}
+        self.ready = dict(load(self.segment_of))

@@ -43,8 +43,8 @@ def summary(
       began_s: ``time.perf_counter`` at the start of the process.
       last_step: the run is complete once it is done.
     """
-    stats, totals = controller.stats, controller.book.totals
-    steps = controller.book.next_step - 1
+    stats, totals = controller.stats, controller.run_state.totals
+    steps = controller.run_state.next_step - 1
     training_s = stats.training_started_s
     document: dict[str, Any] = {
         "complete": steps >= last_step,

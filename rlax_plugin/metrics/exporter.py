@@ -29,7 +29,7 @@ class PrometheusTracker(Tracker):
             return {
                 "weight_version": controller.latest_version,
                 "weight_versions_published_total": controller.versions_published,
-                "groups_reissued_total": controller.book.totals.reissued,
+                "groups_reissued_total": controller.run_state.totals.reissued,
                 "workers_seen_total": len(controller.fleet.seen),
                 "workers_quarantined_total": len(controller.fleet.quarantined),
             }

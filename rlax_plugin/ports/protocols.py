@@ -25,7 +25,7 @@ Arrays = Mapping[str, Any]  # variable name -> numpy or JAX array
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CheckResult:
     """What a part's ``check`` has found out, for ``rlax check`` to tell.
 
     Attributes:
@@ -53,7 +53,7 @@ class Extension[C: BaseModel]:
       build: called once with the validated options and the run's context; returns the part.
         For objective slots the part is a pure function that JAX may trace.
       check: called by ``rlax check`` only, like ``build``: raises a ConfigError for what the
-        options alone do not show, without touching a device; may return ``Facts``.
+        options alone do not show, without touching a device; may return ``CheckResult``.
       needs_model: ``build`` wants the run's own model: ``rlax check-plugin`` does not try the part.
       warm_starts: of a trainer: it does what ``rlax.warm_start`` says. ``rlax check`` warns of a
         warm start that the trainer would ignore.
@@ -61,7 +61,7 @@ class Extension[C: BaseModel]:
 
     config_class: type[C]
     build: Callable[[C, BuildContext], Any]
-    check: Callable[[C, BuildContext], Facts | None] | None = None
+    check: Callable[[C, BuildContext], CheckResult | None] | None = None
     needs_model: bool = False
     warm_starts: bool = False
 
@@ -217,8 +217,8 @@ class RolloutEngine(Protocol):
         """slots, active, waiting, tokens_total; raises if the engine's thread has died.
 
         With these as well a run can tell before a deadline expires that it will: steps_total and
-        decode_s_total, decode steps and the seconds that they took; silent_tokens, see ``Facts``;
-        ``proof.Reading.figures``.
+        decode_s_total, decode steps and the seconds that they took; silent_tokens, see
+        ``CheckResult``; ``Reading.figures``.
         """
         ...
 

@@ -21,7 +21,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.samples import Judged
+from rlax_plugin.records.samples import ScoredGroup
 
 DIRECTORY = "journal"
 START = "00000000"
@@ -150,7 +150,7 @@ def read_one(files: RunFiles, number: int) -> Segment:
     return decode(number, _segment_bytes(files, number))
 
 
-def read_samples(files: RunFiles, segment: Segment, record: FileRecord | None) -> list[Judged]:
+def read_samples(files: RunFiles, segment: Segment, record: FileRecord | None) -> list[ScoredGroup]:
     """The groups in one of a segment's files; none if it has no such file.
 
     Raises:

@@ -16,7 +16,7 @@ from rlax_plugin.records import journal, samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.records.samples import Judged
+from rlax_plugin.records.samples import ScoredGroup
 from rlax_plugin.types import Group
 
 
@@ -56,7 +56,7 @@ class Recorder:
         self._flush_s = flush_s
         self._thread = DaemonThread("records")
         self._news: list[ev.Event] = []
-        self._judged: list[Judged] = []
+        self._judged: list[ScoredGroup] = []
         self._flush: asyncio.TimerHandle | None = None
         # Of that thread: what is in the ledger and in no segment yet.
         self._number, self._checksum = 0, journal.START
@@ -76,7 +76,7 @@ class Recorder:
         self._lines = [ev.encode(event) for event in tail]
         self._rows = list(rows)
 
-    def add(self, event: ev.Event, judged: Judged | None = None) -> None:
+    def add(self, event: ev.Event, judged: ScoredGroup | None = None) -> None:
         """Takes an event, and with ``Scored`` the group and why it was refused."""
         self._news.append(event)
         if judged is not None:
@@ -115,7 +115,7 @@ class Recorder:
         self._thread.wait(_CLOSE_S)
         self._thread.shutdown()
 
-    def _taken(self) -> tuple[list[ev.Event], list[Judged]]:
+    def _taken(self) -> tuple[list[ev.Event], list[ScoredGroup]]:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
@@ -138,7 +138,7 @@ class Recorder:
 
     # --- on the thread -------------------------------------------------------------------------
 
-    def _to_ledger(self, news: list[ev.Event], judged: list[Judged]) -> None:
+    def _to_ledger(self, news: list[ev.Event], judged: list[ScoredGroup]) -> None:
         rows = samples.to_table(judged) if judged else None
         encoded = [(event, ev.encode(event)) for event in news]
         self._last_event = self._ledger.add(encoded, rows)
@@ -149,7 +149,7 @@ class Recorder:
     def _commit(
         self,
         news: list[ev.Event],
-        judged: list[Judged],
+        judged: list[ScoredGroup],
         step: int,
         batch: Sequence[Group] | None,
     ) -> Commit:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.types import FinishReason, Group, Prompt, Rollout
 
-Judged = tuple[Group, str | None]
+ScoredGroup = tuple[Group, str | None]
 """A scored group, and why it was refused; None where it was admitted."""
 
 SCHEMA = pa.schema(
@@ -75,7 +75,7 @@ def _offsets(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return offsets
 
 
-def to_table(judged: Sequence[Judged]) -> pa.Table:
+def to_table(judged: Sequence[ScoredGroup]) -> pa.Table:
     """One row per sample, groups in the given order, in ``SCHEMA``'s columns but ``step``."""
     groups = [g for g, _ in judged]
     counts = [len(g.rollouts) for g in groups]
@@ -130,7 +130,7 @@ def only(rows: pa.Table, groups: Container[int]) -> pa.Table:
     return rows.filter(pa.array([group in groups for group in ids], pa.bool_()))
 
 
-def from_table(table: pa.Table) -> list[Judged]:
+def from_table(table: pa.Table) -> list[ScoredGroup]:
     """The groups of a table, each as it was given to ``to_table``, bit for bit."""
     names = [name for name in table.column_names if name not in _ARRAYS]
     columns = {name: table.column(name).to_pylist() for name in names}
@@ -196,7 +196,7 @@ def to_parquet(step: int, rows: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def from_parquet(data: bytes, source: str) -> list[Judged]:
+def from_parquet(data: bytes, source: str) -> list[ScoredGroup]:
     """What ``to_parquet`` made.
 
     Raises:

@@ -341,16 +341,16 @@ class RewardPool:
             except TimeoutError:
                 return self._gone(process, prompt, self._late(process))
             except ValueError:
-                how = "sent something that is not an answer"
+                # It runs on, perhaps in another reward by now, so that the culprit is not known.
+                name, how = ", ".join(self._names), "sent something that is not an answer"
             except _EndedError as error:
-                how = str(error)
+                name, how = self._name(process), str(error)
             else:
                 self._slowest_s = max(self._slowest_s, time.monotonic() - began_s)
                 if scores[-1].reward is not None:
                     self._scored = True
                     self._in_vain.clear()
                 continue
-            name = self._name(process)
             return self._gone(process, prompt, RlaxError(f"the reward process of {name} {how}"))
         return None
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlax_plugin.config import Rollouts
 from rlax_plugin.rollouts.defects import outside
-from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Drawn, Prefill
+from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.types import FinishReason, GroupRequest, Rollout
 
 
@@ -86,7 +86,7 @@ class Job:
         return indices, prefills
 
     def extended(
-        self, index: int, drawn: Drawn, version: int, finish_reason: FinishReason
+        self, index: int, drawn: SlotOutput, version: int, finish_reason: FinishReason
     ) -> Rollout:
         """A sample with what a slot has drawn of it since it was admitted."""
         before = self.rollouts[index]

@@ -96,7 +96,7 @@ class Pace:
         )
 
     def _silent_tokens(self) -> int | None:
-        """As the workers say it; see ``Facts``."""
+        """As the workers say it; see ``CheckResult``."""
         told = [w.figures.get("silent_tokens", 0.0) for w in list(self._workers.values())]
         return max((int(one) for one in told if 1 <= one < math.inf), default=None)
 

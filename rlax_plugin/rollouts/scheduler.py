@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.rollouts.jobs import Job
-from rlax_plugin.rollouts.slots import DecodeSlots, Drawn, Prefill
+from rlax_plugin.rollouts.slots import DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.types import Rollout
 
 
@@ -19,10 +19,10 @@ class _Running:
     version: int
     began: int  # decode steps of the engine when it was admitted
 
-    def so_far(self, drawn: Drawn) -> Rollout:
+    def so_far(self, drawn: SlotOutput) -> Rollout:
         return self.job.extended(self.index, drawn, self.version, "cancelled")
 
-    def end(self, drawn: Drawn) -> None:
+    def end(self, drawn: SlotOutput) -> None:
         stopped = int(drawn.tokens[-1]) in self.job.request.sampling.stop_ids
         reason = "stop" if stopped else "length"
         self.job.rollouts[self.index] = self.job.extended(self.index, drawn, self.version, reason)
@@ -158,7 +158,7 @@ class Scheduler:
         if slots:
             self._slots.release(slots)
 
-    def _finish(self, ended: list[Drawn]) -> list[Job]:
+    def _finish(self, ended: list[SlotOutput]) -> list[Job]:
         jobs = []
         for drawn in ended:
             running = self._running.pop(drawn.slot)

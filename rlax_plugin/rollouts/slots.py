@@ -51,7 +51,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SlotOutput:
     """What a slot has drawn since it was filled; [length], see ``rlax_plugin.types.Rollout``."""
 
     slot: int
@@ -81,9 +81,9 @@ class DecodeSlots(Protocol):
 
     def decode(
         self, weights: Mapping[str, Any], max_steps: int, stop_when_free: bool
-    ) -> list[Drawn]: ...
+    ) -> list[SlotOutput]: ...
 
-    def read(self, slots: Sequence[int]) -> list[Drawn]: ...
+    def read(self, slots: Sequence[int]) -> list[SlotOutput]: ...
 
     def release(self, slots: Sequence[int]) -> None: ...
 

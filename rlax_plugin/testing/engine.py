@@ -19,7 +19,7 @@ from rlax_plugin.testing.task import VOCABULARY
 from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
 from rlax_plugin.types import FinishReason, GroupRequest, Rollout, SamplingParams, WeightVersion
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
-from rlax_plugin.weights.verification import Reading, load_proved
+from rlax_plugin.weights.verification import Reading, load_verified
 
 WORKER = "RLAX_WORKER"
 """Environment variable in which a worker process says its name."""
@@ -179,7 +179,7 @@ class ScriptedEngine(RolloutEngine):
     def _load(self, version: WeightVersion) -> _Held:
         fault = self._fault(version.version)
         use = wrongly_used if fault == "wrong_use" else dict
-        arrays = load_proved(
+        arrays = load_verified(
             version,
             FaultyStore(self._store, fault, self._held.weights) if fault else self._store,
             {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()},

@@ -42,7 +42,7 @@ class Reading:
         return {"read_s": self.seconds, "read_bytes": float(self.size)}
 
 
-def load_proved(
+def load_verified(
     version: WeightVersion,
     store: WeightStore,
     like: Arrays,

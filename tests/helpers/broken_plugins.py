@@ -252,7 +252,7 @@ BROKEN: dict[str, Broken] = {
             return Engine(ScriptedConfig(), store, context.section)
         """,
         "weights with another fingerprint than published were loaded",
-        "load with rlax_plugin.api.load_proved",
+        "load with rlax_plugin.api.load_verified",
     ),
     "tracker_that_raises_on_nan": _of(
         "tracker",

@@ -1,4 +1,4 @@
-"""A real flow, book, recorder and journal, with a dispatcher and rewards that a test answers."""
+"""A real flow with its state, recorder and journal; a test answers for workers and rewards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
-from rlax_plugin.controller.run_state import Book
+from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.objective.advantages import per_group
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
@@ -158,7 +158,7 @@ class Harness:
         self.files.put("config.yml", yaml.safe_dump({"rlax": rlax}).encode())
         self.latest = 0
         self.answers = Answers()
-        self.book = Book(
+        self.run_state = RunState(
             RlaxSection.model_validate(rlax),
             Source().prompts("train"),
             sampler or InOrder(),
@@ -175,7 +175,7 @@ class Harness:
             advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
             dispatcher=self.answers,
             rewards=self.answers,
-            book=self.book,
+            run_state=self.run_state,
             recorder=self.recorder,
             latest_version=lambda: self.latest,
         )
@@ -185,7 +185,7 @@ class Harness:
         self.publish(self._step)
         recovery = Recovery(
             self._step,
-            book=self.book,
+            run_state=self.run_state,
             files=self.files,
             ledger=self.ledger,
             recorder=self.recorder,
@@ -198,8 +198,8 @@ class Harness:
         self.flow.published(version, f"{version:08x}")
 
     async def checkpoint(self, step):
-        commit, book = await self.flow.commit()
-        document = snapshot(step, commit.number, commit.checksum, book)
+        commit, run_state = await self.flow.commit()
+        document = snapshot(step, commit.number, commit.checksum, run_state)
         self.files.put(snapshot_name(step), json.dumps(document).encode())
 
     def quarantine(self, worker):

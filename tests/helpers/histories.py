@@ -13,7 +13,7 @@ from rlax_plugin.commands.audit import Report
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.samples import Judged
+from rlax_plugin.records.samples import ScoredGroup
 from rlax_plugin.types import Group, Prompt, Rollout
 
 SIZE = 2  # samples of a group
@@ -54,17 +54,17 @@ def group(number: int, version: int, prompt: str, attempt: int = 1, **changes: A
     )
 
 
-def refused(number: int, version: int, prompt: str, reason: str) -> Judged:
+def refused(number: int, version: int, prompt: str, reason: str) -> ScoredGroup:
     return group(number, version, prompt), reason
 
 
-def in_batch(judged: Judged) -> Judged:
+def in_batch(judged: ScoredGroup) -> ScoredGroup:
     """With advantages: they are computed when a batch is made."""
     one, reason = judged
     return dataclasses.replace(one, advantages=np.linspace(-1.0, 1.0, len(one.rollouts))), reason
 
 
-def scored(judged: Judged) -> list[ev.Event]:
+def scored(judged: ScoredGroup) -> list[ev.Event]:
     """What the controller says of a group that was drawn and scored."""
     one, reason = judged
     versions = np.concatenate([r.versions for r in one.rollouts])
@@ -90,15 +90,15 @@ class Draft:
 
     events: list[ev.Event]
     step: int | None = None
-    batch: list[Judged] | None = None
-    others: list[Judged] = field(default_factory=list)
+    batch: list[ScoredGroup] | None = None
+    others: list[ScoredGroup] = field(default_factory=list)
     snapshot: dict[str, Any] | None = None
 
     def replace(self, old: ev.Event, *new: ev.Event) -> None:
         at = self.events.index(old)
         self.events[at : at + 1] = new
 
-    def rescore(self, old: Judged, new: Judged) -> None:
+    def rescore(self, old: ScoredGroup, new: ScoredGroup) -> None:
         """Has another group drawn in a group's place: in the events and in the files."""
         before, after = scored(old), scored(new)
         for b, a in zip(before, after, strict=True):
@@ -111,13 +111,13 @@ class Draft:
 
 def snapshot(step: int, next_id: int, open_: list[tuple], ready: dict[int, int]) -> dict[str, Any]:
     names = ("group", "prompt", "min_version", "attempt")
-    book = {
+    run_state = {
         "next_id": next_id,
         "next_step": step + 1,
         "open": [dict(zip(names, one, strict=True)) for one in open_],
         "ready": {str(one): home for one, home in ready.items()},
     }
-    return {"step": step, "book": book}
+    return {"step": step, "book": run_state}
 
 
 class History:
@@ -133,7 +133,7 @@ class History:
     """
 
     def __init__(self) -> None:
-        g: dict[int, Judged] = {
+        g: dict[int, ScoredGroup] = {
             0: (group(0, 0, "a"), None),
             1: (group(1, 0, "b"), None),
             2: refused(2, 0, "c", "too easy"),

@@ -9,7 +9,7 @@ from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 
 from rlax_plugin.config import Rollouts
-from rlax_plugin.rollouts.slots import Drawn, Prefill
+from rlax_plugin.rollouts.slots import Prefill, SlotOutput
 from rlax_plugin.types import GroupRequest, SamplingParams, TensorSpec, WeightVersion
 
 DEADLINE_S = 60.0
@@ -119,7 +119,7 @@ class ScriptedSlots:
 
     def _drawn(self, slot):
         tokens = self.running[slot].tokens
-        return Drawn(slot, tokens, -tokens.astype(np.float32), -2 * tokens.astype(np.float32))
+        return SlotOutput(slot, tokens, -tokens.astype(np.float32), -2 * tokens.astype(np.float32))
 
 
 class Store:

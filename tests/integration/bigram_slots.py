@@ -17,7 +17,7 @@ from rlax_jetstream.engine import JetstreamEngine
 from rlax_plugin.api import BuildContext, Extension, hookimpl
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.config import Section
-from rlax_plugin.rollouts.slots import Drawn
+from rlax_plugin.rollouts.slots import SlotOutput
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import STOP, VOCABULARY
 from rlax_plugin.types import SamplingParams
@@ -104,7 +104,7 @@ class BigramSlots:
 
     def read(self, slots):
         return [
-            Drawn(
+            SlotOutput(
                 slot,
                 np.array(self._running[slot].tokens, np.int32),
                 np.array(self._running[slot].full, np.float32),

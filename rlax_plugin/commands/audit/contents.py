@@ -14,7 +14,7 @@ from rlax_plugin.objective.batches import place, sizes
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import FileRecord, JournalError, Segment
-from rlax_plugin.records.samples import Judged
+from rlax_plugin.records.samples import ScoredGroup
 from rlax_plugin.types import Group, Rollout
 
 
@@ -74,7 +74,9 @@ class Contents:
                 group=other,
             )
 
-    def _read(self, segment: Segment, record: FileRecord | None, rule: Rule) -> list[Judged] | None:
+    def _read(
+        self, segment: Segment, record: FileRecord | None, rule: Rule
+    ) -> list[ScoredGroup] | None:
         try:
             return journal.read_samples(self._files, segment, record)
         except JournalError as error:
@@ -82,7 +84,12 @@ class Contents:
             return None
 
     def _check_ids(
-        self, rule: Rule, where: str, judged: Sequence[Judged], wanted: list[int], step: int | None
+        self,
+        rule: Rule,
+        where: str,
+        judged: Sequence[ScoredGroup],
+        wanted: list[int],
+        step: int | None,
     ) -> bool:
         found = [group.id for group, _ in judged]
         if step is None:
@@ -100,7 +107,7 @@ class Contents:
 
     # --- a batch -------------------------------------------------------------------------------
 
-    def _check_batch(self, segment: Segment, batch: list[Judged], history: History) -> None:
+    def _check_batch(self, segment: Segment, batch: list[ScoredGroup], history: History) -> None:
         step, steps = segment.step, [event.step for event in history.trained]
         if steps != ([] if step is None else [step]):
             self._findings.violation(
@@ -285,7 +292,7 @@ def _runs(rollout: Rollout) -> str:
     return ", then ".join(str(int(versions[i])) for i in starts)
 
 
-def _digest(judged: Judged) -> str:
+def _digest(judged: ScoredGroup) -> str:
     """Checksum of what was drawn and scored, on which training depends."""
     group, refused = judged
     arrays = ("tokens", "logprob_full", "logprob_sampled", "versions")

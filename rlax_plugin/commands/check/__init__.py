@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlax_plugin.commands.check.deadlines import deadlines, in_words
 from rlax_plugin.commands.check.examined import Examined, examine, examine_parts
-from rlax_plugin.commands.check.warnings import doubts
+from rlax_plugin.commands.check.warnings import warnings
 from rlax_plugin.commands.check.words import numbers, words
 from rlax_plugin.text.amounts import in_bytes
 
@@ -28,7 +28,7 @@ def explanation(config: Examined) -> dict[str, Any]:
     """
     checked = config.checked or {}
     needed = deadlines(config).values()
-    found = [*doubts(config), *(doubt for facts in checked.values() for doubt in facts.warnings)]
+    found = [*warnings(config), *(doubt for facts in checked.values() for doubt in facts.warnings)]
     found += [(need.key, need.text) for need in needed if not need.holds]
     return {
         "words": words(config) | {"Deadlines": in_words(config)},

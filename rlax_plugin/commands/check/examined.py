@@ -11,7 +11,7 @@ from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.preflight import check_places, check_start
 from rlax_plugin.evaluation.evaluator import Part, asked_sets
 from rlax_plugin.objective.loss import ObjectiveSlots
-from rlax_plugin.ports.protocols import BuildContext, Facts, PromptSource
+from rlax_plugin.ports.protocols import BuildContext, CheckResult, PromptSource
 from rlax_plugin.rollouts.requests import training_prompts
 
 
@@ -62,7 +62,7 @@ class Examined:
     maxtext: Mapping[str, Any]
     registry: Registry
     slots: ObjectiveSlots
-    checked: Mapping[str, Facts] | None = None
+    checked: Mapping[str, CheckResult] | None = None
     prompts: Prompts | None = None
 
     @property

@@ -12,19 +12,19 @@ from rlax_plugin.commands.check.words import plural
 from rlax_plugin.objective.advantages import Outcomes
 from rlax_plugin.text.amounts import in_bytes
 
-Doubt = tuple[str, str]
+ConfigWarning = tuple[str, str]
 """(config key, one sentence)."""
 
 # Up to it, a pretrained model hardly gets to its answer.
 _FEW_NEW_TOKENS = 64
 
 
-def doubts(config: Examined) -> Iterator[Doubt]:
+def warnings(config: Examined) -> Iterator[ConfigWarning]:
     """What is allowed, and perhaps not meant."""
-    yield from _doubts_of_groups(config)
-    yield from _doubts_of_length(config)
-    yield from _doubts_of_rewards(config)
-    yield from _doubts_of_memory(config)
+    yield from _warnings_of_groups(config)
+    yield from _warnings_of_length(config)
+    yield from _warnings_of_rewards(config)
+    yield from _warnings_of_memory(config)
     section, evaluation = config.section, config.section.evaluation
     for key in ("run_name", "base_output_directory", "steps"):
         if not config.maxtext.get(key):
@@ -49,7 +49,7 @@ def doubts(config: Examined) -> Iterator[Doubt]:
         yield "rlax.deterministic", "is true: groups are decoded one after the other, slowly"
 
 
-def _doubts_of_groups(config: Examined) -> Iterator[Doubt]:
+def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
     section, rollouts = config.section, config.section.rollouts
     size, gates = rollouts.group_size, section.curation.gates
     key = "rlax.rollouts.group_size"
@@ -75,7 +75,7 @@ def _doubts_of_groups(config: Examined) -> Iterator[Doubt]:
         )
 
 
-def _doubts_of_memory(config: Examined) -> Iterator[Doubt]:
+def _warnings_of_memory(config: Examined) -> Iterator[ConfigWarning]:
     """What trainer and workers take, if their devices are this machine's processor."""
     checked = config.checked or {}
     if config.maxtext.get("hardware") != "cpu" or not checked:
@@ -94,7 +94,7 @@ def _doubts_of_memory(config: Examined) -> Iterator[Doubt]:
         )
 
 
-def _doubts_of_rewards(config: Examined) -> Iterator[Doubt]:
+def _warnings_of_rewards(config: Examined) -> Iterator[ConfigWarning]:
     curation = config.section.curation
     sets = config.section.evaluation.sets.values()
     most = max(len(rewards) for rewards in (config.section.rewards, *(s.rewards for s in sets)))
@@ -114,7 +114,7 @@ def _advantages(config: Examined, rewards: list[float], groups: list[int]) -> np
     )
 
 
-def _doubts_of_length(config: Examined) -> Iterator[Doubt]:
+def _warnings_of_length(config: Examined) -> Iterator[ConfigWarning]:
     section, maxtext = config.section, config.maxtext
     tokens = section.rollouts.max_new_tokens
     pretrained = maxtext.get("model_name", "default") != "default"

@@ -67,7 +67,7 @@ def check_rollout_engine(
         (
             scenarios.refuses,
             "wrong weights are a WeightsError, and the old ones stay in use",
-            "load with rlax_plugin.api.load_proved, swap only what it returned",
+            "load with rlax_plugin.api.load_verified, swap only what it returned",
         ),
         (
             scenarios.cancels,

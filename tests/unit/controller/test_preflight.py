@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
 from rlax_plugin.commands.check import examine
-from rlax_plugin.commands.check.warnings import doubts
+from rlax_plugin.commands.check.warnings import warnings
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.controller.preflight import check_places
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.ports.protocols import Facts
+from rlax_plugin.ports.protocols import CheckResult
 from rlax_plugin.records.places import check_file_writable, check_readable, check_writable
 from rlax_plugin.text.amounts import in_bytes
 
@@ -144,15 +144,15 @@ def test_memory_that_this_machine_lacks_is_told() -> None:
     section, maxtext = load_section(DEMO)
     found = examine(section, maxtext, registry_for(section), (DEMO,))
     there = psutil.virtual_memory().total
-    part = Facts(memory={"caches": there // 3 + 1, "weights": 0})
+    part = CheckResult(memory={"caches": there // 3 + 1, "weights": 0})
 
     def told(**maxtext: object) -> list[tuple[str, str]]:
-        checked = {"rlax.trainer": Facts(), "rlax.rollouts.engine": part}
+        checked = {"rlax.trainer": CheckResult(), "rlax.rollouts.engine": part}
         one = replace(found, checked=checked, maxtext={**found.maxtext, **maxtext})
-        return [(key, text) for key, text in doubts(one) if "this machine has" in text]
+        return [(key, text) for key, text in warnings(one) if "this machine has" in text]
 
     assert found.workers == 2 and told() == []  # two thirds of it
-    part = Facts(memory={"caches": there // 2 + 1})
+    part = CheckResult(memory={"caches": there // 2 + 1})
     ((key, text),) = told()
     assert key == "rlax.rollouts.engine" and f"this machine has {in_bytes(there)}" in text
     assert told(hardware="tpu") == []  # whose memory is its own

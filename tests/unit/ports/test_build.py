@@ -13,7 +13,7 @@ from rlax_plugin.build import Registry, build_part, registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.manager import Manager
-from rlax_plugin.ports.protocols import BuildContext, Facts
+from rlax_plugin.ports.protocols import BuildContext, CheckResult
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_preset_must_be_a_preset(folder: Path) -> None:
 def test_check_runs_what_the_parts_offer(folder: Path) -> None:
     registry = validated()
     chosen = section()
-    assert registry.check(chosen, context()) == {"rlax.trainer": Facts()}
+    assert registry.check(chosen, context()) == {"rlax.trainer": CheckResult()}
     bad = BuildContext(run_dir=Path(), seed=0, section=chosen, maxtext_argv=("x",))
     with pytest.raises(ConfigError, match="steps = 'x': must be none"):
         registry.check(chosen, bad)

@@ -1,7 +1,7 @@
 """Whatever order things happen in, the records say the truth and the prompts come in seed order.
 
-The flow, book, recorder, journal, ledger, recovery and audit are the real ones. Hypothesis plays
-workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
+The flow, its state, recorder, journal, ledger, recovery and audit are the real ones. Hypothesis
+plays workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
 quarantined, rewards are slow or fail, groups are refused, versions come late, and the process dies
 at any moment, with or without its local disk. Batches are of a number of groups or of tokens, and
 packed into more or fewer rows than that takes.
@@ -77,9 +77,11 @@ class Run(RuleBasedStateMachine):
         self.recovery = await self.run_.start()
         self.run_.answers.slow_rewards = True
         await settle()
-        totals = self.run_.book.totals
+        totals = self.run_.run_state.totals
         ended = totals.trained + sum(totals.filtered.values()) + sum(totals.dropped.values())
-        assert totals.issued == ended + len(self.run_.book.open) + len(self.run_.book.ready)
+        assert totals.issued == ended + len(self.run_.run_state.open) + len(
+            self.run_.run_state.ready
+        )
 
     def act(self, function, *arguments):
         """Calls something on the event loop, and lets everything happen that follows from it."""
@@ -123,7 +125,7 @@ class Run(RuleBasedStateMachine):
         trainer is making of a batch it has. More it must not wait for: that might be for ever.
         """
         request, _ = self.run_.answers.open[group]
-        assert request.min_version <= max(self.run_.latest, self.run_.book.next_step - 1)
+        assert request.min_version <= max(self.run_.latest, self.run_.run_state.next_step - 1)
         return request.min_version <= self.run_.latest
 
     @rule(worker=WORKERS, rewards=REWARDS, length=LENGTHS)

@@ -16,7 +16,7 @@ from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, Segment
 from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.records.samples import Judged
+from rlax_plugin.records.samples import ScoredGroup
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger.close()
 
 
-def add(ledger: Ledger, *events: ev.Event, judged: tuple[Judged, ...] = ()) -> int:
+def add(ledger: Ledger, *events: ev.Event, judged: tuple[ScoredGroup, ...] = ()) -> int:
     rows = samples.to_table(judged) if judged else None
     return ledger.add([(event, ev.encode(event)) for event in events], rows)
 

@@ -17,7 +17,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import FileRecord, JournalError
-from rlax_plugin.records.samples import Judged
+from rlax_plugin.records.samples import ScoredGroup
 from rlax_plugin.types import Group
 
 EVENTS = [
@@ -83,7 +83,7 @@ def odd(number: int) -> Group:
     )  # fmt: skip
 
 
-JUDGED: list[Judged] = [
+JUDGED: list[ScoredGroup] = [
     (odd(4), None),
     refused(2, 1, "c", "too easy"),
     (group(3, 1, "d"), None),
