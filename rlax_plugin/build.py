@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,7 @@ class Use:
 
 
 class NotLoadedError(ConfigError):
-    """A name that installed plug-ins offer, none of which is loaded.
+    """A name that installed plug-ins offer, none of which is built in or listed.
 
     Args:
       what: the kind, in words.
@@ -56,62 +57,73 @@ class NotLoadedError(ConfigError):
     def __init__(self, key: str, name: str, what: str, plugins: Sequence[str]):
         self.plugins = tuple(plugins)
         offering = " or ".join(map(repr, plugins))
-        reason = f"plug-in {offering} offers this {what}, but is not loaded: add it to rlax.plugins"
+        reason = f"plug-in {offering} offers this {what}, but is not listed: add it to rlax.plugins"
         super().__init__(key, name, reason)
 
 
 class Registry:
-    """Everything the loaded plug-ins offer; calls each register hook once.
+    """Everything that plug-ins offer; calls each register hook once.
+
+    Args:
+      manager: the plug-ins that a config lists.
+      built_in: those that are known without being listed.
 
     Attributes:
-      manager: the loaded plug-ins.
-      offers: kind -> name -> offer.
+      manager: as given; only what is listed observes a run.
+      offers: kind -> name -> offer. Names that several plug-ins offer stand here as
+        ``plugin:name``.
 
     Raises:
-      PluginError: a plug-in returned something else than ``{name: Extension}``, or two offer one
-        name.
+      PluginError: a plug-in returned something else than ``{name: Extension}``.
     """
 
-    def __init__(self, manager: Manager):
+    def __init__(self, manager: Manager, built_in: Manager | None = None):
         self.manager = manager
+        self._managers = [manager] if built_in is None else [manager, built_in]
+        self._all = {kind: list(self._offered(kind)) for kind in KINDS}
         self.offers: Mapping[str, Mapping[str, Offer]] = {
-            kind: self._offers(kind) for kind in KINDS
+            kind: _by_name(offers) for kind, offers in self._all.items()
         }
 
-    def _offers(self, kind: str) -> dict[str, Offer]:
-        hook = f"{REGISTER}{kind}"
-        merged: dict[str, Offer] = {}
-        for plugin, result in self.manager.call(hook):
-            if not isinstance(result, Mapping):
-                raise PluginError(
-                    f"plug-in {plugin!r}: {hook} returned {result!r}, expected {{name: Extension}}"
-                )
-            for name, extension in result.items():
-                _check_offer(f"plug-in {plugin!r}: {hook}[{name!r}]", name, extension)
-                if name in merged:
+    def _offered(self, kind: str) -> Iterator[tuple[str, Offer]]:
+        """(name, offer) of every plug-in, the listed ones first."""
+        hook, listed = f"{REGISTER}{kind}", self.manager.names
+        for manager in self._managers:
+            for plugin, result in manager.call(hook):
+                if manager is not self.manager and plugin in listed:
+                    continue
+                if not isinstance(result, Mapping):
                     raise PluginError(
-                        f"plug-ins {merged[name].plugin!r} and {plugin!r} both offer the {kind} "
-                        f"{name!r}: list only one of them in rlax.plugins"
+                        f"plug-in {plugin!r}: {hook} returned {result!r}, expected "
+                        "{name: Extension}"
                     )
-                merged[name] = Offer(plugin, extension)
-        return merged
+                for name, extension in result.items():
+                    _check_offer(f"plug-in {plugin!r}: {hook}[{name!r}]", name, extension)
+                    yield name, Offer(plugin, extension)
 
     def offer(self, kind: str, name: str, key: str) -> Offer:
-        """Looks a name up.
+        """Looks up ``name``, or ``plugin:name``.
 
         Raises:
-          ConfigError: no loaded plug-in offers it; says which would, if one is installed.
+          ConfigError: no plug-in offers it, or several do; says which would, if one is installed.
         """
         found = self.offers[kind].get(name)
+        plugin, _, plain = name.rpartition(":")
+        for offered, offer in self._all[kind] if plugin and found is None else ():
+            if (offer.plugin, offered) == (plugin, plain):
+                return offer
         if found is not None:
             return found
         # A preset is chosen by a plain name, every other part by a mapping with a name in it.
         name_key = key if kind == "objective" else f"{key}.name"
         what = kind.replace("_", " ")
+        if several := [one for one in self.offers[kind] if one.rpartition(":")[2] == name]:
+            reason = f"several plug-ins offer this {what}: write {' or '.join(several)}"
+            raise ConfigError(name_key, name, reason)
         elsewhere = _offered_by(kind, name, self.manager.names)
         if elsewhere:
             raise NotLoadedError(name_key, name, what, elsewhere)
-        reason = f"no loaded plug-in offers this {what}; {alternatives(name, self.offers[kind])}"
+        reason = f"no plug-in offers this {what}; {alternatives(name, self.offers[kind])}"
         raise ConfigError(name_key, name, reason)
 
     def options(self, kind: str, choice: Choice, key: str) -> BaseModel:
@@ -228,9 +240,16 @@ class Registry:
         return checked
 
 
+def _by_name(offered: Sequence[tuple[str, Offer]]) -> dict[str, Offer]:
+    times = Counter(name for name, _ in offered)
+    return {
+        name if times[name] == 1 else f"{offer.plugin}:{name}": offer for name, offer in offered
+    }
+
+
 def _check_offer(where: str, name: object, extension: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise PluginError(f"{where}: a name must be text")
+    if not isinstance(name, str) or not name or ":" in name:
+        raise PluginError(f"{where}: a name must be text without a colon")
     if not isinstance(extension, Extension):
         raise PluginError(f"{where} is {extension!r}, expected an Extension(config_class, build)")
     model = extension.config_class
@@ -270,7 +289,7 @@ def _offered_by(kind: str, name: str, loaded: tuple[str, ...]) -> list[str]:
     """
     found = []
     for plugin in installed():
-        if plugin.name in loaded:
+        if plugin.name in loaded or plugin.built_in:
             continue
         try:
             offers = Registry(Manager([plugin.name])).offers[kind]
@@ -282,17 +301,25 @@ def _offered_by(kind: str, name: str, loaded: tuple[str, ...]) -> list[str]:
 
 
 @functools.cache
-def _registry(plugins: tuple[str, ...]) -> Registry:
-    return Registry(Manager(plugins))
+def built_in_plugins() -> Manager:
+    """Every plug-in of this project. Importing them takes a tenth of a second, and no JAX."""
+    return Manager([plugin.name for plugin in installed() if plugin.built_in])
+
+
+@functools.cache
+def registry_of(plugins: tuple[str, ...]) -> Registry:
+    """``registry_for`` a config that lists these plug-ins."""
+    return Registry(Manager(plugins), built_in_plugins())
 
 
 def registry_for(section: RlaxSection) -> Registry:
-    """The registry of the plug-ins that a config lists; one per process and list.
+    """The registry of the built-in plug-ins and of those that a config lists; one per process and
+    list.
 
     Raises:
       PluginError: a plug-in cannot be loaded or breaks the hook contract.
     """
-    return _registry(section.plugins)
+    return registry_of(section.plugins)
 
 
 def build_part(kind: str, choice: Choice, key: str, context: BuildContext) -> Any:

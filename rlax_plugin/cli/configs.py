@@ -92,18 +92,20 @@ def check(
 
     First the section rlax: and its plug-ins are checked, without importing MaxText; then the
     parts check what is theirs, above all MaxText its own keys, and the prompts are read. What will
-    run where follows in words, with batch arithmetic, memory, and doubts about what is allowed.
+    run where follows in words, with batch arithmetic, memory, and warnings.
     """
     with exit_status():
         from rlax_plugin.build import registry_for
         from rlax_plugin.commands import check
+        from rlax_plugin.commands.check.words import plural
         from rlax_plugin.config.loading import load_section
 
         section, maxtext = load_section(config, overrides or ())
         registry = registry_for(section)
         argv = (config, *(overrides or ()))
         found = check.examine(section, maxtext, registry, argv)
-        lines = [f"ok  section rlax: and {len(section.plugins)} plug-ins of {config}"]
+        listed = f" and {plural(len(section.plugins), 'plug-in')}" if section.plugins else ""
+        lines = [f"ok  section rlax:{listed} of {config}"]
         if not as_json:
             typer.echo(lines[-1])
         if not fast:
@@ -136,8 +138,8 @@ def plugins(
 ) -> None:
     """Lists the installed plug-ins and, given a config, first the parts it would use.
 
-    A plug-in is loaded by a run only if rlax.plugins names it. The parts of a config are shown
-    with their options, each with its value and meaning.
+    Built-in plug-ins are always known; a run loads another one only if rlax.plugins names it. The
+    parts of a config are shown with their options, each with its value and meaning.
     """
     with exit_status():
         from rlax_plugin.commands import listing

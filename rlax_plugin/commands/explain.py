@@ -27,7 +27,6 @@ from rlax_plugin.objective.loss import algorithm_of, choices
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.testing.objectives import (
-    BUILT_IN,
     evaluate_objective,
     section_of,
     slots_of,
@@ -46,7 +45,7 @@ def section_for(
     Args:
       name: of the preset.
       overrides: ``key=value``, every key below ``rlax.objective``.
-      plugins: to be loaded besides the built-in one; installed ones that the objective needs are
+      plugins: to be loaded besides the built-in ones; installed ones that the objective needs are
         found without.
 
     Raises:
@@ -56,7 +55,7 @@ def section_for(
         if not override.startswith(f"{PREFIX}."):
             raise ConfigError("command line", override, f"must be a key below {PREFIX}.")
     content = overridden({"rlax": {"objective": {"preset": name}}}, overrides)
-    loaded = (*BUILT_IN, *plugins)
+    loaded = tuple(plugins)
     section = section_of(content["rlax"]["objective"], loaded)
     # No config lists plug-ins here: whatever is installed may be meant, one plug-in at a time.
     while name and (missing := _not_loaded(section)):

@@ -24,20 +24,11 @@ from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
 from rlax_plugin.config.loading import maxtext_configs
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.ports.manager import Manager
+from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 
 _WIDTH = 100  # columns
 _TINY = "tiny"
-_PLUGINS = (
-    "rlax_curation",
-    "rlax_objectives",
-    "rlax_jetstream",
-    "rlax_orbax",
-    "rlax_launchers",
-    "rlax_maxtext",
-    "rlax_tensorboard",
-)
 _MOST_SLOTS = 256
 # What lets any preset train on samples of older weights.
 _CORRECTED = {
@@ -74,7 +65,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a config says of its task; ``warm_start`` is empty where there is none."""
+    """What a config says of its task; ``warm_start`` is empty where there is none.
+
+    Attributes:
+      plugin: to be listed; empty for a built-in one.
+    """
 
     plugin: str
     prompt_source: Mapping[str, Any]
@@ -87,7 +82,7 @@ class _Task:
 
 
 _ARITHMETIC = _Task(
-    "rlax_arithmetic",
+    "",
     {"name": "arithmetic", "digits": 2},
     "exact_answer",
     max_prompt_tokens=8,
@@ -219,8 +214,9 @@ def _of(plugin: str) -> _Task:
     largest = max(
         [*(int(p.tokens.max()) for p in prompts if len(p.tokens)), *built.stop_ids], default=0
     )
+    listed = not any(one.name == plugin and one.built_in for one in installed())
     return _Task(
-        plugin,
+        plugin if listed else "",
         {"name": source},
         reward,
         max_prompt_tokens=max(len(prompt.tokens) for prompt in prompts),
@@ -257,7 +253,7 @@ def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
     trainer = {"warm_start": dict(task.warm_start)} if tiny and task.warm_start else {}
     gates = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
     return {
-        "plugins": [task.plugin, *_PLUGINS],
+        **({"plugins": [task.plugin]} if task.plugin else {}),
         "seed": 0,
         "prompt_source": dict(task.prompt_source),
         "rewards": [{"name": task.reward}],

@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlax_plugin.build import Registry
+from rlax_plugin.build import Registry, built_in_plugins
 from rlax_plugin.commands.listing import markdown_table
 from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.ports.manager import Manager, installed
+from rlax_plugin.ports.manager import Manager
 
 NAME = "NAME"  # stands for a name that the config chooses
 
@@ -173,8 +173,7 @@ def _is(known: Key, stem: str) -> bool:
 
 @functools.cache
 def _built_in() -> Registry:
-    names = [p.name for p in installed() if p.distribution == "rlax-plugin"]
-    return Registry(Manager([*names, "rlax_plugin.testing"]))
+    return Registry(Manager(["rlax_plugin.testing"]), built_in_plugins())
 
 
 def _key(key: str, name: str, field: FieldInfo) -> Key:

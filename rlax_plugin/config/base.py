@@ -59,10 +59,19 @@ class NoOptions(Section):
 
 
 class Choice(BaseModel):
-    """``name`` picks a registered part; every other key is an option of that part."""
+    """``name`` picks a registered part; every other key is an option of that part.
+
+    Attributes:
+      name: of the part, or ``plugin:name`` where several plug-ins offer that name.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str
+
+    @property
+    def plain_name(self) -> str:
+        """The name without the plug-in's."""
+        return self.name.rpartition(":")[2]
 
     @property
     def options(self) -> dict[str, Any]:

@@ -57,8 +57,7 @@ def load_section(
         raise ConfigError(
             "rlax",
             None,
-            f"{config_path} has no rlax: section; it needs at least plugins, prompt_source and "
-            "rewards",
+            f"{config_path} has no rlax: section; it needs at least prompt_source and rewards",
         )
     if not isinstance(raw, Mapping):
         raise ConfigError("rlax", raw, "must be a section of keys")

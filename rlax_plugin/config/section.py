@@ -156,7 +156,7 @@ class RlaxSection(Section):
 
     plugins: tuple[str, ...] = Field(
         default=(),
-        description="entry-point or module names of the plug-ins to load; nothing else is",
+        description="entry-point or module names of plug-ins to load on top of the built-in ones",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         default=0, description="of prompts, samples and evaluation"

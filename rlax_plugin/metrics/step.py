@@ -122,7 +122,7 @@ def _reward_parts(scored: Sequence[Group], section: RlaxSection) -> dict[str, fl
     """The mean of each of several rewards; one that is used twice is told from the other."""
     if len(section.rewards) == 1:
         return {}
-    names = [choice.name for choice in section.rewards]
+    names = [choice.plain_name for choice in section.rewards]
     names = [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
     parts = [r.reward_parts for g in scored for r in g.rollouts if r.reward is not None]
     means = np.mean(parts, axis=0)

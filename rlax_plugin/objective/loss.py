@@ -124,10 +124,18 @@ def algorithm_of(objective: Objective, preset: Preset) -> Algorithm:
         preset_s = merged[name]
         if name in ("kl", "overlong"):
             given = preset_s.model_copy(update=given.model_dump(exclude_unset=True))
-        elif isinstance(given, Choice) and preset_s and given.name in ("", preset_s.name):
-            given = Choice(name=preset_s.name, **preset_s.options | given.options)
+        elif _same_part(given, preset_s):
+            chosen = given.name or preset_s.name
+            given = Choice(name=chosen, **preset_s.options | given.options)
         merged[name] = given
     return Algorithm(**merged)
+
+
+def _same_part(given: Any, preset_s: Any) -> bool:
+    """Whether options that a config gives are those of the part that the preset chooses."""
+    if not isinstance(given, Choice) or not preset_s:
+        return False
+    return given.plain_name in ("", preset_s.plain_name)
 
 
 def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:

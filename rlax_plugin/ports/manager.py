@@ -1,4 +1,4 @@
-"""The plug-in manager: loads the plug-ins a config names, and nothing else.
+"""The plug-in manager: loads the plug-ins that it is given, and nothing else.
 
 pluggy is silent about a missing marker, a class in place of an instance and a hook that never
 runs; here each of these is a ``PluginError`` that says what would be right.
@@ -53,6 +53,11 @@ class Installed:
     target: str
     distribution: str
     version: str
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is known without being listed, as a plug-in of this very project."""
+        return self.distribution == "rlax-plugin"
 
 
 def installed() -> tuple[Installed, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlax_plugin.build import Registry, registry_for
+from rlax_plugin.build import Registry, registry_of
 from rlax_plugin.config import Choice, Curation, RlaxSection, Rollouts, Weights
 from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
 from rlax_plugin.ports.manager import KINDS, REGISTER, Manager
@@ -34,8 +34,7 @@ from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.fakes import CANARY_TOKENS, FakeTrainerLink
 from rlax_plugin.types import Canary, GroupRequest, Prompt, WeightVersion
 
-# Loaded beside the plug-in, which may need parts of other kinds: unless it offers the same names.
-SUPPORT = ("rlax_plugin.testing", "rlax_objectives")
+TOYS = "rlax_plugin.testing"  # has a part of every kind that a plug-in may need and not offer
 STEPS = 3
 _CANARY_TOLERANCE = 1e-4  # nats
 _BUILD = "let build(config, context) return the part, and raise a ConfigError for bad options"
@@ -172,10 +171,11 @@ class _Check:
     ):
         self._name, self._options, self._folder = name, options, folder
         self._own = Registry(Manager((name, *plugins)))
-        self._section = self._section_with(self._with_support((name, *plugins)))
+        loaded = (name, *plugins) if TOYS in (name, *plugins) else (name, *plugins, TOYS)
+        self._registry = registry_of(loaded)
+        self._section = self._section_with(loaded)
         # Another process builds one part, which needs no toy ones.
         self._lean = self._section.model_copy(update={"plugins": (name, *plugins)})
-        self._registry = registry_for(self._section)
         self._run_dirs = 0
 
     def run(self) -> tuple[Checked, ...]:
@@ -203,15 +203,6 @@ class _Check:
                 if offer.plugin == self._name:
                     yield kind, name
 
-    def _with_support(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        for other in SUPPORT:
-            if other in names:
-                continue
-            offers = Registry(Manager((other,))).offers
-            if not any(offers[kind].keys() & self._own.offers[kind].keys() for kind in KINDS):
-                names += (other,)
-        return names
-
     def _section_with(self, plugins: tuple[str, ...]) -> RlaxSection:
         """A config whose parts are the plug-in's own where it offers them, else the toy ones."""
         toy = {"prompt_source": "numbers", "reward": "even", "weight_store": "npz"}
@@ -238,7 +229,11 @@ class _Check:
         )
 
     def _choice(self, kind: str, name: str) -> Choice:
-        return Choice(name=name, **self._options.get(f"{kind}/{name}", {}))
+        """The part of the plug-in, or else the toy one, whoever else has one of that name."""
+        options = self._options.get(f"{kind}/{name}", {})
+        if name not in self._registry.offers[kind]:
+            name = f"{self._name if name in self._own.offers[kind] else TOYS}:{name}"
+        return Choice(name=name, **options)
 
     def _check_options(self, kind: str, name: str) -> None:
         key = f"options['{kind}/{name}']"

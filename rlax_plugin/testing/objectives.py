@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
-BUILT_IN = ("rlax_objectives",)  # the plug-in with the published algorithms
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """What an objective makes of a batch.
@@ -77,7 +74,7 @@ def evaluate_objective(
     proximal_logprobs_bt: ArrayLike | None = None,
     values_bt: ArrayLike | None = None,
     entropy_bt: ArrayLike | None = None,
-    plugins: tuple[str, ...] = BUILT_IN,
+    plugins: tuple[str, ...] = (),
     max_new_tokens: int | None = None,
     jit: bool = False,
 ) -> Evaluation:
@@ -102,7 +99,7 @@ def evaluate_objective(
         ``logprobs_bt``, as in a batch's first update.
       values_bt: a critic's, of the state before each token, for generalised advantages.
       entropy_bt: of pi_theta, nats, for the entropy bonus. None: 0, and not among the metrics.
-      plugins: as ``rlax.plugins`` would list them.
+      plugins: on top of the built-in ones, as ``rlax.plugins`` would list them.
       max_new_tokens: the limit that overlong punishment and constant lengths refer to. None: the
         length of the rows, and no sample is punished as overlong, unless ``overlong.max_tokens`` is
         set.
@@ -169,7 +166,7 @@ def _check(arrays: Mapping[str, np.ndarray], rewards_b: np.ndarray, group_size: 
 
 def section_of(
     name_or_config: str | Mapping[str, Any] | Objective,
-    plugins: tuple[str, ...] = BUILT_IN,
+    plugins: tuple[str, ...] = (),
     **sections: Any,
 ) -> RlaxSection:
     """A config that holds an objective, and no other part.

@@ -96,8 +96,7 @@ def rlax_register_gate():
     return {"quoting": Extension(NoOptions, lambda config, context: Quoting())}
 """
 SETTINGS = (
-    "rlax.plugins=[nasty_plugin, rlax_plugin.testing, rlax_curation, rlax_launchers, "
-    "rlax_objectives]",
+    "rlax.plugins=[nasty_plugin, rlax_plugin.testing]",
     "rlax.prompt_source={name: nasty}",
     "rlax.rewards=[{name: nasty}]",
     "rlax.curation.gates=[{name: quoting}]",

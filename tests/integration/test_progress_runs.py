@@ -31,8 +31,7 @@ ENGINES = {
     "scripted": (f"rlax.rollouts.engine={{name: scripted, token_s: {TOKEN_S}, swap_waits: true}}",),
     "jetstream": (
         f"rlax.rollouts.engine={{name: bigram_slots, step_s: {TOKEN_S}}}",
-        "rlax.plugins=[rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, "
-        "bigram_slots]",
+        "rlax.plugins=[rlax_plugin.testing, bigram_slots]",
     ),
 }
 

@@ -34,10 +34,7 @@ from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.testing.task import STOP, decode, encode
 from rlax_plugin.types import GroupRequest, SamplingParams
 
-PLUGINS = (
-    "rlax.plugins=[rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, "
-    "bigram_slots]"
-)
+PLUGINS = "rlax.plugins=[rlax_plugin.testing, bigram_slots]"
 GREEDY = (
     "rlax.rollouts.engine={name: bigram_slots, at_least: 5}",
     "rlax.rollouts.temperature=0",

@@ -9,15 +9,11 @@ from wandb_files import history
 
 from rlax_plugin.metrics.names import find
 
-PLUGINS = (
-    "rlax.plugins=[rlax_plugin.testing, rlax_curation, rlax_launchers, rlax_objectives, "
-    "rlax_jsonl, rlax_tensorboard, rlax_wandb]"
-)
 QUICK = ("rlax.evaluation.problems=0", "rlax.launcher.workers=1")
 
 
 def run(directory: Path, trackers: str, *overrides: str) -> Run:
-    return Run(directory, PLUGINS, f"rlax.trackers={trackers}", *QUICK, *overrides)
+    return Run(directory, f"rlax.trackers={trackers}", *QUICK, *overrides)
 
 
 def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def plural(count: int, noun: str) -> str:
 
 def _on_maxtext(config: Examined) -> bool:
     """Whether an update is a step of MaxText."""
-    return config.section.trainer.name == "maxtext"
+    return config.section.trainer.plain_name == "maxtext"
 
 
 def _processes(config: Examined) -> Words:

@@ -19,7 +19,7 @@ TESTING = str(Path(__file__).parents[2] / "configs/testing.yml")
 CONFIG = """
 steps: 10
 rlax:
-  plugins: [tc_parts, rlax_objectives, rlax_curation]
+  plugins: [tc_parts]
   prompt_source: {name: source}
   rewards: [{name: right, slots: 7}]
   rollouts: {engine: {name: engine}}
@@ -88,7 +88,7 @@ def test_fast_check_is_silent_about_what_only_the_parts_know(folder: Path) -> No
     config = str(folder / "run.yml")
     result = rlax("check", "--fast", config)
     assert result.exit_code == 0
-    assert result.stdout.startswith(f"ok  section rlax: and 3 plug-ins of {config}\n")
+    assert result.stdout.startswith(f"ok  section rlax: and 1 plug-in of {config}\n")
     result = rlax("check", config)
     assert result.exit_code == 2
     assert "error: steps" in result.stderr and "must be none" in result.stderr
@@ -129,7 +129,7 @@ def test_plugins_shows_what_a_config_would_use(folder: Path) -> None:
     }
     assert {row["kind"] for row in used} >= {"trainer", "advantage", "objective"}
     bare = json.loads(rlax("plugins", TESTING, "--json").stdout)["loaded"]
-    assert [row["name"] for row in bare][:2] == ["rlax_plugin.testing", "rlax_curation"]
+    assert [row["name"] for row in bare][:2] == ["rlax_plugin.testing"]
     assert bare[0]["offers"]["trainer"] == ["bigram"]
     text = " ".join(rlax("plugins", config).stdout.split())
     order = [text.index(title) for title in (" would use", " lists ", "installed plug-ins")]
@@ -167,8 +167,7 @@ def test_exit_statuses(folder: Path, raised: str, status: int) -> None:
             return {{"fails": Extension(NoOptions, check, check)}}
     """
     write(folder, f"tc_fails_{status}_{len(raised)}", source)
-    plugins = "rlax.plugins=[tc_parts, rlax_objectives, rlax_curation, "
-    plugins += f"tc_fails_{status}_{len(raised)}]"
+    plugins = f"rlax.plugins=[tc_parts, tc_fails_{status}_{len(raised)}]"
     result = rlax("check", str(folder / "run.yml"), plugins, "rlax.trainer.name=fails")
     assert result.exit_code == status
     assert ("error: " in result.stderr) == (status != 130)

@@ -27,12 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a good config, a file and a dangling link; it is also home and here."""
     (tmp_path / "file").write_text("taken")
     (tmp_path / "dangling").symlink_to(tmp_path / "missing")
-    plugins = "plugins: [rlax_plugin.testing,"
-    text = TESTING.read_text()
-    assert plugins in text
-    (tmp_path / "run.yml").write_text(
-        text.replace(plugins, f"{plugins} rlax_jsonl, rlax_synthetic,")
-    )
+    (tmp_path / "run.yml").write_text(TESTING.read_text())
     monkeypatch.chdir(tmp_path)
     for variable in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "TMPDIR"):
         monkeypatch.setenv(variable, str(tmp_path))

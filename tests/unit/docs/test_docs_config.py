@@ -9,12 +9,11 @@ from documents import read
 from pydantic import Field
 from typer.testing import CliRunner, Result
 
-from rlax_plugin.build import Registry
+from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
 from rlax_plugin.commands import reference
 from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
 from rlax_plugin.config.validation import validate
-from rlax_plugin.ports.manager import Manager
 
 
 def rlax(*arguments: str) -> Result:
@@ -62,7 +61,7 @@ def test_every_place_of_a_part_has_its_kind() -> None:
     named = [k.key for s in reference.sections() for k in s.keys if k.type.startswith("part")]
     assert set(named) <= set(listed)
     # The same kinds under which ``build`` looks the parts of a config up.
-    names = ["rlax_plugin.testing", "rlax_curation", "rlax_launchers", "rlax_objectives"]
+    names = ["rlax_plugin.testing"]
     part = {"name": "x"}
     content = {
         "plugins": names,
@@ -73,7 +72,8 @@ def test_every_place_of_a_part_has_its_kind() -> None:
         "trackers": [part],
         "evaluation": {"sets": {reference.NAME: {"prompt_source": part, "rewards": [part]}}},
     }
-    uses = Registry(Manager(names)).uses(validate(RlaxSection, content, "rlax"))
+    section = validate(RlaxSection, content, "rlax")
+    uses = registry_for(section).uses(section)
     found = {use.key.removesuffix(".0"): use.kind for use in uses}
     assert found == reference.PARTS
 

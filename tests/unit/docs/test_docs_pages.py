@@ -15,13 +15,12 @@ import yaml
 from documents import DOCUMENTS, ROOT, fences, prose, read, sections
 
 from rlax_plugin import types
-from rlax_plugin.build import Registry
+from rlax_plugin.build import Registry, registry_of
 from rlax_plugin.cli import app
 from rlax_plugin.commands.reference import NAME, PARTS
 from rlax_plugin.commands.reference import sections as config_sections
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.validation import validate
-from rlax_plugin.ports.manager import Manager, installed
 
 GROUP: Any = typer.main.get_command(app)
 SOURCES = [
@@ -90,8 +89,7 @@ def test_every_command_has_an_example_and_is_documented(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    names = [p.name for p in installed() if p.distribution == "rlax-plugin"]
-    return Registry(Manager([*names, "rlax_plugin.testing"]))
+    return registry_of(("rlax_plugin.testing",))
 
 
 def chosen(value: Any, place: list[str]) -> Iterator[Choice]:

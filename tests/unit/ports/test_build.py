@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from installs import GATE, PARTS, install, on_path, write
 
-from rlax_plugin.build import Registry, build_part, registry_for
+from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.manager import Manager
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def section(**changes: Any) -> RlaxSection:
     values: dict[str, Any] = {
-        "plugins": ["tb_parts", "rlax_objectives", "rlax_curation"],
+        "plugins": ["tb_parts"],
         "prompt_source": {"name": "source"},
         "rewards": [{"name": "right"}],
         "rollouts": {"engine": {"name": "engine"}},
@@ -38,7 +38,7 @@ def section(**changes: Any) -> RlaxSection:
 
 def validated(**changes: Any) -> Registry:
     chosen = section(**changes)
-    registry = Registry(Manager(chosen.plugins))
+    registry = Registry(Manager(chosen.plugins), built_in_plugins())
     registry.validate(chosen)
     return registry
 
@@ -84,7 +84,7 @@ def test_every_choice_of_a_config_is_looked_at(folder: Path) -> None:
 def test_an_unknown_name_names_key_nearest_match_and_alternatives(folder: Path) -> None:
     error = problem(rewards=[{"name": "right"}, {"name": "rihgt"}])
     assert (error.key, error.value) == ("rlax.rewards.1.name", "rihgt")
-    assert "did you mean 'right'? known: right" in error.reason
+    assert "did you mean 'right'? known: exact_answer, right" in error.reason
     error = problem(objective={"preset": "grop"})
     assert error.key == "rlax.objective.preset"
     assert "did you mean 'grpo'? known: aipo, cispo, dapo, " in error.reason
@@ -121,20 +121,48 @@ def test_a_name_of_an_installed_but_unlisted_plugin_says_which(folder: Path) -> 
     error = problem(curation={"gates": [{"name": "narrow", "high": 1.0}]})
     assert str(error) == (
         "rlax.curation.gates.0.name = 'narrow': plug-in 'tb_gates' offers this gate, but is not "
-        "loaded: add it to rlax.plugins"
+        "listed: add it to rlax.plugins"
     )
-    plugins = ["tb_parts", "rlax_objectives", "rlax_curation", "tb_gates"]
+    plugins = ["tb_parts", "tb_gates"]
     error = problem(plugins=plugins, curation={"gates": [{"name": "narrow"}]})
     assert str(error) == "rlax.curation.gates.0.high: must be given"
 
 
-def test_two_plugins_with_one_name_are_both_named(folder: Path) -> None:
-    for plugin in ("tb_first", "tb_second"):
-        write(folder, plugin, GATE % {"gate": "narrow"})
-    with pytest.raises(
-        PluginError, match="'tb_second' and 'tb_first' both offer the gate 'narrow': list only one"
-    ):
-        Registry(Manager(["tb_second", "tb_first"]))
+def test_a_name_that_a_built_in_and_a_listed_plugin_offer_needs_the_plugins(folder: Path) -> None:
+    """None of the two takes the other's place, in whatever order they are known."""
+    write(folder, "tb_second", GATE % {"gate": "mixed_outcome"})
+    for plugins in (["tb_parts", "tb_second"], ["tb_second", "tb_parts", "rlax_curation"]):
+        error = problem(plugins=plugins, curation={"gates": [{"name": "mixed_outcome"}]})
+        assert (error.key, error.value) == ("rlax.curation.gates.0.name", "mixed_outcome")
+        spelled = {"rlax_curation:mixed_outcome", "tb_second:mixed_outcome"}
+        assert set(error.reason.partition("write ")[2].split(" or ")) == spelled
+        chosen = {"gates": [{"name": "tb_second:mixed_outcome", "high": 1}]}
+        registry = validated(plugins=plugins, curation=chosen)
+        built = context(plugins=plugins, curation=chosen)
+        own = registry.part("gate", built.section.curation.gates[0], "k", built)
+        assert own == ("built", 0.1)
+        assert registry.offer("gate", "rlax_curation:mixed_outcome", "k").plugin == "rlax_curation"
+    error = problem(curation={"gates": [{"name": "tb_parts:mixed_outcome"}]})
+    assert error.reason.startswith("no plug-in offers this gate; did you mean 'mixed_outcome'?")
+
+
+def test_a_part_of_a_preset_can_be_told_from_another_ones(folder: Path) -> None:
+    source = """
+        from rlax_plugin.api import Extension, NoOptions, hookimpl
+
+        @hookimpl
+        def rlax_register_aggregation():
+            return {"sequence_mean": Extension(NoOptions, lambda config, context: "mine")}
+    """
+    write(folder, "tb_mean", source)
+    plugins = ["tb_parts", "tb_mean"]
+    assert problem(plugins=plugins).key == "rlax.objective.aggregation.name"
+    for plugin in ("tb_mean", "rlax_objectives"):
+        chosen = {"aggregation": {"name": f"{plugin}:sequence_mean"}}
+        registry = validated(plugins=plugins, objective=chosen)
+        uses = {u.key: u for u in registry.uses(section(plugins=plugins, objective=chosen))}
+        use = uses["rlax.objective.aggregation"]
+        assert registry.offer(use.kind, use.choice.name, use.key).plugin == plugin
 
 
 @pytest.mark.parametrize(
@@ -144,6 +172,7 @@ def test_two_plugins_with_one_name_are_both_named(folder: Path) -> None:
         ("[1]", r"returned \[1\], expected {name: Extension}"),
         ("{'a': 1}", r"\['a'\] is 1, expected an Extension"),
         ("{3: Extension(NoOptions, build)}", "a name must be text"),
+        ("{'a:b': Extension(NoOptions, build)}", "a name must be text without a colon"),
         ("{'a': Extension(dict, build)}", "config_class is <class 'dict'>, expected a subclass"),
         ("{'a': Extension(Lax, build)}", "Lax would let unknown keys pass"),
         ("{'a': Extension(Named, build)}", "Named has a field 'name'"),
