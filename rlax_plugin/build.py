@@ -19,6 +19,7 @@ from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.objective.loss import ObjectiveSlots, Preset, algorithm_of, choices, resolve
+from rlax_plugin.ports.kinds import ALL
 from rlax_plugin.ports.manager import KINDS, REGISTER, Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, WeightStore
 
@@ -168,25 +169,13 @@ class Registry:
 
     def uses(self, section: RlaxSection) -> Iterator[Use]:
         """Every part that a config chooses, the slots of its objective included."""
-        yield Use("rlax.prompt_source", "prompt_source", section.prompt_source)
-        for index, choice in enumerate(section.rewards):
-            yield Use(f"rlax.rewards.{index}", "reward", choice)
-        for name, one in section.evaluation.sets.items():
-            key = f"rlax.evaluation.sets.{name}"
-            if one.prompt_source is not None:
-                yield Use(f"{key}.prompt_source", "prompt_source", one.prompt_source)
-            for index, choice in enumerate(one.rewards):
-                yield Use(f"{key}.rewards.{index}", "reward", choice)
-        yield Use("rlax.rollouts.engine", "rollout_engine", section.rollouts.engine)
-        yield Use("rlax.curation.sampler", "sampler", section.curation.sampler)
-        for index, choice in enumerate(section.curation.gates):
-            yield Use(f"rlax.curation.gates.{index}", "gate", choice)
-        yield from self.objective_uses(section)
-        yield Use("rlax.weights.store", "weight_store", section.weights.store)
-        yield Use("rlax.launcher", "launcher", section.launcher)
-        for index, choice in enumerate(section.trackers):
-            yield Use(f"rlax.trackers.{index}", "tracker", choice)
-        yield Use("rlax.trainer", "trainer", section.trainer)
+        for kind in ALL:
+            if kind.name == "objective":
+                yield from self.objective_uses(section)
+            for place in kind.config_keys:
+                if not place.startswith("rlax.objective."):
+                    for key, choice in _chosen(section, "rlax", place.split(".")[1:]):
+                        yield Use(key, kind.name, choice)
 
     def objective_uses(self, section: RlaxSection) -> Iterator[Use]:
         """The preset of a config, and the parts that fill its slots."""
@@ -238,6 +227,20 @@ class Registry:
                 options = self.options(use.kind, use.choice, use.key)
                 checked[use.key] = extension.check(options, self._within(context)) or CheckResult()
         return checked
+
+
+def _chosen(value: Any, key: str, place: Sequence[str]) -> Iterator[tuple[str, Choice]]:
+    """(dotted key, choice) of every part that is chosen at a place below ``value``."""
+    if isinstance(value, Choice):
+        yield key, value
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _chosen(item, f"{key}.{index}", place)
+    elif isinstance(value, Mapping):  # of names that the config chooses
+        for name, item in value.items():
+            yield from _chosen(item, f"{key}.{name}", place[1:])
+    elif value is not None:
+        yield from _chosen(getattr(value, place[0]), f"{key}.{place[0]}", place[1:])
 
 
 def _by_name(offered: Sequence[tuple[str, Offer]]) -> dict[str, Offer]:

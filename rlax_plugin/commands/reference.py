@@ -28,31 +28,11 @@ from rlax_plugin.commands.listing import markdown_table
 from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.ports.kinds import ALL, NAME
 from rlax_plugin.ports.manager import Manager
 
-NAME = "NAME"  # stands for a name that the config chooses
-
 # Where a part is chosen -> its kind.
-PARTS = {
-    "rlax.prompt_source": "prompt_source",
-    "rlax.rewards": "reward",
-    "rlax.rollouts.engine": "rollout_engine",
-    "rlax.curation.sampler": "sampler",
-    "rlax.curation.gates": "gate",
-    "rlax.objective.preset": "objective",
-    "rlax.objective.aggregation": "aggregation",
-    "rlax.objective.importance_weight": "importance_weight",
-    "rlax.objective.advantage": "advantage",
-    "rlax.objective.grad_1": "gradient_term",
-    "rlax.objective.grad_2": "gradient_term",
-    "rlax.objective.corrections": "correction",
-    "rlax.weights.store": "weight_store",
-    "rlax.launcher": "launcher",
-    "rlax.trackers": "tracker",
-    "rlax.trainer": "trainer",
-    f"rlax.evaluation.sets.{NAME}.prompt_source": "prompt_source",
-    f"rlax.evaluation.sets.{NAME}.rewards": "reward",
-}
+PARTS = {key: kind.name for kind in ALL for key in kind.config_keys}
 
 # Names end in their unit.
 _UNITS = {"s": "seconds", "tokens": "tokens", "steps": "steps", "mib": "MiB"}
@@ -173,7 +153,7 @@ def _is(known: Key, stem: str) -> bool:
 
 @functools.cache
 def _built_in() -> Registry:
-    return Registry(Manager(["rlax_plugin.testing"]), built_in_plugins())
+    return Registry(Manager([*built_in_plugins().names, "rlax_plugin.testing"]))
 
 
 def _key(key: str, name: str, field: FieldInfo) -> Key:

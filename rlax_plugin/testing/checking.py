@@ -13,6 +13,7 @@ import yaml
 from rlax_plugin.build import Registry, registry_of
 from rlax_plugin.config import Choice, Curation, RlaxSection, Rollouts, Weights
 from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
+from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.manager import KINDS, REGISTER, Manager
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine, Trainer, WeightStore
 from rlax_plugin.testing import policy
@@ -205,11 +206,9 @@ class _Check:
 
     def _section_with(self, plugins: tuple[str, ...]) -> RlaxSection:
         """A config whose parts are the plug-in's own where it offers them, else the toy ones."""
-        toy = {"prompt_source": "numbers", "reward": "even", "weight_store": "npz"}
-        toy |= {"rollout_engine": "scripted", "trainer": "bigram", "sampler": "shuffled"}
 
         def chosen(kind: str) -> Choice:
-            return self._choice(kind, next(iter(self._own.offers[kind]), toy[kind]))
+            return self._choice(kind, next(iter(self._own.offers[kind]), BY_NAME[kind].toy))
 
         return RlaxSection(
             plugins=plugins,
@@ -274,7 +273,7 @@ class _Check:
         for kind, name in offered:
             where = f"plug-in {self._name!r}, {REGISTER}{kind}[{name!r}]"
             part, one = Inspection(where), Checked(self._name, kind, name, ())
-            if self._registry.offer(kind, name, kind).extension.needs_model:
+            if self._own.offer(kind, name, kind).extension.needs_model:
                 own = {"rollout_engine": "check_engine", "trainer": "check_trainer"}
                 how = own.get(kind, "a test of its author's")
                 yield replace(one, note=f"needs a model: its author runs {how}"), part

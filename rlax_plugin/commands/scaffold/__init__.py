@@ -14,28 +14,10 @@ from pathlib import Path
 import jinja2
 
 from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.manager import KINDS
 
 OBSERVER = "observer"
-# Kind -> what a config says to choose the part {name}.
-_USAGE = {
-    "aggregation": "objective: {{preset: grpo, aggregation: {{name: {name}}}}}",
-    "importance_weight": "objective: {{preset: grpo, importance_weight: {{name: {name}}}}}",
-    "advantage": "objective: {{preset: grpo, advantage: {{name: {name}}}}}",
-    "gradient_term": "objective: {{preset: grpo, grad_1: {{name: {name}}}}}",
-    "correction": "objective: {{preset: grpo, corrections: [{{name: {name}}}]}}",
-    "objective": "objective: {{preset: {name}}}",
-    "reward": "rewards: [{{name: {name}}}]",
-    "prompt_source": "prompt_source: {{name: {name}}}",
-    "sampler": "curation: {{sampler: {{name: {name}}}}}",
-    "gate": "curation: {{gates: [{{name: {name}}}]}}",
-    "rollout_engine": "rollouts: {{engine: {{name: {name}}}}}",
-    "weight_store": "weights: {{store: {{name: {name}}}}}",
-    "launcher": "launcher: {{name: {name}}}",
-    "tracker": "trackers: [{{name: {name}}}]",
-    "trainer": "trainer: {{name: {name}}}",
-    OBSERVER: "",
-}
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -104,8 +86,8 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
 
 
 def _usage(name: str, kind: str) -> str:
-    chosen = _USAGE[kind].format(name=name)
-    return f"rlax: {{plugins: [{name}, ...]" + (f", {chosen}" if chosen else "") + "}"
+    chosen = "" if kind == OBSERVER else f", {BY_NAME[kind].usage(name)}"
+    return f"rlax: {{plugins: [{name}]{chosen}}}"
 
 
 def _check_name(name: str) -> None:

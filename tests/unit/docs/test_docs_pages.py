@@ -17,10 +17,11 @@ from documents import DOCUMENTS, ROOT, fences, prose, read, sections
 from rlax_plugin import types
 from rlax_plugin.build import Registry, registry_of
 from rlax_plugin.cli import app
-from rlax_plugin.commands.reference import NAME, PARTS
+from rlax_plugin.commands.reference import PARTS
 from rlax_plugin.commands.reference import sections as config_sections
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.validation import validate
+from rlax_plugin.ports.kinds import NAME
 
 GROUP: Any = typer.main.get_command(app)
 SOURCES = [

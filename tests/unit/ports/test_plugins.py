@@ -5,11 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from installs import GATE, install, on_path, write
 
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import PluginError
+from rlax_plugin.ports.kinds import ALL
 from rlax_plugin.ports.manager import HOOKS, KINDS, Manager, installed
 
 OBSERVER = """
@@ -38,6 +43,24 @@ def test_hooks_are_read_from_the_specification() -> None:
     assert HOOKS["rlax_on_step_end"] == ("step", "metrics")
     assert "gradient_term" in KINDS and "rollout_engine" in KINDS
     assert len(KINDS) + sum(name.startswith("rlax_on_") for name in HOOKS) == len(HOOKS)
+
+
+def test_every_kind_has_one_entry_and_a_config_of_its_usage_chooses_it() -> None:
+    assert sorted(kind.name for kind in ALL) == sorted(KINDS)
+    whole = {
+        "prompt_source": {"name": "numbers"},
+        "rewards": [{"name": "even"}],
+        "rollouts": {"engine": {"name": "scripted"}},
+    }
+    for kind in ALL:
+        given = yaml.safe_load(f"{{{kind.usage('mine')}}}")
+        section = validate(RlaxSection, whole | given, "rlax")
+        key = kind.config_keys[0].removeprefix("rlax.")
+        chosen: Any = section
+        for name in key.split("."):
+            chosen = getattr(chosen, name)
+        chosen = chosen[0] if isinstance(chosen, tuple) else chosen
+        assert chosen == "mine" or chosen.name == "mine", kind
 
 
 def test_only_listed_plugins_are_imported(folder: Path) -> None:
