@@ -15,10 +15,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config import SLOTS, Choice, RlaxSection
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.objective.loss import ObjectiveSlots, Preset, algorithm_of, choices, resolve
+from rlax_plugin.objective.loss import (
+    ObjectiveSlots,
+    Preset,
+    algorithm_of,
+    choices,
+    kind_of,
+    resolve,
+)
 from rlax_plugin.ports.kinds import ALL
 from rlax_plugin.ports.manager import KINDS, REGISTER, Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, WeightStore
@@ -121,7 +128,7 @@ class Registry:
         if several := [one for one in self.offers[kind] if one.rpartition(":")[2] == name]:
             reason = f"several plug-ins offer this {what}: write {' or '.join(several)}"
             raise ConfigError(name_key, name, reason)
-        elsewhere = _offered_by(kind, name, self.manager.names)
+        elsewhere = _offered_by(kind, plugin, plain, self.manager.names)
         if elsewhere:
             raise NotLoadedError(name_key, name, what, elsewhere)
         reason = f"no plug-in offers this {what}; {alternatives(name, self.offers[kind])}"
@@ -146,7 +153,8 @@ class Registry:
         offer = self.offer(kind, choice.name, key)
         options = validate(offer.extension.config_class, choice.options, key)
         try:
-            return offer.extension.build(options, self._within(context))
+            built = offer.extension.build(options, self._within(context))
+            return self._qualified(built, offer.plugin) if isinstance(built, Preset) else built
         except RlaxError:
             raise
         except Exception as error:
@@ -177,6 +185,24 @@ class Registry:
                     for key, choice in _chosen(section, "rlax", place.split(".")[1:]):
                         yield Use(key, kind.name, choice)
 
+    def _qualified(self, preset: Preset, plugin: str) -> Preset:
+        """A preset whose parts are those that its author meant, whoever else offers their names.
+
+        They are the preset's own plug-in's or, where that has none of a name, built in.
+        """
+
+        def meant(kind: str, choice: Any) -> Any:
+            if not isinstance(choice, Choice) or choice.name in self.offers[kind]:
+                return choice
+            offering = {o.plugin for name, o in self._all[kind] if name == choice.name}
+            known = [plugin, *(p.name for p in installed() if p.built_in)]
+            owner = next((name for name in known if name in offering), None)
+            return Choice(name=f"{owner}:{choice.name}", **choice.options) if owner else choice
+
+        parts = {slot: meant(kind_of(slot), getattr(preset, slot)) for slot in SLOTS}
+        corrections = tuple(meant("correction", choice) for choice in preset.corrections)
+        return preset.model_copy(update=parts | {"corrections": corrections})
+
     def objective_uses(self, section: RlaxSection) -> Iterator[Use]:
         """The preset of a config, and the parts that fill its slots."""
         objective = section.objective
@@ -186,7 +212,7 @@ class Registry:
         context = BuildContext.outside_run(section)
         preset = self.part("objective", name, "rlax.objective.preset", context)
         if not isinstance(preset, Preset):
-            plugin = self.offers["objective"][objective.preset].plugin
+            plugin = self.offer("objective", objective.preset, "rlax.objective.preset").plugin
             raise PluginError(
                 f"plug-in {plugin!r}: objective {objective.preset!r} built {preset!r}, expected "
                 "an rlax_plugin.api.Preset"
@@ -285,14 +311,17 @@ def _takes_two(function: Any) -> bool:
     return True
 
 
-def _offered_by(kind: str, name: str, loaded: tuple[str, ...]) -> list[str]:
+def _offered_by(kind: str, owner: str, name: str, loaded: tuple[str, ...]) -> list[str]:
     """Installed plug-ins, not loaded so far, that offer a name. For the message of a failing run.
+
+    Args:
+      owner: the only one that is meant; empty: any.
 
     Each is loaded alone; one that fails to load cannot be recommended and is passed over.
     """
     found = []
     for plugin in installed():
-        if plugin.name in loaded or plugin.built_in:
+        if plugin.name in loaded or plugin.built_in or owner not in ("", plugin.name):
             continue
         try:
             offers = Registry(Manager([plugin.name])).offers[kind]

@@ -49,7 +49,7 @@ def of_training(config: Config) -> TrainingMemory:
 
     Raises:
       Exception: what MaxText says of a model that it cannot build or call; see
-        ``config.passed_on``.
+        ``config.loading.passed_on``.
     """
     model = _abstract_model(config, "train")
     from maxtext.optimizers import optimizers

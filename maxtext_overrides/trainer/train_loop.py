@@ -290,12 +290,12 @@ def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[Non
     check(declared, extension.config.rlax.allow_untested_maxtext)
     replacements: dict[str, Any] = {}
     for override in OVERRIDES:
+        if override.use not in ("replaced", "wrapped"):
+            continue  # such a symbol may be absent where untested versions are allowed
         _, name, stock = resolve(override.symbol)
         if override.use == "replaced":
             replacements[override.symbol] = getattr(extension, name)
-        elif name in ("train_step", "record_activation_metrics") and not extension.rl:
-            continue
-        elif override.use == "wrapped":
+        elif extension.rl or name not in ("train_step", "record_activation_metrics"):
             replacements[override.symbol] = getattr(extension, name)(stock)
     if loss_fn is not None:
         replacements[f"{_TRAIN}.loss_fn"] = loss_fn
@@ -319,8 +319,8 @@ def run_train_loop(
     With a checkpoint of that step it returns after ``on_start``: nothing is left to train.
 
     Args:
-      config: of ``config.initialize``. With an objective, ``rlax.objective`` says how many updates
-        a step has; they must divide ``steps``.
+      config: of ``config.loading.initialize``. With an objective, ``rlax.objective`` says how many
+        updates a step has; they must divide ``steps``.
       events: see there.
       arrays: names and dtypes of the arrays of a batch that the device gets, all
         [rows, max_target_length].

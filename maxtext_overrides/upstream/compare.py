@@ -149,8 +149,13 @@ def main(arguments: list[str] | None = None, distribution: str = "maxtext") -> i
     version = next(o.versions[-1] for overrides in table.values() for o in overrides)
     out = console(sys.stdout)
     try:
-        path = Path(other) if Path(other).exists() else wheels.fetch(distribution, other)
-        found = compare(table, _tested(distribution, version), Sources(path))
+        if other == version:  # what was changed in place, in the installed package
+            tested = Sources(wheels.fetch(distribution, version))
+            against = _tested(distribution, version)
+        else:
+            path = Path(other) if Path(other).exists() else wheels.fetch(distribution, other)
+            tested, against = _tested(distribution, version), Sources(path)
+        found = compare(table, tested, against)
     except RlaxError as error:
         console(sys.stderr).print(Text.assemble(("error: ", "bold red"), str(error)))
         return 2

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlax_plugin.errors import RlaxError
+
 _MOST_NEAREST = 3  # places where a symbol may have gone
 
 
@@ -46,15 +48,25 @@ class Definition:
         return frozenset(_names(self.node))
 
 
+class SourcesError(RlaxError):
+    """Sources that cannot be read."""
+
+
 class Sources:
     """The sources of a package.
 
     Args:
       root: a wheel, or a folder such as ``site-packages``.
+
+    Raises:
+      SourcesError: it is neither; also from its methods, for a module that is no Python.
     """
 
     def __init__(self, root: Path):
-        self._root = zipfile.Path(root) if root.is_file() else root
+        try:
+            self._root = zipfile.Path(root) if root.is_file() else root
+        except zipfile.BadZipFile as error:
+            raise SourcesError(f"{root} is no wheel, or a broken one: remove it") from error
         self._parsed: dict[str, tuple[str, ast.Module]] = {}
 
     def find(self, symbol: str) -> Definition | None:
@@ -94,7 +106,10 @@ class Sources:
             path = self._path(module)
             assert path is not None
             text = path.read_text(encoding="utf-8")
-            self._parsed[module] = text, ast.parse(text)
+            try:
+                self._parsed[module] = text, ast.parse(text)
+            except SyntaxError as error:
+                raise SourcesError(f"{path} cannot be read: {error}") from error
         return self._parsed[module]
 
     def _modules(self, package: str, name: str) -> Iterator[str]:

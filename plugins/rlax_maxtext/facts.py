@@ -1,4 +1,4 @@
-"""What ``rlax check`` is told of a trainer: its model, its updates, its memory, and doubts."""
+"""What ``rlax check`` is told of a trainer: its model, its updates, its memory, and warnings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check(options: NoOptions, context: BuildContext) -> CheckResult:
         memory=_memory(config, context, needed, devices),
         warnings=[
             *_warnings(config, section, without_effect(config, argv)),
-            *_doubts_of_memory(config, needed),
+            *_warnings_of_memory(config, needed),
         ],
         weights_bytes=needed.weights,
     )
@@ -144,7 +144,7 @@ def _warnings(
         yield "trainable_position_size", f"{length} is shorter than a row"
 
 
-def _doubts_of_memory(config: Config, needed: TrainingMemory) -> Iterator[tuple[str, str]]:
+def _warnings_of_memory(config: Config, needed: TrainingMemory) -> Iterator[tuple[str, str]]:
     if config.num_vocab_tiling == 1 and needed.logits > _MANY_LOGITS:
         yield (
             "num_vocab_tiling",

@@ -19,7 +19,7 @@ import jinja2
 import yaml
 from pydantic import BaseModel, Field
 
-from rlax_plugin.build import Registry, registry_for
+from rlax_plugin.build import Registry, registry_for, registry_of
 from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
 from rlax_plugin.config.loading import maxtext_configs
 from rlax_plugin.config.validation import validate
@@ -215,6 +215,11 @@ def _of(plugin: str) -> _Task:
         [*(int(p.tokens.max()) for p in prompts if len(p.tokens)), *built.stop_ids], default=0
     )
     listed = not any(one.name == plugin and one.built_in for one in installed())
+    known = registry_of((plugin,)).offers
+    if source not in known["prompt_source"]:  # a built-in plug-in has one of that name
+        source = f"{plugin}:{source}"
+    if reward not in known["reward"]:
+        reward = f"{plugin}:{reward}"
     return _Task(
         plugin if listed else "",
         {"name": source},

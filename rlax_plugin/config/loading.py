@@ -264,11 +264,19 @@ def _merge(base: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> dict
             )
         # Another name is another part: the options of the old one go with it.
         known = _name(old, f"{prefix}{key}")
-        renamed = isinstance(value, Mapping) and value.get("name", known) != known
+        renamed = isinstance(value, Mapping) and not _one_name(value.get("name", known), known)
         if isinstance(old, Mapping) and isinstance(value, Mapping) and not renamed:
             value = _merge(old, value, f"{prefix}{key}.")
         merged[key] = value
     return merged
+
+
+def _one_name(one: Any, other: Any) -> bool:
+    """Whether two names may mean one part, whose options belong together: ``plugin:x`` is an x."""
+    names = [str(one), str(other)]
+    if sum(":" in name for name in names) == 1:
+        names = [name.rpartition(":")[2] for name in names]
+    return names[0] == names[1]
 
 
 def _name(part: Any, key: str) -> Any:

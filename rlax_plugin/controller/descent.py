@@ -135,8 +135,8 @@ def _found(
         except ConfigError as error:
             reason = f"the config of that run cannot be used any more: {error}"
             raise ConfigError(OPTION, wanted, reason) from error
-        name = section.trainer.name
-        if theirs.trainer.name != name:
+        name = section.trainer.plain_name
+        if theirs.trainer.plain_name != name:
             reason = f"its trainer is {theirs.trainer.name}, whose checkpoints {name} cannot read"
             raise ConfigError(OPTION, wanted, reason)
         context = BuildContext(

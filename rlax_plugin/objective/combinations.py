@@ -1,7 +1,7 @@
 """Which combinations of an objective's parts and numbers make sense; the others are refused.
 
 Parts say what they are: ``ratio``, what they multiply the term by, and ``corrects``, whether they
-keep samples of old weights from dominating; see ``objective.TokenFunction``.
+keep samples of old weights from dominating; see ``loss.TokenFunction``.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _check_ratios(section: RlaxSection, algorithm: Algorithm, built: Mapping[str
 
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
     objective, rollouts = section.objective, section.rollouts
-    names = [choice.name for choice in algorithm.corrections]
+    names = [choice.plain_name for choice in algorithm.corrections]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("rlax.objective.corrections", names, f"must name {name!r} once")

@@ -135,7 +135,15 @@ def _same_part(given: Any, preset_s: Any) -> bool:
     """Whether options that a config gives are those of the part that the preset chooses."""
     if not isinstance(given, Choice) or not preset_s:
         return False
-    return given.plain_name in ("", preset_s.plain_name)
+    if given.name in ("", preset_s.name):
+        return True
+    # A preset's part has its plug-in's name where that matters: see ``Registry.part``.
+    return preset_s.name == given.plain_name
+
+
+def kind_of(slot: str) -> str:
+    """The kind of part that a slot holds."""
+    return "gradient_term" if slot.startswith("grad") else slot
 
 
 def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
@@ -148,7 +156,7 @@ def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:
         choice = getattr(algorithm, slot)
         if choice is None or not choice.name:
             raise PluginError(f"the preset of the objective has no part in its slot {slot!r}")
-        yield slot, "gradient_term" if slot.startswith("grad") else slot, choice
+        yield slot, kind_of(slot), choice
     for index, choice in enumerate(algorithm.corrections):
         yield f"corrections.{index}", "correction", choice
 

@@ -2,7 +2,7 @@
 
 Two kinds, no third.
 
-- ``rlax_register_<kind>`` returns ``{name: Extension}``. ``build`` calls it once in every process
+- ``rlax_register_<kind>`` returns ``{name: Extension}``. ``build`` calls it in every process
   that loads the plug-ins, before any device is touched. ``Extension.build`` is called only in the
   processes named below. An exception stops the process with the plug-in's name.
 - ``rlax_on_<event>`` observes and returns nothing. It is called on the controller's event loop in

@@ -32,6 +32,7 @@ _LONGEST_ERROR = 1200  # characters; the process has cut it already
 _END_S = 10.0  # until a process that was killed is gone
 _HOW_S = 5.0  # until one that sends nothing more has ended, if it does
 
+_NO_ANSWER = "sent something that is not an answer"
 _CLOSED = "the pool of reward processes is closed"
 _STARTS = 3
 """Attempts to start a process before the run ends. No sample is to blame if one does not start."""
@@ -134,8 +135,10 @@ class _Process:
             self.end()
             what, key = "starting a reward process", "rlax.deadlines.startup_s"
             raise DeadlineError(what, self._startup_s, key) from None
-        except _EndedError as error:
-            raise RlaxError(f"a reward process {error} before it had started") from None
+        except (_EndedError, ValueError) as error:
+            self.end()
+            how = error if isinstance(error, _EndedError) else _NO_ANSWER
+            raise RlaxError(f"a reward process {how} before it had started") from None
 
     @staticmethod
     async def _end_with_it(process: asyncio.subprocess.Process) -> None:
@@ -152,7 +155,8 @@ class _Process:
 
         Raises:
           TimeoutError: it took too long.
-          _EndedError: it has ended, or sends none.
+          ValueError: what it sends is no line of an answer's length.
+          _EndedError: it has ended.
         """
         # Not wait_for: after a pause of this very process it would throw away a line that is there.
         reading = asyncio.ensure_future(self._reader.readline())
@@ -162,8 +166,7 @@ class _Process:
             reading.cancel()
         if not done:
             raise TimeoutError
-        # A line without end is an error; its process will be killed.
-        with contextlib.suppress(ValueError, ConnectionError):
+        with contextlib.suppress(ConnectionError):
             if line := reading.result():
                 return line
         raise _EndedError(await self.how_it_ended())
@@ -177,7 +180,7 @@ class _Process:
             await asyncio.wait_for(process.wait(), _HOW_S)
         if (code := process.returncode) is None:
             self.end()
-            return "sent something that is not an answer"
+            return _NO_ANSWER
         if code >= 0:
             return f"ended with exit code {code}"
         known = {int(number): number.name for number in signal.Signals}
@@ -342,7 +345,7 @@ class RewardPool:
                 return self._gone(process, prompt, self._late(process))
             except ValueError:
                 # It runs on, perhaps in another reward by now, so that the culprit is not known.
-                name, how = ", ".join(self._names), "sent something that is not an answer"
+                name, how = ", ".join(self._names), _NO_ANSWER
             except _EndedError as error:
                 name, how = self._name(process), str(error)
             else:

@@ -61,7 +61,7 @@ class SlotOutput:
 
 
 class DecodeSlots(Protocol):
-    """What a scheduler needs of ``decode.DecodeEngine``; see there."""
+    """What a scheduler needs of an engine; ``maxtext_overrides/sampler/decode.py`` has one."""
 
     slots: int
     max_prompt_tokens: int

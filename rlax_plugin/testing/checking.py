@@ -231,7 +231,8 @@ class _Check:
         """The part of the plug-in, or else the toy one, whoever else has one of that name."""
         options = self._options.get(f"{kind}/{name}", {})
         if name not in self._registry.offers[kind]:
-            name = f"{self._name if name in self._own.offers[kind] else TOYS}:{name}"
+            own = self._own.offers[kind].get(name)
+            name = f"{own.plugin if own else TOYS}:{name}"
         return Choice(name=name, **options)
 
     def _check_options(self, kind: str, name: str) -> None:
@@ -328,7 +329,7 @@ class _Check:
         if kind == "prompt_source":
             task.check_prompt_source(build, self._choice(kind, name), self._lean, part)
         elif kind == "objective":
-            preset.check_preset(built, name, self._section, part)
+            preset.check_preset(built, self._choice("objective", name).name, self._section, part)
         elif kind == "tracker":
             tracker.check_tracker(built, build, context.run_dir, part)
         elif kind == "weight_store":

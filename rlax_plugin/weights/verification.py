@@ -1,4 +1,4 @@
-"""Proof of weights: what every worker checks before it draws a sample with a version.
+"""Verification of weights: what every worker checks before it draws a sample with a version.
 
 Names, shapes, checksums, fingerprints, canary, in this order, from cheap to dear. Each finds what
 those before it cannot: checksums what a disk or network damaged, fingerprints what was mixed up

@@ -1,4 +1,4 @@
-"""What ``rlax check`` tells of a config: what runs where, how much of it, and doubts."""
+"""What ``rlax check`` tells of a config: what runs where, how much of it, and warnings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def explanation(config: Examined) -> dict[str, Any]:
     """
     checked = config.checked or {}
     needed = deadlines(config).values()
-    found = [*warnings(config), *(doubt for facts in checked.values() for doubt in facts.warnings)]
+    found = [*warnings(config), *(one for found in checked.values() for one in found.warnings)]
     found += [(need.key, need.text) for need in needed if not need.holds]
     return {
         "words": words(config) | {"Deadlines": in_words(config)},

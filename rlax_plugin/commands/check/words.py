@@ -158,7 +158,7 @@ def _staleness(config: Examined) -> str:
 
 def _objective(config: Examined) -> Words:
     section, algorithm = config.section, config.slots.algorithm
-    parts = {key: choice.name for key, _, choice in choices(algorithm)}
+    parts = {key: choice.plain_name for key, _, choice in choices(algorithm)}
     corrections = [name for key, name in parts.items() if key.startswith("corrections")]
     shown = {k: v for k, v in parts.items() if "corrections" not in k and v not in ("one", "none")}
     policy = {

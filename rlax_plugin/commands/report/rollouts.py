@@ -190,7 +190,8 @@ def _runs(versions: np.ndarray) -> list[int]:
 def _reward_names(run: RunData) -> list[str]:
     """Of ``rlax.rewards``, in the order of a sample's parts."""
     rewards = (run.config.get("rlax") or {}).get("rewards") or []
-    return [str(reward.get("name")) for reward in rewards if isinstance(reward, dict)]
+    names = (str(reward.get("name")) for reward in rewards if isinstance(reward, dict))
+    return [name.rpartition(":")[2] for name in names]
 
 
 def _vocabulary(run: RunData, used: set[int]) -> tuple[dict[int, str], tuple[int, ...]]:

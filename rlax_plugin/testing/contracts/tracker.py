@@ -80,7 +80,7 @@ def check_tracker(
     with part.rule(
         "a run that is continued after a kill logs some steps again: they are there once",
         "open what is there, and leave out what the file has of a step; a Sink of "
-        "rlax_plugin.metrics.tracking that knows its last_step is given no step twice",
+        "rlax_plugin.api that knows its last_step is given no step twice",
     ):
         _check_continued(build, last_step, run_dir)
 

@@ -123,6 +123,8 @@ def test_a_name_of_an_installed_but_unlisted_plugin_says_which(folder: Path) -> 
         "rlax.curation.gates.0.name = 'narrow': plug-in 'tb_gates' offers this gate, but is not "
         "listed: add it to rlax.plugins"
     )
+    error = problem(curation={"gates": [{"name": "tb_gates:narrow", "high": 1.0}]})
+    assert "plug-in 'tb_gates' offers this gate, but is not listed" in error.reason
     plugins = ["tb_parts", "tb_gates"]
     error = problem(plugins=plugins, curation={"gates": [{"name": "narrow"}]})
     assert str(error) == "rlax.curation.gates.0.high: must be given"
@@ -146,6 +148,39 @@ def test_a_name_that_a_built_in_and_a_listed_plugin_offer_needs_the_plugins(fold
     assert error.reason.startswith("no plug-in offers this gate; did you mean 'mixed_outcome'?")
 
 
+def test_a_preset_keeps_the_parts_that_its_author_meant(folder: Path) -> None:
+    """Whoever else offers parts of their names; and options of one are not given to the other."""
+    source = """
+        from rlax_plugin.api import Extension, Section, hookimpl
+
+        class Mine(Section):
+            low: float = 0.5
+
+        @hookimpl
+        def rlax_register_importance_weight():
+            return {"truncated": Extension(Mine, lambda config, context: config)}
+    """
+    write(folder, "tb_weight", source)
+    plugins = ["tb_parts", "tb_weight"]
+
+    def weight(**objective: Any) -> tuple[str, dict[str, Any]]:
+        chosen = section(plugins=plugins, objective={"preset": "aipo", **objective})
+        registry = registry_for(chosen)
+        uses = {use.key: use for use in registry.uses(chosen)}
+        use = uses["rlax.objective.importance_weight"]
+        offer = registry.offer(use.kind, use.choice.name, use.key)
+        registry.options(use.kind, use.choice, use.key)
+        return offer.plugin, use.choice.options
+
+    of_preset = weight()
+    assert of_preset[0] == "rlax_objectives" and "cap" in of_preset[1]
+    named = weight(importance_weight={"name": "rlax_objectives:truncated"})
+    assert named == of_preset
+    assert weight(importance_weight={"name": "tb_weight:truncated"}) == ("tb_weight", {})
+    with pytest.raises(ConfigError, match="several plug-ins offer this importance weight"):
+        weight(importance_weight={"name": "truncated"})
+
+
 def test_a_part_of_a_preset_can_be_told_from_another_ones(folder: Path) -> None:
     source = """
         from rlax_plugin.api import Extension, NoOptions, hookimpl
@@ -156,7 +191,9 @@ def test_a_part_of_a_preset_can_be_told_from_another_ones(folder: Path) -> None:
     """
     write(folder, "tb_mean", source)
     plugins = ["tb_parts", "tb_mean"]
-    assert problem(plugins=plugins).key == "rlax.objective.aggregation.name"
+    chosen = {"aggregation": {"name": "sequence_mean"}}
+    error = problem(plugins=plugins, objective=chosen)
+    assert error.key == "rlax.objective.aggregation.name"
     for plugin in ("tb_mean", "rlax_objectives"):
         chosen = {"aggregation": {"name": f"{plugin}:sequence_mean"}}
         registry = validated(plugins=plugins, objective=chosen)
