@@ -29,12 +29,15 @@ async def join(
       ConfigError: another process that is alive has this one's name.
       WorkerError: the controller refused this worker.
     """
-    end_s = time.monotonic() + 2 * (deadlines.lost_s + deadlines.heartbeat_s)
+    left_s = 2 * (deadlines.lost_s + deadlines.heartbeat_s)
     while (reply := await _asked(fleet, request, deadlines)).name_taken:
-        if time.monotonic() > end_s:
+        if left_s <= 0:
             raise ConfigError("--name", request.worker, reply.reason)
         log.warning("%s %s", request.worker, reply.reason)
+        began_s = time.monotonic()
         await asyncio.sleep(deadlines.heartbeat_s)
+        # A pause of the whole machine counts for little: the controller, too, allows for its own.
+        left_s -= min(time.monotonic() - began_s, 2 * deadlines.heartbeat_s)
     if not reply.accepted:
         raise WorkerError(reply.reason)
     return reply

@@ -19,4 +19,4 @@ def process(log: Path, *arguments: str, cwd: Path) -> Iterator[subprocess.Popen[
         yield started
     finally:
         started.kill()
-        started.wait(20)
+        started.wait(60)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-DEADLINE_MS = 30_000
+DEADLINE_MS = 60_000
 
 
 def executable() -> str | None:
@@ -47,6 +47,7 @@ def open_page(
         offline=True,
     )
     context.set_default_timeout(DEADLINE_MS)
+    expect.set_options(timeout=DEADLINE_MS)  # it has a default of its own
 
     def only_files(route: Route) -> None:
         if route.request.url.startswith(("file:", "data:", "blob:")):

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
+import processes
 import psutil
 import pyarrow.parquet as pq
 import pytest
@@ -69,7 +70,10 @@ class Run:
     def until(self, condition: Callable[[], object], what: str) -> None:
         end = time.monotonic() + DEADLINE_S
         while not condition():
-            if self.process.poll() is not None or time.monotonic() > end:
+            ended = self.process.poll() is not None
+            if ended and condition():
+                return  # between the two
+            if ended or time.monotonic() > end:
                 kill_group(self.process)  # or what it says would never end
                 pytest.fail(f"{what} did not happen: {self.process.communicate()[0]}")
             time.sleep(0.02)
@@ -112,14 +116,8 @@ def held(waits: Mapping[int, Path], *options: str) -> tuple[str, str]:
 @contextmanager
 def process(directory: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """``rlax`` with its output in ``<name>.log``; killed at the end if it still lives."""
-    with (directory / f"{name}.log").open("w") as out:
-        command = [sys.executable, "-m", "rlax_plugin", *arguments]
-        started = subprocess.Popen(command, cwd=directory, stdout=out, stderr=out)
-    try:
+    with processes.process(directory / f"{name}.log", *arguments, cwd=directory) as started:
         yield started
-    finally:
-        started.kill()
-        started.wait(DEADLINE_S)
 
 
 def kill_group(process: subprocess.Popen[str]) -> None:

@@ -157,10 +157,11 @@ def test_an_expired_lease_lets_go_without_another_call():
 
     async def main():
         store = Deleted()
-        async with serving(store, keep=1, lease_s=1.0, record=recorded.append) as (
+        async with serving(store, keep=1, lease_s=2.0, record=recorded.append) as (
             service,
             address,
         ):
+            service._table._clock = Steady()
             client = ParameterServerClient(address, rpc_s=60.0)
             await service.publish(version(0))
             dead = client.acquire(0)
@@ -315,7 +316,7 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
 
     from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 
-    last, store = 12, OrbaxStore()
+    last, store = 20, OrbaxStore()
     like = {f"w{i}": np.zeros((64, 64), np.float32) for i in range(8)}
 
     async def publish(client, number):

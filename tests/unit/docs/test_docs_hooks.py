@@ -144,19 +144,23 @@ def run(folder: Path) -> Iterator[Run]:
             config=str(folder / "run.yml"),
             name="hooks",
         )
-        run.until(lambda: len(run.steps()) >= STEPS, f"{STEPS} steps")
-        workers = run.workers()
-        for worker in workers:
-            worker.send_signal(signal.SIGSTOP)
-        run.until(lambda: all(f"{name} is gone: " in log(run) for name in WORKERS), "the losses")
-        # Nobody draws now, and so nobody writes there. Any later batch fails, however late it is.
-        shutil.rmtree(run.dir / "batches")
-        (run.dir / "batches").touch()
-        for worker in workers:
-            worker.send_signal(signal.SIGCONT)
-        status, out = run.end()
-        assert status == 1 and "/batches" in out
-        yield run
+        try:
+            run.until(lambda: len(run.steps()) >= STEPS, f"{STEPS} steps")
+            workers = run.workers()
+            for worker in workers:
+                worker.send_signal(signal.SIGSTOP)
+            losses = "the losses of both workers"
+            run.until(lambda: all(f"{name} is gone: " in log(run) for name in WORKERS), losses)
+            # Nothing is generated now, so nothing is written there. Any later batch fails.
+            shutil.rmtree(run.dir / "batches")
+            (run.dir / "batches").touch()
+            for worker in workers:
+                worker.send_signal(signal.SIGCONT)
+            status, out = run.end()
+            assert status == 1 and "/batches" in out
+            yield run
+        finally:
+            Run.end_all()
 
 
 def log(run: Run) -> str:

@@ -92,7 +92,8 @@ def test_nothing_is_imported_with_the_stack_underneath() -> None:
         "rlax_plugin.build",
         "rlax_plugin.commands.explain",
         "rlax_plugin.config.loading",
-        "rlax_plugin.weights",
+        "rlax_plugin.weights.client",
+        "rlax_plugin.weights.service",
         "rlax_plugin.worker.serve",
         "rlax_plugin.controller.run",
     ]

@@ -229,6 +229,3 @@ def test_k3_pulls_an_impossible_token_up_or_leaves_it_but_never_pushes_it_down()
     assert [float(slope(d)) for d in (-41.0, -90.0)] == [0, 0]
     # exp(-d) + d - 1 in float32 is 0 there.
     assert float(kl_estimate("k3", jnp.float32(1e-4), jnp)) == pytest.approx(5e-9, rel=1e-3)
-
-
-# What the file says, and what is refused.

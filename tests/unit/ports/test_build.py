@@ -144,6 +144,11 @@ def test_a_name_that_a_built_in_and_a_listed_plugin_offer_needs_the_plugins(fold
         own = registry.part("gate", built.section.curation.gates[0], "k", built)
         assert own == ("built", 0.1)
         assert registry.offer("gate", "rlax_curation:mixed_outcome", "k").plugin == "rlax_curation"
+    for plugin in ("tb_third", "tb_fourth"):
+        write(folder, plugin, GATE % {"gate": "narrow"})
+    two = ["tb_parts", "tb_third", "tb_fourth"]
+    error = problem(plugins=two, curation={"gates": [{"name": "narrow"}]})
+    assert error.reason.endswith("write tb_third:narrow or tb_fourth:narrow")
     error = problem(curation={"gates": [{"name": "tb_parts:mixed_outcome"}]})
     assert error.reason.startswith("no plug-in offers this gate; did you mean 'mixed_outcome'?")
 

@@ -1,4 +1,4 @@
-"""What ``rlax check`` tells of a config: words, numbers, doubts."""
+"""What ``rlax check`` tells of a config: words, numbers, warnings."""
 
 from __future__ import annotations
 
