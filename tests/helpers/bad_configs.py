@@ -170,7 +170,7 @@ UNKNOWN = [
     bad("rlax.evaluation.sets.a/b", "letters, digits", "rlax.evaluation.sets={a/b: {}}"),
     bad(
         "rlax.evaluation.sets.hard.rewards.0.name",
-        "no loaded",
+        "no plug-in offers",
         "rlax.evaluation.sets={hard: {rewards: [{name: x}]}}",
     ),
 ]
