@@ -3,11 +3,8 @@
 What it decides is applied to the run state (what has become of every group) and goes to the
 recorder; here is what runs side by side, and when.
 
-Two integers bound staleness (RLAX): a worker reloads once per ``reload_every`` = j versions, and a
-sample trains at step s only if s minus its oldest token's version is at most ``max_staleness`` = k.
-At most ``(k - j + 1)`` steps' worth of groups are outstanding, so that in the ordinary case nothing
-is ever too stale; the check itself is strict and drops what slipped through. ``BatchRule`` says
-what a step's worth is.
+``Staleness`` bounds how much is issued at once, and with which versions; the check of what arrives
+is strict, and drops what slipped through. ``BatchRule`` says what a step's worth is.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +21,9 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.recovery import Recovery, ReplayInterval
+from rlax_plugin.controller.refill import ALL_FAILED, too_few_admitted
 from rlax_plugin.controller.run_state import Open, RunState
+from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.errors import RlaxError, TrainingError
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.objective import advantages
@@ -39,8 +37,6 @@ from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.requests import decoded, sample_seed, sampling_params
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Group, GroupRequest
-
-_ALL_FAILED = "all rewards failed"
 
 
 class Flow:
@@ -76,10 +72,7 @@ class Flow:
         self.run_state, self._recorder = run_state, recorder
         self._sampling = sampling_params(section, source)
         self._rule = BatchRule.of(section)
-        stale = section.staleness
-        self._max_staleness = stale.max_staleness
-        self._lead = stale.steps_ahead
-        self._capacity = math.ceil(self._lead * self._rule.groups * section.curation.oversample)
+        self._staleness = Staleness(section, self._rule.groups)
         self._last_step: int | None = None
         self._recovery: Recovery | None = None
         self._in_flight: dict[int, asyncio.Task[None]] = {}
@@ -145,24 +138,9 @@ class Flow:
         """
         return len(self.run_state.open) + self._rule.worth(self._ready())
 
-    def _wanted_version(self, ahead: int) -> int:
-        """The oldest version a group may be drawn with if ``ahead`` groups train before it."""
-        # Groups beyond those that can train in time are spares, as fresh as the last of them.
-        ahead = min(ahead, self._lead * self._rule.groups - 1)
-        trains_at = self.run_state.next_step + ahead // self._rule.groups
-        return max(0, trains_at - self._max_staleness)
-
     def refresh(self, request: GroupRequest) -> GroupRequest:
-        """A group that is issued again: it needs the version that the next step accepts.
-
-        What was drawn of it is kept as long as that is fresh enough.
-        """
-        wanted = max(request.min_version, self._wanted_version(0))
-        drawn = [int(v) for r in request.resume if len(r.versions) for v in r.versions[[0, -1]]]
-        if not drawn or min(drawn) < wanted:
-            return dataclasses.replace(request, min_version=wanted, resume=())
-        # A sample's versions never go backwards: it goes on with what it has, or with newer ones.
-        return dataclasses.replace(request, min_version=max(wanted, *drawn))
+        """A group that is issued again, with the version that it needs by now."""
+        return self._staleness.refreshed(request, self.run_state.next_step)
 
     def reissued(self, request: GroupRequest, reason: str) -> None:
         """The dispatcher has issued a group again."""
@@ -180,9 +158,9 @@ class Flow:
         """Issues as many groups as the bounds on flight and staleness allow."""
         assert self._last_step is not None
         steps_left = self._last_step - self.run_state.next_step + 1
-        capacity = min(self._capacity, steps_left * self._rule.groups)
+        capacity = min(self._staleness.capacity, steps_left * self._rule.groups)
         while (ahead := self._outstanding()) < capacity:
-            version = self._wanted_version(ahead)
+            version = self._staleness.wanted_version(self.run_state.next_step, ahead)
             if version > self._latest_version():
                 return  # its publication wakes us
             if (
@@ -203,30 +181,15 @@ class Flow:
         ready = self._ready()
         if self.run_state.open or self._rule.completes(ready):
             return  # what is still in flight may yet do
-        reasons = Counter(refused for _, refused in self.stats.scored if refused)
-        refused = ", ".join(f"{count} because {why}" for why, count in reasons.most_common())
         self.fail(
-            TrainingError(
-                f"step {self.run_state.next_step}: {self.run_state.issued_for_step} groups were "
-                f"issued and only {self._rule.shortfall(ready)} were admitted "
-                f"(refused: {refused or 'none'}). "
-                f"{self._why_too_few(reasons)}"
+            too_few_admitted(
+                self.run_state.next_step,
+                self.run_state.issued_for_step,
+                self._rule,
+                ready,
+                self.stats.scored,
             )
         )
-
-    def _why_too_few(self, reasons: Counter[str]) -> str:
-        if reasons and reasons.most_common(1)[0][0] == _ALL_FAILED:
-            errors = (
-                rollout.reward_error
-                for group, refused in self.stats.scored
-                if refused == _ALL_FAILED
-                for rollout in group.rollouts
-                if rollout.reward_error
-            )
-            example = next(errors, "no reason was given")
-            return f"Rewards fail, such as: {example}; logs/rewards.log says more"
-        why = self._rule.too_few(reasons.total())
-        return f"{why}; rlax.curation.max_refill sets how long to go on"
 
     def _issue(self, group_id: int, one: Open) -> None:
         seeds = tuple(
@@ -290,7 +253,7 @@ class Flow:
         rollouts, rewards = group.rollouts, group.rewards
         valid = ~np.isnan(rewards)
         refusals = (one_line(why, 200) for gate in self._gates if (why := gate.refuse(group)))
-        refused = next(refusals, None) if valid.any() else _ALL_FAILED
+        refused = next(refusals, None) if valid.any() else ALL_FAILED
         self._note(
             ev.Generated(
                 group=group.id,
@@ -407,9 +370,7 @@ class Flow:
 
     def _drop_stale(self, step: int) -> bool:
         """Drops what can train neither at ``step`` nor later; returns whether there was any."""
-        stale = [
-            group for group in self._ready() if step - group.oldest_version > self._max_staleness
-        ]
+        stale = [group for group in self._ready() if self._staleness.excludes(group, step)]
         for group in stale:
             self._drop(group, "too stale")
         return bool(stale)

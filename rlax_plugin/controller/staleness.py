@@ -1,0 +1,54 @@
+"""How old a sample may be: the two integers that bound staleness (RLAX, 2512.06392).
+
+A worker reloads once per ``reload_every`` = j versions, and a sample trains at step s only if s
+minus its oldest token's version is at most ``max_staleness`` = k; 1 is on-policy. At most
+``(k - j + 1)`` steps' worth of groups are outstanding, so that in the ordinary case nothing is ever
+too stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.types import Group, GroupRequest
+
+
+class Staleness:
+    """The bounds of one run.
+
+    Args:
+      groups: that make a step, as the batch rule counts them.
+
+    Attributes:
+      capacity: groups that may be outstanding at once.
+    """
+
+    def __init__(self, section: RlaxSection, groups: int):
+        self._max_staleness = section.staleness.max_staleness
+        self._groups, lead = groups, section.staleness.steps_ahead
+        self._most_ahead = lead * groups - 1
+        self.capacity = math.ceil(lead * groups * section.curation.oversample)
+
+    def wanted_version(self, next_step: int, ahead: int) -> int:
+        """The oldest version a group may be generated with if ``ahead`` groups train before it."""
+        # Groups beyond those that can train in time are spares, as fresh as the last of them.
+        trains_at = next_step + min(ahead, self._most_ahead) // self._groups
+        return max(0, trains_at - self._max_staleness)
+
+    def refreshed(self, request: GroupRequest, next_step: int) -> GroupRequest:
+        """A group that is issued again: it needs the version that the next step accepts.
+
+        What has been generated of it is kept as long as that is fresh enough.
+        """
+        wanted = max(request.min_version, self.wanted_version(next_step, 0))
+        known = [int(v) for r in request.resume if len(r.versions) for v in r.versions[[0, -1]]]
+        if not known or min(known) < wanted:
+            return dataclasses.replace(request, min_version=wanted, resume=())
+        # A sample's versions never go backwards: it goes on with what it has, or with newer ones.
+        return dataclasses.replace(request, min_version=max(wanted, *known))
+
+    def excludes(self, group: Group, step: int) -> bool:
+        """Whether a group can train neither at ``step`` nor later."""
+        return step - group.oldest_version > self._max_staleness
