@@ -30,6 +30,7 @@ log = logging.getLogger("rlax.controller")
 _LINE_LIMIT = 1 << 20  # an answer is a few numbers, or an error of one line
 _LONGEST_ERROR = 1200  # characters; the process has cut it already
 _END_S = 10.0  # until a process that was killed is gone
+_GRACE_S = 0.1  # for a line that is there when its deadline has passed
 _HOW_S = 5.0  # until one that sends nothing more has ended, if it does
 
 _NO_ANSWER = "sent something that is not an answer"
@@ -158,16 +159,13 @@ class _Process:
           ValueError: what it sends is no line of an answer's length.
           _EndedError: it has ended.
         """
-        # Not wait_for: after a pause of this very process it would throw away a line that is there.
-        reading = asyncio.ensure_future(self._reader.readline())
-        try:
-            done, _ = await asyncio.wait({reading}, timeout=deadline_s)
-        finally:
-            reading.cancel()
-        if not done:
-            raise TimeoutError
         with contextlib.suppress(ConnectionError):
-            if line := reading.result():
+            try:
+                line = await asyncio.wait_for(self._reader.readline(), deadline_s)
+            except TimeoutError:
+                # After a pause of this very process the timer may come before a line that is there.
+                line = await asyncio.wait_for(self._reader.readline(), _GRACE_S)
+            if line:
                 return line
         raise _EndedError(await self.how_it_ended())
 
