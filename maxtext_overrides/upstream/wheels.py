@@ -9,6 +9,7 @@ from pathlib import Path
 from rlax_plugin.errors import RlaxError
 
 FOLDER = Path(".cache/maxtext")  # below the working directory
+_FETCH_S = 600  # for a few megabytes, on a slow network
 
 
 class FetchError(RlaxError):
@@ -32,7 +33,12 @@ def fetch(distribution: str, version: str, folder: Path = FOLDER) -> Path:
     requirement = f"{distribution}=={version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), requirement]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            [*command, *options], capture_output=True, text=True, check=False, timeout=_FETCH_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(f"cannot fetch {requirement} within {_FETCH_S} s") from error
     wheel = kept(distribution, version, folder)
     if done.returncode or wheel is None:
         said = (done.stderr or done.stdout).strip().splitlines()
