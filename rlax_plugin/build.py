@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlax_plugin.config import SLOTS, Choice, RlaxSection
+from rlax_plugin.config import SLOTS, Choice, RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.objective.loss import (
@@ -115,17 +115,16 @@ class Registry:
         Raises:
           ConfigError: no plug-in offers it, or several do; says which would, if one is installed.
         """
-        found = self.offers[kind].get(name)
+        if (found := self.offers[kind].get(name)) is not None:
+            return found
         plugin, _, plain = name.rpartition(":")
-        for offered, offer in self._all[kind] if plugin and found is None else ():
+        for offered, offer in self._all[kind]:
             if (offer.plugin, offered) == (plugin, plain):
                 return offer
-        if found is not None:
-            return found
         # A preset is chosen by a plain name, every other part by a mapping with a name in it.
         name_key = key if kind == "objective" else f"{key}.name"
         what = kind.replace("_", " ")
-        if several := [one for one in self.offers[kind] if one.rpartition(":")[2] == name]:
+        if several := [one for one in self.offers[kind] if plain_name(one) == name]:
             reason = f"several plug-ins offer this {what}: write {' or '.join(several)}"
             raise ConfigError(name_key, name, reason)
         elsewhere = _offered_by(kind, plugin, plain, self.manager.names)

@@ -17,6 +17,7 @@ from rlax_plugin.config.base import (
     Section,
     default_parts,
     is_address,
+    plain_name,
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
@@ -55,4 +56,5 @@ __all__ = [
     "Weights",
     "default_parts",
     "is_address",
+    "plain_name",
 ]

@@ -58,6 +58,11 @@ class NoOptions(Section):
     """Config class of a part without options."""
 
 
+def plain_name(name: str) -> str:
+    """A part's name without the plug-in's: ``x`` of ``plugin:x``, and of ``x``."""
+    return name.rpartition(":")[2]
+
+
 class Choice(BaseModel):
     """``name`` picks a registered part; every other key is an option of that part.
 
@@ -71,7 +76,7 @@ class Choice(BaseModel):
     @property
     def plain_name(self) -> str:
         """The name without the plug-in's."""
-        return self.name.rpartition(":")[2]
+        return plain_name(self.name)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlax_plugin.config import PositiveInt, RlaxSection, default_parts
+from rlax_plugin.config import PositiveInt, RlaxSection, default_parts, plain_name
 from rlax_plugin.config.validation import validate
 from rlax_plugin.config.yaml_values import parse
 from rlax_plugin.errors import ConfigError
@@ -275,7 +275,7 @@ def _one_name(one: Any, other: Any) -> bool:
     """Whether two names may mean one part, whose options belong together: ``plugin:x`` is an x."""
     names = [str(one), str(other)]
     if sum(":" in name for name in names) == 1:
-        names = [name.rpartition(":")[2] for name in names]
+        names = [plain_name(name) for name in names]
     return names[0] == names[1]
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError, RlaxError
@@ -48,8 +48,7 @@ class _EndedError(Exception):
     """A reward process has ended, or is not to be used any more. Says how."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Score:
+class _Score(NamedTuple):
     """What became of one sample; the fields of ``Rollout``."""
 
     reward: float | None = None
@@ -297,12 +296,7 @@ class RewardPool:
                 suspect = len(scores)
             await asyncio.sleep(0)  # or this very group would take the process again
         return [
-            dataclasses.replace(
-                rollout,
-                reward=score.reward,
-                reward_parts=score.reward_parts,
-                reward_error=score.reward_error,
-            )
+            dataclasses.replace(rollout, **score._asdict())
             for rollout, score in zip(rollouts, scores, strict=True)
         ]
 

@@ -21,7 +21,7 @@ from rlax_plugin.commands.report.choosing import (
     sample_files,
 )
 from rlax_plugin.commands.report.run import Progress, RunData
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import BuildContext
@@ -190,8 +190,7 @@ def _runs(versions: np.ndarray) -> list[int]:
 def _reward_names(run: RunData) -> list[str]:
     """Of ``rlax.rewards``, in the order of a sample's parts."""
     rewards = (run.config.get("rlax") or {}).get("rewards") or []
-    names = (str(reward.get("name")) for reward in rewards if isinstance(reward, dict))
-    return [name.rpartition(":")[2] for name in names]
+    return [plain_name(str(one.get("name"))) for one in rewards if isinstance(one, dict)]
 
 
 def _vocabulary(run: RunData, used: set[int]) -> tuple[dict[int, str], tuple[int, ...]]:
