@@ -45,7 +45,7 @@ async def _write_again(files: RunFiles, directory: Path, most: int) -> list[tupl
     for segment, _ in journal.read(files, until=most):
         batch = [g for g, _ in journal.read_samples(files, segment, segment.batch)]
         others = journal.read_samples(files, segment, segment.rollouts)
-        known = {g.id: (g, None) for g in batch} | {g.id: (g, refused) for g, refused in others}
+        known = {g.id: (g, None) for g in batch} | {g.id: (g, rejected) for g, rejected in others}
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         for event in segment.events:
             scored = isinstance(event, ev.Scored)

@@ -1,7 +1,7 @@
 """What old samples do to each objective: arithmetic at staleness bounds 1 and 16.
 
 Whole runs of the demo's task (configs/demo.yml), all from one warm start, with several seeds. At a
-bound of k with ``reload_every`` 1 the controller draws k steps ahead, so that in the long run
+bound of k with ``reload_every`` 1 the controller generates k steps ahead, so that in the long run
 nearly every sample is k versions old when it trains. Finished runs are kept and not repeated: an
 interrupted benchmark goes on where it was.
 """
@@ -74,7 +74,7 @@ class Trial:
             "rlax.staleness.reload_every=1",
             # Every prompt trains: what differs is the objective alone.
             "rlax.curation.sampler={name: shuffled}",
-            "rlax.curation.gates=[]",
+            "rlax.curation.filters=[]",
             "rlax.launcher.workers=1",
             "rlax.evaluation.problems=512",
             "rlax.evaluation.samples=8",
@@ -125,7 +125,7 @@ def finished(directory: Path, trial: Trial) -> dict[str, Any] | None:
         "staleness_max": summary["max_staleness_seen"],
         "step_s": statistics.median(s["time/step_s"] for s in steps),
         "learning_rate": trial.learning_rate,
-        # The last steps train what was drawn ahead: nothing is scored any more.
+        # The last steps train what was generated ahead: nothing is scored any more.
         "reward": [s["reward/mean"] for s in steps if s["curation/groups_scored"]],
         "effective_sample_size": [s.get("objective/effective_sample_size") for s in steps],
     }
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a core for each")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, help="also draw the curves into this file")
+    parser.add_argument("--plot", type=Path, help="also generate the curves into this file")
     args = parser.parse_args()
     directory = args.directory.absolute()
     trials = [

@@ -1,4 +1,4 @@
-"""Built-in samplers (which prompts are asked) and gates (which groups train)."""
+"""Built-in samplers (which prompts are asked) and filters (which groups train)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlax_plugin.api import (
     BuildContext,
     ConfigError,
     Extension,
-    Gate,
+    Filter,
     Group,
     NoOptions,
     PassRates,
@@ -27,7 +27,7 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class Shuffled(Sampler):
-    """Every prompt once per epoch, in an order drawn anew for each epoch."""
+    """Every prompt once per epoch, in an order generated anew for each epoch."""
 
     def __init__(self) -> None:
         self._left: list[int] = []
@@ -65,7 +65,7 @@ class LearnabilityConfig(Section):
 class Learnability(Sampler):
     """Prompts with weight p(1-p), the chance-of-a-gradient rule of LILO (arXiv 2502.12272).
 
-    For each prompt chosen, ``candidates`` are drawn uniformly and one of them is picked with
+    For each prompt chosen, ``candidates`` are generated uniformly and one of them is picked with
     probability proportional to ``max(floor, p (1 - p))``, p being the measured pass rate shrunk
     towards 1/2 by ``prior_samples``. Easy and hopeless prompts become rare and are never lost.
     """
@@ -96,13 +96,13 @@ class Learnability(Sampler):
         """Nothing to restore: what it knows is the pass-rate table."""
 
 
-class MixedOutcome(Gate):
-    """Admits a group only if its rewards differ: DAPO's dynamic sampling (arXiv 2503.14476).
+class MixedOutcome(Filter):
+    """Accepts a group only if its rewards differ: DAPO's dynamic sampling (arXiv 2503.14476).
 
     Without a difference every advantage is 0 and the group would train nothing.
     """
 
-    def refuse(self, group: Group) -> str | None:
+    def reject(self, group: Group) -> str | None:
         rewards = group.rewards[~np.isnan(group.rewards)]
         if rewards.size and rewards.min() < rewards.max():
             return None
@@ -122,13 +122,13 @@ class BandConfig(Section):
         return self
 
 
-class DifficultyBand(Gate):
-    """Admits groups whose share of passing samples lies in a band (arXiv 2504.03380)."""
+class DifficultyBand(Filter):
+    """Accepts groups whose share of passing samples lies in a band (arXiv 2504.03380)."""
 
     def __init__(self, config: BandConfig, pass_threshold: float) -> None:
         self._config, self._threshold = config, pass_threshold
 
-    def refuse(self, group: Group) -> str | None:
+    def reject(self, group: Group) -> str | None:
         rewards = group.rewards[~np.isnan(group.rewards)]
         rate = float(np.mean(rewards >= self._threshold)) if rewards.size else 0.0
         if rate < self._config.low:
@@ -148,7 +148,7 @@ def rlax_register_sampler() -> dict[str, Extension]:
 
 
 @hookimpl
-def rlax_register_gate() -> dict[str, Extension]:
+def rlax_register_filter() -> dict[str, Extension]:
     def build_band(config: BandConfig, context: BuildContext) -> DifficultyBand:
         return DifficultyBand(config, context.section.curation.pass_threshold)
 

@@ -61,7 +61,7 @@ from rlax_plugin.ports.protocols import (
     BuildContext,
     CheckResult,
     Extension,
-    Gate,
+    Filter,
     Launcher,
     PassRates,
     PromptSource,
@@ -70,7 +70,7 @@ from rlax_plugin.ports.protocols import (
     Sampler,
     Tracker,
     Trainer,
-    TrainerLink,
+    TrainerPort,
     WeightStore,
 )
 
@@ -79,7 +79,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable
 
 # Continuous batching, for rollout engines.
-from rlax_plugin.rollouts.jobs import Job, refusal
+from rlax_plugin.rollouts.jobs import Job, rejection
 from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.rollouts.waited_for import WaitedFor
@@ -123,7 +123,7 @@ __all__ = [
     "DecodeSlots",
     "Descent",
     "Extension",
-    "Gate",
+    "Filter",
     "Group",
     "GroupRequest",
     "Job",
@@ -161,7 +161,7 @@ __all__ = [
     "Tracker",
     "TrackerConfig",
     "Trainer",
-    "TrainerLink",
+    "TrainerPort",
     "TrainingError",
     "WaitedFor",
     "WeightStore",
@@ -187,7 +187,7 @@ __all__ = [
     "per_group",
     "presets_from_yaml",
     "ratio_of",
-    "refusal",
+    "rejection",
     "require",
     "resolve",
     "storable",

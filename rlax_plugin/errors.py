@@ -42,7 +42,7 @@ class WorkerError(RlaxError):
 
 
 class WeightsError(RlaxError):
-    """A weight version is damaged, or not the one announced; or what was asked of it is refused.
+    """A weight version is damaged, or not the one announced; or what was asked of it is rejected.
 
     From ``WeightStore.load`` this very class means that bytes were read and are wrong: a checksum
     or the decoding failed, or they belong to another model. A worker that sees it three times in a

@@ -19,7 +19,7 @@ from rlax_plugin.commands.report.write import write_comparison, write_report
 
 IMAGES = Path(__file__).resolve().parent
 WIDTH = 1320
-# A run with something to see in every chart: old samples, refused groups, evaluations on the way.
+# A run with something to see in every chart: old samples, rejected groups, evaluations on the way.
 SETTINGS = (
     "steps=64",
     "rlax.curation.max_refill=64",

@@ -27,18 +27,18 @@ from rlax_plugin.errors import ConfigError, alternatives
 
 OVERRIDES = LOADING
 
-_Refusal = tuple[str, Callable[[Any], bool], str]
+_Rejection = tuple[str, Callable[[Any], bool], str]
 
 
 def _above(limit: float) -> Callable[[Any], bool]:
-    """True of a number above the limit; what is no number is pydantic's to refuse."""
+    """True of a number above the limit; what is no number is pydantic's to reject."""
     return lambda value: isinstance(value, int | float) and value > limit
 
 
 # What would bypass the RL loss, its batches or its metrics. Looked at before MaxText's own
 # validation, which asks JAX for devices.
-_REFUSED: tuple[_Refusal, ...] = (
-    ("dropout_rate", _above(0), "must be 0: rollouts are drawn without dropout"),
+_REJECTED: tuple[_Rejection, ...] = (
+    ("dropout_rate", _above(0), "must be 0: rollouts are generated without dropout"),
     ("training_objective", lambda v: v == "block_diffusion", "must be causal_lm"),
     ("attention_type", lambda v: v == "block_diffusion", "must be causal"),
     ("dataset_type", lambda v: v == "grain", "must not be grain: MaxText would checkpoint it"),
@@ -80,7 +80,7 @@ _KERNELS = (
 )
 
 # With ``num_vocab_tiling`` above 1, in addition.
-_REFUSED_TILED: tuple[_Refusal, ...] = (
+_REJECTED_TILED: tuple[_Rejection, ...] = (
     ("shard_mode", lambda v: v == "explicit", "must be auto with num_vocab_tiling above 1"),
     (
         "parameter_memory_host_offload",
@@ -91,9 +91,9 @@ _REFUSED_TILED: tuple[_Refusal, ...] = (
 )
 
 
-def _refuse(values: Mapping[str, Any]) -> None:
+def _reject(values: Mapping[str, Any]) -> None:
     tiled = _above(1)(values.get("num_vocab_tiling"))
-    for key, is_bad, reason in _REFUSED + (_REFUSED_TILED if tiled else ()):
+    for key, is_bad, reason in _REJECTED + (_REJECTED_TILED if tiled else ()):
         value = values.get(key)
         if value is not None and is_bad(value):
             raise ConfigError(key, value, reason)
@@ -138,7 +138,7 @@ class RlaxMaxTextConfig(MaxTextConfig):
     def _prepared(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        _refuse(values)
+        _reject(values)
         # Orbax wants absolute paths and says so only when the first checkpoint is written.
         paths = {
             key: os.path.abspath(path)
@@ -212,7 +212,7 @@ def _cache_as_it_is(argv: Sequence[str]) -> dict[str, str]:
     """``jax_cache_dir`` as JAX knows it, where the user says nothing of it: else it would move."""
     directory = jax.config.jax_compilation_cache_dir
     said: dict[str, Any] = {}
-    with suppress(ConfigError):  # MaxText reads the files next, and refuses what is wrong
+    with suppress(ConfigError):  # MaxText reads the files next, and rejects what is wrong
         said = merged(argv[0], argv[1:])
     if not directory or "jax_cache_dir" in said or "M_JAX_CACHE_DIR" in os.environ:
         return {}
@@ -259,7 +259,7 @@ def passed_on(argv: Sequence[str]) -> Iterator[None]:
 def without_effect(config: Config, argv: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     """Numbers that a file sets and ``model_name`` sets otherwise: key -> (given, in effect).
 
-    MaxText refuses that on the command line, and in a file lets the model's win.
+    MaxText rejects that on the command line, and in a file lets the model's win.
     """
     if config.model_name == "default":
         return {}
@@ -294,7 +294,7 @@ def initialize(argv: Sequence[str], **overrides: Any) -> Config:
     sets); the goodput recorder is made by ``train_loop.run_train_loop``.
 
     Raises:
-      ConfigError: as ``load``, and what MaxText's ``validate_train_config`` refuses.
+      ConfigError: as ``load``, and what MaxText's ``validate_train_config`` rejects.
     """
     import pathwaysutils
 

@@ -4,7 +4,7 @@ Numbers are bytes of all devices of a process together, before padding and befor
 activations are not among them, which depend on the rematerialisation and on the compiler. The
 devices share one copy of the model; with data parallelism every replica holds another.
 
-The upstream symbols are in ``upstream/declared/config.py``. They are no reason to refuse a run:
+The upstream symbols are in ``upstream/declared/config.py``. They are no reason to reject a run:
 what fails here is only the estimate.
 """
 

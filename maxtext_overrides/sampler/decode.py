@@ -42,7 +42,7 @@ class DecodeEngine:
 
     Args:
       config: MaxText's config. Prompts hold ``max_prefill_predict_length`` tokens at most,
-        completions ``max_target_length`` minus that. MaxEngine's cache of drawn tokens is a ring of
+        completions ``max_target_length`` minus that. MaxEngine's cache of new tokens is a ring of
         that length, shared by all slots; a sample writes at most max_new_tokens - 1 entries from
         wherever the ring stands, so it never meets itself.
       group_size: samples that usually share a prompt.
@@ -91,7 +91,7 @@ class DecodeEngine:
         self._occupied = np.zeros(self.slots, bool)
         # Tokens of each slot's sample: when it was inserted, and now.
         self._earlier = np.zeros(self.slots, np.int32)
-        self._drawn = np.zeros(self.slots, np.int32)
+        self._generated = np.zeros(self.slots, np.int32)
         self._state: State = self._clear()
 
     def release(self, slots: Sequence[int]) -> None:
@@ -99,7 +99,7 @@ class DecodeEngine:
         self._occupied[list(slots)] = False
 
     def insert(self, weights: Weights, requests: Sequence[Prefill]) -> None:
-        """Prefills every prompt once and draws each slot's next token.
+        """Prefills every prompt once and generates each slot's next token.
 
         One jitted call or, where the prompts need several programs or rows, a few.
 
@@ -125,7 +125,7 @@ class DecodeEngine:
             tokens[i, : len(r.tokens)] = r.tokens
             lengths[i] = len(r.tokens)
             source[slots] = i
-            self._earlier[slots] = r.drawn
+            self._earlier[slots] = r.generated
             settings["seed"][slots] = [(seed >> 32, seed & 0xFFFFFFFF) for seed in r.seeds]
             settings["temperature"][slots] = r.sampling.temperature
             settings["top_k"][slots] = r.sampling.top_k
@@ -143,7 +143,7 @@ class DecodeEngine:
             np.bool_(fresh),
         )
         self._occupied |= source >= 0
-        self._drawn = np.where(source >= 0, self._earlier + 1, self._drawn)
+        self._generated = np.where(source >= 0, self._earlier + 1, self._generated)
         self.tokens_total += int(np.sum(source >= 0))
         self.prefill_tokens_total += sum(len(r.tokens) for r in requests)
         self.prefill_computed_total += tokens.size
@@ -163,26 +163,28 @@ class DecodeEngine:
             np.int32(max_steps),
             np.bool_(stop_when_free),
         )
-        (steps, drawn), self._drawn, done = np.split(np.asarray(status), [2, 2 + self.slots])
+        (steps, generated), self._generated, done = np.split(
+            np.asarray(status), [2, 2 + self.slots]
+        )
         self.steps_total += int(steps)
-        self.tokens_total += int(drawn)
+        self.tokens_total += int(generated)
         ended = np.flatnonzero(self._occupied & (done != 0)).tolist()
         finished = self.read(ended)
         self.release(ended)
         return finished
 
     def read(self, slots: Sequence[int]) -> list[SlotOutput]:
-        """What occupied slots have drawn so far, in one transfer; they go on undisturbed."""
+        """What occupied slots have generated so far, in one transfer; they go on undisturbed."""
         if not slots:
             return []
         count = next(n for n in self._counts_read() if n >= len(slots))
         padded = [*slots, *[0] * (count - len(slots))]
         rows = np.asarray(self._collect(self._state, np.array(padded, np.int32)))
-        drawn = []
+        generated = []
         for slot, row in zip(slots, rows, strict=False):  # the padding's rows are left out
-            tokens, *bits = row[:, : self._drawn[slot] - self._earlier[slot]].copy()
-            drawn.append(SlotOutput(slot, tokens, *(b.view(np.float32) for b in bits)))
-        return drawn
+            tokens, *bits = row[:, : self._generated[slot] - self._earlier[slot]].copy()
+            generated.append(SlotOutput(slot, tokens, *(b.view(np.float32) for b in bits)))
+        return generated
 
     def logprobs(self, weights: Weights, tokens: np.ndarray) -> np.ndarray:
         """Log-probs at temperature 1 by the prefill that sampling uses, of tokens[1:].
@@ -245,16 +247,16 @@ class DecodeEngine:
         fresh: jax.Array,
     ) -> State:
         logits_nv, prefix = self._model.prefill(weights, tokens_nl, lengths_n)
-        from_b, drawn_b = jnp.maximum(source_b, 0), earlier_b + 1
-        drawn = _draw(logits_nv[from_b], settings, earlier_b)
+        from_b, generated_b = jnp.maximum(source_b, 0), earlier_b + 1
+        generated = _sample(logits_nv[from_b], settings, earlier_b)
         row = jnp.where(fresh, 0, state["row"])
         news = settings | {
-            "token": drawn[0],
+            "token": generated[0],
             "position": lengths_n[from_b],
-            "drawn": drawn_b,
-            "done": _ends(drawn[0], drawn_b, settings),
+            "generated": generated_b,
+            "done": _ends(generated[0], generated_b, settings),
             "born": jnp.broadcast_to(row, source_b.shape),
-            "first": _packed(*drawn),
+            "first": _packed(*generated),
         }
         for name, new in news.items():
             takes = jnp.reshape(source_b >= 0, (-1,) + (1,) * (new.ndim - 1))
@@ -270,8 +272,8 @@ class DecodeEngine:
         max_steps: jax.Array,
         stop_when_free: jax.Array,
     ) -> tuple[State, jax.Array]:
-        """Returns the state and int32 [2 + 2 * slots]: steps, tokens; per slot drawn and done."""
-        names = ("token", "position", "drawn", "done", "row", "record", "cache")
+        """Returns the state and int32 [2 + 2 * slots]: steps, tokens; per slot length and done."""
+        names = ("token", "position", "generated", "done", "row", "record", "cache")
         fixed = {name: value for name, value in state.items() if name not in names}
         # Top-k and top-p of samples that are gone would cost a sort of the vocabulary each step.
         fixed["top_k"] = jnp.where(occupied_b, state["top_k"], 0)
@@ -286,17 +288,17 @@ class DecodeEngine:
         def one_step(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             step, s = carry
             logits_bv, cache = self._model.step(weights, s["cache"], s["token"], s["position"])
-            drawn = _draw(logits_bv, fixed, s["drawn"])
+            generated = _sample(logits_bv, fixed, s["generated"])
             live_b = occupied_b & ~s["done"]
-            drawn_b = s["drawn"] + live_b
+            generated_b = s["generated"] + live_b
             record = jax.lax.dynamic_update_index_in_dim(
-                s["record"], _packed(*drawn).T, s["row"], 0
+                s["record"], _packed(*generated).T, s["row"], 0
             )
             return step + 1, {
-                "token": jnp.where(live_b, drawn[0], s["token"]),
+                "token": jnp.where(live_b, generated[0], s["token"]),
                 "position": s["position"] + live_b,
-                "drawn": drawn_b,
-                "done": s["done"] | (live_b & _ends(drawn[0], drawn_b, fixed)),
+                "generated": generated_b,
+                "done": s["done"] | (live_b & _ends(generated[0], generated_b, fixed)),
                 "row": (s["row"] + 1) % record.shape[0],
                 "record": record,
                 "cache": cache,
@@ -304,8 +306,8 @@ class DecodeEngine:
 
         start = (jnp.int32(0), {name: state[name] for name in names})
         steps, moved = jax.lax.while_loop(goes_on, one_step, start)
-        head = jnp.stack([steps, jnp.sum(moved["drawn"] - state["drawn"])])
-        return fixed | moved, jnp.concatenate([head, moved["drawn"], moved["done"]])
+        head = jnp.stack([steps, jnp.sum(moved["generated"] - state["generated"])])
+        return fixed | moved, jnp.concatenate([head, moved["generated"], moved["done"]])
 
     def _score_prefixes(self, weights: Weights, tokens_l: jax.Array) -> jax.Array:
         """float32 [l - 1]: log-probs of all tokens but the first, each given those before it."""
@@ -322,7 +324,9 @@ class DecodeEngine:
         [step, 3, slot]; a slot's rows start at ``born``. It holds twice the longest sample, as a
         sample that ends early in a call is read only after the call.
         """
-        zeros = {name: jnp.zeros(self.slots, jnp.int32) for name in ("token", "position", "drawn")}
+        zeros = {
+            name: jnp.zeros(self.slots, jnp.int32) for name in ("token", "position", "generated")
+        }
         rows = 2 * max(self.max_new_tokens - 1, 1)
         return (
             zeros
@@ -362,7 +366,7 @@ def _empty_settings(slots: int) -> dict[str, np.ndarray]:
     }
 
 
-def _draw(logits_bv: jax.Array, settings: State, place_b: jax.Array) -> Any:
+def _sample(logits_bv: jax.Array, settings: State, place_b: jax.Array) -> Any:
     return sample(
         logits_bv,
         uniforms(settings["seed"], place_b),
@@ -372,9 +376,9 @@ def _draw(logits_bv: jax.Array, settings: State, place_b: jax.Array) -> Any:
     )
 
 
-def _ends(token_b: jax.Array, drawn_b: jax.Array, settings: State) -> jax.Array:
+def _ends(token_b: jax.Array, generated_b: jax.Array, settings: State) -> jax.Array:
     stopped_b = jnp.any(token_b[:, None] == settings["stop"], axis=-1)
-    return stopped_b | (drawn_b >= settings["limit"])
+    return stopped_b | (generated_b >= settings["limit"])
 
 
 def _packed(token_b: jax.Array, full_b: jax.Array, sampled_b: jax.Array) -> jax.Array:
@@ -384,7 +388,7 @@ def _packed(token_b: jax.Array, full_b: jax.Array, sampled_b: jax.Array) -> jax.
 
 
 def _collect(state: State, slots_k: jax.Array) -> jax.Array:
-    """int32 [k, 3, max_new_tokens]: what ``_packed`` packed, in the order it was drawn."""
+    """int32 [k, 3, max_new_tokens]: what ``_packed`` packed, in the order it was generated."""
     ring = state["record"].shape[0]
     rows_kt = (state["born"][slots_k][:, None] + jnp.arange(ring // 2)) % ring
     later_kt3 = state["record"][rows_kt, :, slots_k[:, None]]

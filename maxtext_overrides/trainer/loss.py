@@ -95,7 +95,7 @@ def make_loss_fn(train: Any, objective: Objective, temperature: float) -> LossFn
       objective: traced by JAX. Its weight is a count, 0 or at least 1, as MaxText divides by
         max(sum of weights, 1). Its metrics are sums; they come out in
         ``aux["intermediate_outputs"]["rlax"]``, added up over micro-batches.
-      temperature: that the rollouts are drawn with.
+      temperature: that the rollouts are generated with.
 
     Raises:
       ConfigError: temperature 0; a greedy policy has no gradient.

@@ -177,7 +177,7 @@ class _Extension:
         }
 
     def validate_completed_steps(self, completed_steps: int, config_steps: int) -> None:
-        """Refuses nothing: ``setup_train_loop`` below ends the loop."""
+        """Rejects nothing: ``setup_train_loop`` below ends the loop."""
 
     def setup_train_loop(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def setup(config: Any, recorder: Any, devices: Any = None) -> Any:

@@ -42,7 +42,7 @@ class RequestError(WorkerError):
 class JetStreamDriver:
     """What ``LLMOrchestrator`` needs of a driver.
 
-    The proto knows neither temperature nor seed: a request is drawn with the settings under
+    The proto knows neither temperature nor seed: a request is generated with the settings under
     ``rlax.rollouts`` and a random seed. Its whole completion is one message of the stream.
     """
 
@@ -87,7 +87,7 @@ class JetStreamDriver:
     def _accept(self, request: Any) -> None:
         self._engine.submit([self._job(request)])
 
-    def _answer(self, request: Any, drawn: list[Rollout]) -> None:
+    def _answer(self, request: Any, generated: list[Rollout]) -> None:
         from jetstream.core.utils.return_sample import ReturnSample
 
         decode = self._engine.prompt_source().decode
@@ -95,7 +95,7 @@ class JetStreamDriver:
         request.return_channel.add_result(
             [
                 ReturnSample([storable(decode(r.tokens))] if as_text else [], r.tokens.tolist())
-                for r in drawn
+                for r in generated
             ]
         )
         request.return_channel.close()
@@ -127,11 +127,11 @@ class JetStreamDriver:
             seeds=tuple(secrets.randbits(64) for _ in range(samples)),
             sampling=sampling,
         )
-        if why := self._engine.refusal(group):
+        if why := self._engine.rejection(group):
             raise RequestError(why)
 
-        def deliver(drawn: list[Rollout]) -> None:
-            self._tokenizing.submit(self._reporting, self._answer, request, drawn)
+        def deliver(generated: list[Rollout]) -> None:
+            self._tokenizing.submit(self._reporting, self._answer, request, generated)
 
         def fail(error: Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits

@@ -29,7 +29,7 @@ from rlax_plugin.api import (
     WeightVersion,
     WorkerError,
     load_verified,
-    refusal,
+    rejection,
 )
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class JetstreamEngine(RolloutEngine):
           WorkerError: a request exceeds the configured limits, or the engine has failed.
         """
         for request in requests:
-            if why := self.refusal(request):
+            if why := self.rejection(request):
                 raise WorkerError(f"group {request.group_id}: {why}")
         if not requests:
             return
@@ -215,7 +215,7 @@ class JetstreamEngine(RolloutEngine):
 
     @property
     def ready(self) -> bool:
-        """Whether requests can be drawn: built, compiled, and holding weights."""
+        """Whether requests can be generated: built, compiled, and holding weights."""
         return self._error is None and self._version >= 0
 
     @property
@@ -224,12 +224,12 @@ class JetstreamEngine(RolloutEngine):
         with self._changed:
             return sum(len(job.waiting) for job in self._waiting)
 
-    def refusal(self, request: GroupRequest) -> str | None:
+    def rejection(self, request: GroupRequest) -> str | None:
         """Why the slots cannot hold a request; None if they can."""
-        return refusal(request, self.rollouts, self._deterministic, self.vocabulary)
+        return rejection(request, self.rollouts, self._deterministic, self.vocabulary)
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Queues groups; one that needs nothing drawn is delivered at once. Any thread.
+        """Queues groups; one that needs nothing generated is delivered at once. Any thread.
 
         Raises:
           WorkerError: the engine has failed or is closed.
@@ -360,7 +360,7 @@ class JetstreamEngine(RolloutEngine):
         return self._admissible() or any(job.abandoned() for job in self._waiting)
 
     def _admissible(self) -> bool:
-        """Whether a waiting group may be drawn with the weights in use."""
+        """Whether a waiting group may be generated with the weights in use."""
         return any(job.min_version <= self._version for job in self._waiting)
 
     def _install(self, swap: _Swap) -> None:

@@ -19,7 +19,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
     """Builds the decode engine on this process's devices; nothing is loaded or compiled yet.
 
     Raises:
-      ConfigError: the slots do not divide among the devices, or MaxText refuses the config.
+      ConfigError: the slots do not divide among the devices, or MaxText rejects the config.
       OverrideError: MaxText is not a tested version.
     """
     # MaxEngine uses TensorFlow only to read data; without it the import takes half as long.
@@ -43,7 +43,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
     """Validates MaxText's keys as a worker has them, and adds up what it needs of memory.
 
     Raises:
-      ConfigError: MaxText refuses the config.
+      ConfigError: MaxText rejects the config.
     """
     with passed_on(context.maxtext_argv):
         overrides = _sizes(context.section.rollouts, 1) | config.maxtext

@@ -5,7 +5,7 @@ of the trainer's own model in the trainer's layout, to which the weights are an 
 
     proximal    pi_old is the policy just before the first update. With one update per batch the
                 loss has it already, as the stop-gradient of its own log-probs.
-    reprefill   pi_old is, token by token, the policy of the version that drew the token, if it is
+    reprefill   pi_old is, token by token, the policy of the version that sampled it, if that is
                 the current one or the one of which a copy is kept: the newest but the current that
                 workers load which were there from the start, every ``staleness.reload_every``-th.
                 Of any other, and after a resume until that copy is there again, it is the proximal

@@ -62,7 +62,7 @@ class PassAt1:
 
     Args:
       arrays: of ``rows``.
-      temperature: that completions are drawn with.
+      temperature: that completions are generated with.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], temperature: float):

@@ -14,7 +14,7 @@ from rlax_plugin.api import (
     Descent,
     RlaxSection,
     Trainer,
-    TrainerLink,
+    TrainerPort,
     make_loss,
     resolve,
 )
@@ -28,42 +28,42 @@ log = logging.getLogger("rlax.trainer")
 
 
 class MaxTextTrainer(Trainer):
-    """Runs on the main thread; everything it calls on the link is called there."""
+    """Runs on the main thread; everything it calls on the port is called there."""
 
     def __init__(self, context: BuildContext):
         self._context = context
         self._section: RlaxSection = context.section
         self._descent: Descent | None = None
 
-    def _reporter(self, link: TrainerLink) -> Callable[[int, float], None]:
+    def _reporter(self, port: TrainerPort) -> Callable[[int, float], None]:
         most = self._section.warm_start.steps
 
         def report(step: int, pass_at_1: float) -> None:
             log.info("warm start: step %d, validation pass@1 %.3f", step, pass_at_1)
-            link.progress("warm start", step, most, f"(validation pass@1 {pass_at_1:.3f})")
+            port.progress("warm start", step, most, f"(validation pass@1 {pass_at_1:.3f})")
 
         return report
 
-    def _publisher(self, link: TrainerLink) -> Callable[[Loop], None]:
+    def _publisher(self, port: TrainerPort) -> Callable[[Loop], None]:
         """Publishes the weights of a loop, with the canary that workers must match."""
         from maxtext_overrides.trainer.train_loop import fresh_weights
         from rlax_maxtext.canary import CanaryForward
 
-        canary = CanaryForward(link.canary_tokens)
+        canary = CanaryForward(port.canary_tokens)
 
         def publish(loop: Loop) -> None:
             arrays = fresh_weights(loop)
-            link.publish(loop.completed, arrays, canary(loop, arrays))
+            port.publish(loop.completed, arrays, canary(loop, arrays))
 
         return publish
 
-    def run(self, link: TrainerLink) -> None:
+    def run(self, port: TrainerPort) -> None:
         """Trains to ``steps``, or until a stop is requested.
 
         Raises:
           ConfigError: MaxText's config and the ``rlax`` section disagree.
           OverrideError: MaxText is not a tested version.
-          Exception: whatever the link raised, unchanged.
+          Exception: whatever the port raised, unchanged.
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         from maxtext_overrides.config.loading import initialize
@@ -79,10 +79,10 @@ class MaxTextTrainer(Trainer):
         slots = resolve(self._section, self._context.part)
         if self._section.warm_start.enabled and self._descent is None:
             source = answered_prompts(self._context)
-            path = supervised.warm_start(argv, config, source, self._reporter(link))
+            path = supervised.warm_start(argv, config, source, self._reporter(port))
             config = initialize(argv, load_parameters_path=path)
 
-        publish = self._publisher(link)
+        publish = self._publisher(port)
         policies: Policies | None = None
         if slots.needs_reference or slots.needs_old_logprobs:
             policies = Policies(config, slots, self._section, self._context.run_url)
@@ -96,7 +96,7 @@ class MaxTextTrainer(Trainer):
             publish(loop)
 
         def batches(step: int) -> Mapping[str, np.ndarray]:
-            batch = link.next_batch(step)
+            batch = port.next_batch(step)
             if policies is None:
                 return batch
             assert running is not None, "a loop starts before it asks for a batch"
@@ -107,14 +107,14 @@ class MaxTextTrainer(Trainer):
 
             publish(loop)  # dispatched first: it runs while the metrics are waited for
             found = jax.device_get(dict(metrics))
-            link.step_done(loop.completed, found | (policies.metrics if policies else {}))
-            return link.stop_requested
+            port.step_done(loop.completed, found | (policies.metrics if policies else {}))
+            return port.stop_requested
 
         events = Events(
             batches=batches,
             on_step_end=on_step_end,
             on_start=on_start,
-            before_checkpoint=link.before_checkpoint,
+            before_checkpoint=port.before_checkpoint,
         )
         arrays = ARRAYS | (policies.arrays if policies else {})
         try:
@@ -154,7 +154,7 @@ class MaxTextTrainer(Trainer):
         updates = self._section.objective.updates_per_step
         return checkpoints(self._context.run_url, updates)
 
-    def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
+    def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``CheckpointReader``: MaxText's loop restores it, and has nothing left to train."""
         from maxtext_overrides.config.loading import initialize
         from maxtext_overrides.trainer.checkpoints import items
@@ -170,9 +170,9 @@ class MaxTextTrainer(Trainer):
             enable_checkpointing=True,
         )
         events = Events(
-            batches=link.next_batch,
+            batches=port.next_batch,
             on_step_end=lambda *_: True,
-            on_start=self._publisher(link),
+            on_start=self._publisher(port),
         )
         slots = resolve(self._section, self._context.part)
         run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))

@@ -2,7 +2,7 @@
 
 ``m`` is ``inputs.mismatch_bt``, pi_old / mu as the trainer computes pi_old. With ``old_policy:
 sampler`` it computes none, and m is pi_theta / mu at each update. A correction looks at m only, so
-it composes with every term; ``ratio`` says what a factor multiplies by, and ``resolve`` refuses two
+it composes with every term; ``ratio`` says what a factor multiplies by, and ``resolve`` rejects two
 that make no sense together. Aggregation weights are not re-normalised for what a factor removes.
 """
 

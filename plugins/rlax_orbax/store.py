@@ -257,7 +257,7 @@ def _read_error(what: str, error: Exception) -> WeightsError:
 
 
 def _write_error(what: str, error: Exception) -> WeightsError:
-    """What TensorStore refuses to begin with would be refused again."""
+    """What TensorStore rejects to begin with would be rejected again."""
     passing = isinstance(error, OSError) or _STATUS.match(str(error))
     kind = WeightsUnwritableError if passing else WeightsError
     return kind(f"cannot write {what}: {error}")

@@ -21,7 +21,7 @@ def new_plugin(
     kind: Annotated[
         str,
         typer.Option(
-            help="what it offers: reward, gate, advantage, ...; a wrong one lists them all"
+            help="what it offers: reward, filter, advantage, ...; a wrong one lists them all"
         ),
     ],
     directory: Annotated[
@@ -88,7 +88,7 @@ def check_plugin(
 
 
 def _parsed(options: list[str]) -> dict[str, dict[str, Any]]:
-    """``kind/name`` -> options, of texts such as ``gate/narrow.high=0.5``."""
+    """``kind/name`` -> options, of texts such as ``filter/narrow.high=0.5``."""
     from rlax_plugin.config.loading import overridden
     from rlax_plugin.errors import ConfigError
 

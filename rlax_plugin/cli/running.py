@@ -95,7 +95,7 @@ def serve(
         if controller is None:
             from rlax_plugin.worker.standalone import serve_run
 
-            _refuse_without_controller(what, name, with_parent)
+            _reject_without_controller(what, name, with_parent)
             serve_run(
                 what,
                 overrides or (),
@@ -151,7 +151,7 @@ def parameter_server(
         from rlax_plugin.weights.service import serve_parameter_server
 
         section, _ = load_section(config, overrides or ())
-        Network(host=host, port=port)  # refuses what the config would refuse
+        Network(host=host, port=port)  # rejects what the config would reject
         if index is not None:
             check_file_writable("--index", str(index), section.deadlines.rpc_s)
         context = BuildContext.outside_run(section)
@@ -175,7 +175,7 @@ def _check_address(key: str, address: str) -> None:
         raise ConfigError(key, address, "must be host:port")
 
 
-def _refuse_without_controller(what: str, name: str | None, with_parent: bool) -> None:
+def _reject_without_controller(what: str, name: str | None, with_parent: bool) -> None:
     if what.endswith(".yml"):
         reason = "is needed with a config; to serve a trained run, give its directory instead"
         raise ConfigError("--controller", None, reason)

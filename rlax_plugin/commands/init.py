@@ -109,7 +109,7 @@ def questions() -> tuple[Question, ...]:
 
 
 def check_target(path: Path, force: bool) -> None:
-    """Refuses a file that MaxText would not read, or that exists.
+    """Rejects a file that MaxText would not read, or that exists.
 
     Raises:
       ConfigError: see above.
@@ -256,7 +256,7 @@ def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
     groups = answers.groups_per_step or (64 if tiny else 16)
     samples = groups * answers.group_size
     trainer = {"warm_start": dict(task.warm_start)} if tiny and task.warm_start else {}
-    gates = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
+    filters = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
     return {
         **({"plugins": [task.plugin]} if task.plugin else {}),
         "seed": 0,
@@ -272,7 +272,7 @@ def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
             "slots": min(_MOST_SLOTS, -(-samples // answers.workers)),
         },
         "staleness": {"reload_every": 1, "max_staleness": answers.staleness},
-        "curation": {"sampler": {"name": "learnability"}, "gates": gates},
+        "curation": {"sampler": {"name": "learnability"}, "filters": filters},
         "objective": {"preset": answers.preset},
         "weights": {"store": {"name": "orbax"}, "keep": 2},
         "evaluation": dict(task.evaluation),

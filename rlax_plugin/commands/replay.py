@@ -21,7 +21,7 @@ from rlax_plugin.config.loading import load_section
 from rlax_plugin.controller import descent
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import batches, loss
-from rlax_plugin.ports.protocols import Arrays, BuildContext, Trainer, TrainerLink
+from rlax_plugin.ports.protocols import Arrays, BuildContext, Trainer, TrainerPort
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
@@ -36,7 +36,7 @@ log = logging.getLogger("rlax.replay")
 _OURS = {CONFIG, "trainer.log", "replayed"}  # what a replay leaves
 
 
-class ReplayLink(TrainerLink):
+class ReplayPort(TrainerPort):
     """Gives a trainer recorded batches, and compares the versions that it makes of them.
 
     Attributes:
@@ -179,7 +179,7 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     with quiet(directory / "trainer.log") as console:
         with Progress(console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task(f"replaying {files.url}", total=last_step)
-            link = ReplayLink(
+            port = ReplayPort(
                 section,
                 algorithm,
                 files,
@@ -188,19 +188,19 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
                 recorded,
                 lambda step: progress.update(bar, completed=step),
             )
-            trainer.run(link)
-        compared = [version for version in link.digests if version in recorded]
-        if link.differing:
+            trainer.run(port)
+        compared = [version for version in port.digests if version in recorded]
+        if port.differing:
             console.print(
-                f"different: version {min(link.differing)} is the first of {len(link.differing)} "
+                f"different: version {min(port.differing)} is the first of {len(port.differing)} "
                 f"of {len(compared)} versions that came out otherwise than in the run"
             )
             return 1
-        if unknown := sorted(link.digests.keys() - recorded.keys()):
+        if unknown := sorted(port.digests.keys() - recorded.keys()):
             console.print(f"not compared, as the run did not live to record them: {unknown}")
         last = max(compared)
         console.print(
             f"identical: {len(compared)} versions, the last is version {last} "
-            f"with digest {link.digests[last]}"
+            f"with digest {port.digests[last]}"
         )
     return 0

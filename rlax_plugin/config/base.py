@@ -24,7 +24,7 @@ Processes = Annotated[int, Field(ge=1, le=1024)]
 
 
 def _printable(text: str) -> str:
-    """Refuses what no file system, terminal or log takes as it is."""
+    """Rejects what no file system, terminal or log takes as it is."""
     if not text.isprintable():
         raise ValueError("must be a path without control characters")
     return text
@@ -47,7 +47,7 @@ def _is_port(text: str) -> bool:
 class Section(BaseModel):
     """Base of every config class, also of a plug-in's.
 
-    Frozen; unknown keys are refused, and so are NaN and infinity, unless a field is declared with
+    Frozen; unknown keys are rejected, and so are NaN and infinity, unless a field is declared with
     ``Field(allow_inf_nan=True)``.
     """
 

@@ -40,7 +40,7 @@ class Evaluation(Section):
     every: NonNegativeInt = Field(
         default=0,
         description="RL steps between evaluations while training goes on: a worker is kept at one "
-        "version for each and draws for training again afterwards; 0: none",
+        "version for each and generates for training again afterwards; 0: none",
     )
     sets: dict[str, EvaluationSet] = Field(
         default_factory=dict,

@@ -68,8 +68,8 @@ def load_section(
                 f"the environment variable {variable} would change it for MaxText only: unset it"
             )
             raise ConfigError(key, content.get(key), reason)
-        _refuse_interpolation(key, content.get(key))
-    _refuse_interpolation("rlax", raw)
+        _reject_interpolation(key, content.get(key))
+    _reject_interpolation("rlax", raw)
     if (steps := content.get("steps")) is not None:
         content["steps"] = _whole_steps(steps)
     _check_run_name(content.get("run_name"))
@@ -284,12 +284,12 @@ def _name(part: Any, key: str) -> Any:
     return part.get("name", _DEFAULT_NAMES.get(key)) if isinstance(part, Mapping) else None
 
 
-def _refuse_interpolation(key: str, value: Any) -> None:
+def _reject_interpolation(key: str, value: Any) -> None:
     if isinstance(value, Mapping):
         for name, item in value.items():
-            _refuse_interpolation(f"{key}.{name}", item)
+            _reject_interpolation(f"{key}.{name}", item)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _refuse_interpolation(f"{key}.{index}", item)
+            _reject_interpolation(f"{key}.{index}", item)
     elif isinstance(value, str) and "${" in value:
         raise ConfigError(key, value, "interpolation is not possible here: write the value itself")

@@ -23,7 +23,7 @@ class KL(Section):
         default=0.0, description="beta, per nat; 0: no KL, and no reference policy is kept"
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k3", description="of the divergence, from the log-probs of the tokens drawn"
+        default="k3", description="of the divergence, from the log-probs of the tokens generated"
     )
     placement: Literal["loss", "reward"] = Field(
         default="loss",

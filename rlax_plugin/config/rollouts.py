@@ -1,4 +1,4 @@
-"""How samples are asked for, drawn, chosen, and laid out in batches."""
+"""How samples are asked for, generated, chosen, and laid out in batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlax_plugin.errors import ConfigError
 
 
 class Rollouts(Section):
-    """How completions are drawn."""
+    """How completions are generated."""
 
     engine: Annotated[Choice, DefaultPart("jetstream")] = Field(
         default=Choice(name="jetstream"), description="rollout engine of the workers"
@@ -27,7 +27,7 @@ class Rollouts(Section):
     groups_per_step: PositiveInt = Field(
         default=8,
         description="groups in one training batch; with rlax.batches.tokens, how many are expected "
-        "to hold that many tokens: so many are drawn ahead",
+        "to hold that many tokens: so many are generated ahead",
     )
     max_prompt_tokens: PositiveInt = Field(default=16, description="longest prompt, tokens")
     max_new_tokens: PositiveInt = Field(
@@ -45,7 +45,9 @@ class Rollouts(Section):
     top_p: Annotated[float, Field(ge=1e-6, le=1)] = Field(
         default=1.0, description="1.0 keeps all, as training needs; see top_k"
     )
-    ignore_stop: bool = Field(default=False, description="always draw max_new_tokens (benchmarks)")
+    ignore_stop: bool = Field(
+        default=False, description="always generate max_new_tokens (benchmarks)"
+    )
     slots: PositiveInt = Field(default=64, description="sequences a worker decodes at once")
     on_new_weights: Literal["finish", "continue", "discard"] = Field(
         default="finish",
@@ -99,8 +101,8 @@ class Curation(Section):
     sampler: Annotated[Choice, DefaultPart("shuffled")] = Field(
         default=Choice(name="shuffled"), description="curation.sample"
     )
-    gates: tuple[Choice, ...] = Field(
-        default=(), description="all must admit a group, in this order"
+    filters: tuple[Choice, ...] = Field(
+        default=(), description="all must accept a group, in this order"
     )
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
         default=8.0, description="groups of one prompt after which an old outcome counts half"

@@ -1,6 +1,6 @@
 """YAML as a config may hold it: text, numbers, lists and mappings, whatever a file says.
 
-What YAML can express beyond it is refused where it is read, with the key: values that contain
+What YAML can express beyond it is rejected where it is read, with the key: values that contain
 themselves, numbers of a thousand digits, keys that are no text.
 """
 
@@ -72,7 +72,7 @@ def parse(text: str | bytes, where: str, given: str | None = None) -> Any:
 
 
 def _check(content: Any, where: str, is_file: bool) -> None:
-    """Refuses what cannot be written as JSON, or not within reason."""
+    """Rejects what cannot be written as JSON, or not within reason."""
     left: list[tuple[str, Any, int]] = [("" if is_file else where, content, 0)]
     seen = 0
     while left:

@@ -1,4 +1,4 @@
-"""Which of the admitted groups make a batch: so many groups or so many tokens, and what fits."""
+"""Which of the accepted groups make a batch: so many groups or so many tokens, and what fits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BatchRule:
         """The next batch; None while it is not complete.
 
         Args:
-          groups: admitted ones in issue order. No older one is still to come.
+          groups: accepted ones in issue order. No older one is still to come.
 
         Raises:
           TrainingError: not even one group can be laid out.
@@ -58,7 +58,7 @@ class BatchRule:
         for count in range(complete, 0, -1):
             if self._fits(groups[:count]):
                 return tuple(groups[:count])
-        # A config whose batch cannot hold any one group is refused.
+        # A config whose batch cannot hold any one group is rejected.
         raise TrainingError(
             f"group {groups[0].id} with samples of {sizes(groups[:1])} positions does not fit into "
             f"{self.rows} rows of {self.length}"
@@ -87,14 +87,14 @@ class BatchRule:
             return f"{_tokens(groups)} of {self.tokens} tokens"
         return f"{len(groups)} of {self.groups}"
 
-    def too_few(self, refused: int) -> str:
-        """For messages: why there are too few, ``refused`` groups having been refused."""
-        if self.tokens and refused < self.groups:
+    def too_few(self, rejected: int) -> str:
+        """For messages: why there are too few, ``rejected`` groups having been rejected."""
+        if self.tokens and rejected < self.groups:
             return (
                 f"{self.groups} groups, rlax.rollouts.groups_per_step, are expected to hold "
                 f"rlax.batches.tokens = {self.tokens}: raise the one or lower the other"
             )
-        return "The task is too easy, too hard, or the gates are too strict"
+        return "The task is too easy, too hard, or the filters are too strict"
 
     def _complete(self, groups: Sequence[Group]) -> int | None:
         """The number of groups, from the first, that complete a batch; perhaps more than fit."""

@@ -115,9 +115,9 @@ class Controller:
         store = self._part("weight_store", s.weights.store, "rlax.weights.store")
         self.store: WeightStore = store
         sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
-        gates = [
-            self._part("gate", choice, f"rlax.curation.gates.{i}")
-            for i, choice in enumerate(s.curation.gates)
+        filters = [
+            self._part("filter", choice, f"rlax.curation.filters.{i}")
+            for i, choice in enumerate(s.curation.filters)
         ]
         self.trackers: list[Tracker] = []
         undo.ends_trackers(self.trackers, s.trackers)
@@ -169,7 +169,7 @@ class Controller:
         self.flow = Flow(
             section=s,
             source=self.source,
-            gates=gates,
+            filters=filters,
             advantage_slot=self._advantage_slot(),
             dispatcher=generation.dispatcher,
             rewards=generation.rewards,
@@ -243,8 +243,8 @@ class Controller:
         self.dashboard.message(f"worker {worker} is quarantined: {reason}")
         self.flow.distrust(worker)
 
-    def _on_scored(self, group: Group, refused: str | None) -> None:
-        self._hook("rlax_on_group_scored", group=group, refused=refused)
+    def _on_scored(self, group: Group, rejected: str | None) -> None:
+        self._hook("rlax_on_group_scored", group=group, rejected=rejected)
 
     def _on_published(self, version: WeightVersion) -> None:
         self.latest_version = version.version

@@ -21,14 +21,14 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.recovery import Recovery, ReplayInterval
-from rlax_plugin.controller.refill import ALL_FAILED, too_few_admitted
+from rlax_plugin.controller.refill import ALL_FAILED, too_few_accepted
 from rlax_plugin.controller.run_state import Open, RunState
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.errors import RlaxError, TrainingError
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.advantages import AdvantageSlot
-from rlax_plugin.ports.protocols import Gate, PromptSource
+from rlax_plugin.ports.protocols import Filter, PromptSource
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
 from rlax_plugin.records.recorder import Commit, Recorder
@@ -40,7 +40,7 @@ from rlax_plugin.types import Group, GroupRequest
 
 
 class Flow:
-    """Issues groups, has them scored and admitted, and hands out batches in issue order.
+    """Issues groups, has them scored and accepted, and hands out batches in issue order.
 
     Lives on the controller's event loop. ``wake`` is to be called whenever something changed that
     it does not see itself: a version was published.
@@ -48,7 +48,7 @@ class Flow:
     Args:
       latest_version: newest published weight version.
       advantage_slot: called with each new batch.
-      on_scored: called with each scored group and why it was refused, None if admitted.
+      on_scored: called with each scored group and why it was rejected, None if accepted.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class Flow:
         *,
         section: RlaxSection,
         source: PromptSource,
-        gates: Sequence[Gate],
+        filters: Sequence[Filter],
         advantage_slot: AdvantageSlot,
         dispatcher: Dispatcher,
         rewards: RewardPool,
         run_state: RunState,
         recorder: Recorder,
         latest_version: Callable[[], int],
-        on_scored: Callable[[Group, str | None], None] = lambda group, refused: None,
+        on_scored: Callable[[Group, str | None], None] = lambda group, rejected: None,
     ):
-        self._section, self._source, self._gates = section, source, gates
+        self._section, self._source, self._filters = section, source, filters
         self._advantage_slot = advantage_slot
         self._dispatcher, self._rewards = dispatcher, rewards
         self._latest_version, self._on_scored = latest_version, on_scored
@@ -182,7 +182,7 @@ class Flow:
         if self.run_state.open or self._rule.completes(ready):
             return  # what is still in flight may yet do
         self.fail(
-            too_few_admitted(
+            too_few_accepted(
                 self.run_state.next_step,
                 self.run_state.issued_for_step,
                 self._rule,
@@ -206,7 +206,7 @@ class Flow:
 
     async def _one_group(self, request: GroupRequest, one: Open) -> None:
         try:
-            group = await self._drawn_and_scored(request, one)
+            group = await self._generated_and_scored(request, one)
             self._judge(group)
         except Exception as error:  # noqa: BLE001  stops the run: the trainer's wait raises it
             self.fail(error)
@@ -215,13 +215,13 @@ class Flow:
         self.wake()
         self._give_turn()
 
-    async def _drawn_and_scored(self, request: GroupRequest, one: Open) -> Group:
+    async def _generated_and_scored(self, request: GroupRequest, one: Open) -> Group:
         while True:
             request, rollouts, workers = await self._dispatcher.submit(request)
-            drawn_s = time.perf_counter()
+            generated_s = time.perf_counter()
             rollouts = await self._rewards.score(one.prompt, decoded(self._source, rollouts))
-            self.stats.last_drawn_s = drawn_s
-            self.stats.reward_s += time.perf_counter() - drawn_s
+            self.stats.last_generated_s = generated_s
+            self.stats.reward_s += time.perf_counter() - generated_s
             if self._section.deterministic:
                 await self._my_turn(request.group_id)
             if all(worker.trusted for worker in workers):
@@ -239,7 +239,7 @@ class Flow:
         )
 
     async def _my_turn(self, group_id: int) -> None:
-        """Deterministic mode: groups are judged in issue order, whoever is drawn first."""
+        """Deterministic mode: groups are judged in issue order, whoever is generated first."""
         if group_id != min(self.run_state.open):
             turn = self._turns[group_id] = asyncio.get_running_loop().create_future()
             await turn  # no longer than the older groups take, each of which has its deadlines
@@ -252,8 +252,10 @@ class Flow:
     def _judge(self, group: Group) -> None:
         rollouts, rewards = group.rollouts, group.rewards
         valid = ~np.isnan(rewards)
-        refusals = (one_line(why, 200) for gate in self._gates if (why := gate.refuse(group)))
-        refused = next(refusals, None) if valid.any() else ALL_FAILED
+        rejections = (
+            one_line(why, 200) for filter in self._filters if (why := filter.reject(group))
+        )
+        rejected = next(rejections, None) if valid.any() else ALL_FAILED
         self._note(
             ev.Generated(
                 group=group.id,
@@ -266,14 +268,14 @@ class Flow:
             )
         )
         passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
-        scored = ev.Scored(group.id, passed, int(valid.sum()), refused)
+        scored = ev.Scored(group.id, passed, int(valid.sum()), rejected)
         self.run_state.apply(scored, group)
-        self._recorder.add(scored, (group, refused))
-        self.stats.scored.append((group, refused))
-        self._on_scored(group, refused)
+        self._recorder.add(scored, (group, rejected))
+        self.stats.scored.append((group, rejected))
+        self._on_scored(group, rejected)
 
     def distrust(self, worker: str) -> None:
-        """Nothing that a worker has drawn will train, but for batches that are recorded already."""
+        """A worker's samples will not train, except in batches that are recorded already."""
         if self._running:
             self._drop_of(worker)
             self.wake()
@@ -356,7 +358,7 @@ class Flow:
         return commit, state
 
     def _ready(self) -> list[Group]:
-        """Admitted groups, in issue order."""
+        """Accepted groups, in issue order."""
         return [self.run_state.ready[group_id] for group_id in sorted(self.run_state.ready)]
 
     def _oldest(self, step: int) -> tuple[Group, ...] | None:

@@ -1,4 +1,4 @@
-"""What draws and scores groups, for a run or for an evaluation alone: everything but the order."""
+"""Generates and scores groups, for a run or for an evaluation alone, in whatever order."""
 
 from __future__ import annotations
 

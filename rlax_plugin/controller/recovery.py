@@ -43,7 +43,7 @@ class ReplayInterval:
     Attributes:
       segment, checksum: of the journal, where it ends.
       events: in order; ``Trained`` is among the last if they lead to a batch.
-      judged: group id -> group and why it was refused.
+      judged: group id -> group and why it was rejected.
       segment_of: group id -> the segment in whose rollouts file it is.
       batch: of the step that it leads to, in row order.
     """
@@ -150,7 +150,9 @@ class Recovery:
         """What happened after the last recorded batch."""
         stretch = self._load(self._rest)
         events, rows = self._tail
-        judged = {g.id: (g, refused) for table in rows for g, refused in samples.from_table(table)}
+        judged = {
+            g.id: (g, rejected) for table in rows for g, rejected in samples.from_table(table)
+        }
         return dataclasses.replace(
             stretch,
             events=stretch.events + tuple(events),
@@ -163,11 +165,11 @@ class Recovery:
         batch: list[ScoredGroup] = []
         for segment, _ in segments:
             batch = journal.read_samples(self._files, segment, segment.batch)
-            for group, refused in journal.read_samples(self._files, segment, segment.rollouts):
-                judged[group.id] = (group, refused)
+            for group, rejected in journal.read_samples(self._files, segment, segment.rollouts):
+                judged[group.id] = (group, rejected)
                 segment_of[group.id] = segment.number
-        for group, refused in batch:
-            judged.setdefault(group.id, (group, refused))
+        for group, rejected in batch:
+            judged.setdefault(group.id, (group, rejected))
         last, checksum = segments[-1] if segments else (None, self.checksum)
         return ReplayInterval(
             segment=self.segment if last is None else last.number,

@@ -10,10 +10,10 @@ from rlax_plugin.errors import TrainingError
 from rlax_plugin.types import Group
 
 ALL_FAILED = "all rewards failed"
-"""The reason of a group without a single reward; every other reason is a gate's."""
+"""The reason of a group without a single reward; every other reason is a filter's."""
 
 
-def too_few_admitted(
+def too_few_accepted(
     step: int,
     issued: int,
     rule: BatchRule,
@@ -24,14 +24,14 @@ def too_few_admitted(
 
     Args:
       issued: groups, for this step.
-      ready: admitted groups that wait for it.
+      ready: accepted groups that wait for it.
       scored: groups scored since the last batch, each with the reason why it was rejected.
     """
     reasons = Counter(reason for _, reason in scored if reason)
-    refused = ", ".join(f"{count} because {why}" for why, count in reasons.most_common())
+    rejected = ", ".join(f"{count} because {why}" for why, count in reasons.most_common())
     return TrainingError(
-        f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were admitted "
-        f"(refused: {refused or 'none'}). {_why(reasons, rule, scored)}"
+        f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were accepted "
+        f"(rejected: {rejected or 'none'}). {_why(reasons, rule, scored)}"
     )
 
 

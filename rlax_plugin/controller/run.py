@@ -128,7 +128,7 @@ class _Run:
         self._section: RlaxSection = context.section
         self._last_step, self._console, self._began_s = last_step, console, began_s
         self._dashboard = Dashboard(console, last_step)
-        self._link: Link | None = None
+        self._port: Link | None = None
         self._closing = False
 
     @functools.cached_property
@@ -139,7 +139,7 @@ class _Run:
         return batches.batch_of(self._section, self._objective.algorithm, step, groups)
 
     def execute(self) -> int:
-        # What it refuses, it refuses before a worker is started.
+        # What it rejects, it rejects before a worker is started.
         trainer: Trainer = self._registry.part(
             "trainer", self._section.trainer, "rlax.trainer", self._context
         )
@@ -209,7 +209,7 @@ class _Run:
         def step_finished(done: FinishedStep) -> None:
             controller.step_finished(done, publisher.last_s)
 
-        link = Link(
+        port = Link(
             loop=thread.loop,
             section=self._section,
             canary_tokens=canary_tokens(
@@ -225,12 +225,12 @@ class _Run:
             progress=self._dashboard.progress,
             pace=controller.pace,
         )
-        self._link = link
+        self._port = port
         try:
-            trainer.run(link)
+            trainer.run(port)
         finally:
-            self._link = None
-        return link.stop_requested
+            self._port = None
+        return port.stop_requested
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -243,10 +243,10 @@ class _Run:
         def stop(number: int, frame: object) -> None:
             if self._closing:
                 return
-            link = self._link
-            if link is None or not link.training or link.stop_requested:
+            port = self._port
+            if port is None or not port.training or port.stop_requested:
                 raise KeyboardInterrupt
-            link.request_stop()
+            port.request_stop()
             self._dashboard.message("stopping after this step, with a checkpoint (again: at once)")
 
         previous = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}

@@ -88,7 +88,7 @@ def holds_results(files: RunFiles) -> bool:
 def check_same_run(
     files: RunFiles, digest: str, config: Mapping[str, Any], argv: Sequence[str]
 ) -> None:
-    """Refuses to continue another run, and says how to go on from its weights.
+    """Rejects to continue another run, and says how to go on from its weights.
 
     Args:
       config: the merged one, whose hash ``digest`` is.

@@ -39,8 +39,8 @@ class Totals:
 
     issued: int = 0
     reissued: int = 0
-    admitted: int = 0
-    filtered: Counter[str] = field(default_factory=Counter)
+    accepted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     trained: int = 0
     samples: int = 0
@@ -55,7 +55,7 @@ class RunState:
 
     Attributes:
       open: group id -> issued, not yet scored; in issue order.
-      ready: group id -> admitted, not yet trained.
+      ready: group id -> accepted, not yet trained.
       segment_of: group id of a ready group -> journal segment in whose rollouts file it is.
       next_step: the step whose batch is next, from 1.
       issued_for_step: groups issued since the last batch.
@@ -146,11 +146,11 @@ class RunState:
         del self.open[event.group]
         self.rates.observe(group.prompt.id, event.passed, event.scored)
         self.totals.reward_errors += len(group.rollouts) - event.scored
-        if event.refused is None:
+        if event.rejected is None:
             self.ready[event.group] = group
-            self.totals.admitted += 1
+            self.totals.accepted += 1
         else:
-            self.totals.filtered[event.refused] += 1
+            self.totals.rejected[event.rejected] += 1
 
     def _take(self, group_id: int) -> None:
         del self.ready[group_id]
@@ -203,7 +203,7 @@ class RunState:
         self._sampler.restore(state["sampler"])
         self.rates.restore(state["pass_rates"])
         totals = dict(state["totals"])
-        for name in ("filtered", "dropped"):
+        for name in ("rejected", "dropped"):
             totals[name] = Counter(totals[name])
         self.totals = Totals(**totals)
         wanted = {one["prompt"] for one in state["open"]}

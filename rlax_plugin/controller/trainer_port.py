@@ -13,14 +13,14 @@ from rlax_plugin.concurrency.supervision import result_within
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.metrics.step import FinishedStep, StepStats, StepTimes
-from rlax_plugin.ports.protocols import Arrays, TrainerLink
+from rlax_plugin.ports.protocols import Arrays, TrainerPort
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.types import Canary, Group, Prompt, TrainBatch
 from rlax_plugin.weights.publisher import Publisher
 
 T = TypeVar("T")
 _CANARY_TOKENS = 16
-Drawn = tuple[tuple[Group, ...], StepStats]
+Generated = tuple[tuple[Group, ...], StepStats]
 BuildBatch = Callable[[int, tuple[Group, ...]], TrainBatch]
 
 
@@ -35,8 +35,8 @@ def canary_tokens(prompts: Sequence[Prompt], max_prompt_tokens: int) -> np.ndarr
     return found[:limit].astype(np.int32)
 
 
-class Link(TrainerLink):
-    """Implements ``TrainerLink`` on top of the controller and a ``Publisher``.
+class Link(TrainerPort):
+    """Implements ``TrainerPort`` on top of the controller and a ``Publisher``.
 
     Args:
       loop: the controller's event loop, which runs on another thread.
@@ -45,7 +45,7 @@ class Link(TrainerLink):
       next_groups: run on the event loop; waits for the groups of a step.
       started: called on the event loop with the first published step, when weights exist.
       finished: called on the event loop with each finished step.
-      canary_tokens: see ``TrainerLink``.
+      canary_tokens: see ``TrainerPort``.
       progress: called on the event loop with (phase, done, of, note).
       snapshot: run on the event loop before each checkpoint, with what is known of its step before
         the trainer has reported it; on disk when it returns.
@@ -59,7 +59,7 @@ class Link(TrainerLink):
         section: RlaxSection,
         canary_tokens: np.ndarray,
         begun: Callable[[], Coroutine[Any, Any, None]],
-        next_groups: Callable[[int], Coroutine[Any, Any, Drawn]],
+        next_groups: Callable[[int], Coroutine[Any, Any, Generated]],
         publisher: Publisher,
         build_batch: BuildBatch,
         started: Callable[[int], None],
@@ -76,7 +76,7 @@ class Link(TrainerLink):
         self._pace = pace
         self._first_publish = True
         self._stop = False
-        self._current: Drawn | None = None
+        self._current: Generated | None = None
         self._times = StepTimes()
         self._batch_at_s = 0.0
         self._last_done_s = time.perf_counter()

@@ -213,7 +213,7 @@ def _prompts(
 
 
 class Evaluator:
-    """Draws and scores problem sets at one weight version."""
+    """Generates and scores problem sets at one weight version."""
 
     def __init__(
         self, section: RlaxSection, dispatcher: Dispatcher, sets: Sequence[ProblemSet]
@@ -233,12 +233,12 @@ class Evaluator:
         A sample whose reward failed counts as not passed; how many did is a measure of its own.
 
         Args:
-          version: to draw with; unless ``pinned``, a newer one will do.
+          version: to generate with; unless ``pinned``, a newer one will do.
           progress: called with groups done and groups in all.
-          pinned: draws with exactly this version, on the workers that are kept at it.
+          pinned: generates with exactly this version, on the workers that are kept at it.
 
         Raises:
-          RlaxError: a group cannot be drawn.
+          RlaxError: a group cannot be generated.
         """
         exactly = version if pinned else None
         done = 0

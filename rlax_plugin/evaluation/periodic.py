@@ -21,7 +21,7 @@ log = logging.getLogger("rlax.controller")
 class PeriodicEvaluation:
     """Evaluates every ``every``-th version as soon as it is published, one at a time.
 
-    A lease keeps the version, and ``Fleet.pin`` a worker at it: the other workers go on drawing for
+    A lease keeps the version, and ``Fleet.pin`` a worker at it: the others go on generating for
     training. With one worker alone an evaluation waits for a second one, until the next is due. One
     that is skipped or fails is noted and counted; training does not depend on it.
 
@@ -113,7 +113,7 @@ class PeriodicEvaluation:
     async def finish(self) -> None:
         """Waits for the running one, for which every worker may be used now.
 
-        Training must have ended. Each group that is still to be drawn has its own deadlines.
+        Training must have ended. Each group that is still to be generated has its own deadlines.
         """
         self._fleet.training = False
         if self._running is not None:

@@ -16,7 +16,7 @@ class Evaluated:
     """What was measured at one weight version.
 
     Attributes:
-      version: that everything was drawn with.
+      version: that everything was generated with.
       sets: name -> measure -> estimate, see ``statistics.measures``; the main set comes first.
       failures: set -> why one of its rewards failed, where any did.
     """

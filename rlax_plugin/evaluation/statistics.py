@@ -94,7 +94,7 @@ def exact_pass_at_k(p_b: ArrayLike, k: int) -> float:
         raise ValueError(f"pass@k needs k >= 1, got {k}")
     if p_b.ndim != 1 or p_b.size == 0:
         raise ValueError(f"expected probabilities [problems], at least one, got shape {p_b.shape}")
-    if not (p_b.min() >= 0.0 and p_b.max() <= 1.0):  # also refuses NaN
+    if not (p_b.min() >= 0.0 and p_b.max() <= 1.0):  # also rejects NaN
         raise ValueError("probabilities must lie in [0, 1]")
     with np.errstate(divide="ignore"):  # p = 1 gives log 0 = -inf and exp -inf = 0, as it should
         return float(np.mean(-np.expm1(k * np.log1p(-p_b))))

@@ -111,8 +111,8 @@ STAGES: tuple[Stage, ...] = (
         "every step",
         (
             ("groups_issued", "groups", "asked of workers"),
-            ("groups_scored", "groups", "drawn and scored"),
-            ("groups_filtered", "groups", "refused by a gate"),
+            ("groups_scored", "groups", "generated and scored"),
+            ("groups_rejected", "groups", "rejected by a filter"),
             ("groups_dropped", "groups", "too stale to train, or from a worker not to be trusted"),
         ),
     ),
@@ -148,7 +148,7 @@ STAGES: tuple[Stage, ...] = (
         "The workers.",
         "every step",
         (
-            ("tokens", "tokens", "drawn, of the groups scored since the last step"),
+            ("tokens", "tokens", "generated, of the groups scored since the last step"),
             ("workers", "workers", "registered at the step's end"),
         ),
     ),
@@ -164,7 +164,7 @@ STAGES: tuple[Stage, ...] = (
             ("publish_on_loop_s", "s", "the trainer hands its weights over"),
             ("publish_s", "s", "the weight version written last takes"),
             ("commit_s", "s", "until the batch and its journal are on disk"),
-            ("generate_s", "s", "from the first group issued to the last one drawn"),
+            ("generate_s", "s", "from the first group issued to the last one generated"),
             ("reward_s", "s", "mean over scored groups, their waits included"),
         ),
     ),
@@ -191,7 +191,7 @@ STAGES: tuple[Stage, ...] = (
             (
                 "reprefill_missed",
                 "fraction",
-                "tokens that take the proximal policy: the weights that drew them are gone",
+                "tokens that take the proximal policy: the weights that generated them are gone",
                 "old_policy: reprefill",
             ),
             ("clip_fraction_high", "fraction", "tokens with A > 0 and a ratio too high", _PART),
@@ -213,8 +213,8 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "logprob_gap",
-        "Difference in size of the trainer's and the sampler's log-probs, of tokens drawn with the "
-        "weights that train. The upper two come from a histogram: at most 1.45 times too large.",
+        "Difference in size of the trainer's and the sampler's log-probs, of tokens generated with "
+        "the weights that train. The upper two come from a histogram: up to 1.45 times too large.",
         "every step",
         (
             ("tokens", "tokens", "that the other figures are of"),

@@ -26,14 +26,14 @@ class StepStats:
     dropped: int = 0
     issued: int = 0
     first_issued_s: float = math.inf  # of time.perf_counter
-    last_drawn_s: float = -math.inf
+    last_generated_s: float = -math.inf
     reward_s: float = 0.0  # summed over groups, which are scored side by side
     commit_s: float = 0.0  # until the batch was on disk
 
     @property
     def generate_s(self) -> float:
-        """From the first group issued to the last one drawn."""
-        return max(0.0, self.last_drawn_s - self.first_issued_s)
+        """From the first group issued to the last one generated."""
+        return max(0.0, self.last_generated_s - self.first_issued_s)
 
 
 @dataclass(slots=True)
@@ -76,14 +76,14 @@ def step_metrics(
     lengths = [len(r.tokens) for g in scored for r in g.rollouts]
     trained = [len(r.tokens) for g in done.groups for r in g.rollouts]
     staleness = [done.step - g.oldest_version for g in done.groups]
-    refused = Counter(reason for _, reason in done.stats.scored if reason)
+    rejected = Counter(reason for _, reason in done.stats.scored if reason)
     positions = sum(sizes(done.groups))
     metrics = {
         "reward/errors": float(np.isnan(rewards).sum()),
         "reward/processes_replaced": float(replaced),
         "curation/groups_issued": float(done.stats.issued),
         "curation/groups_scored": float(len(scored)),
-        "curation/groups_filtered": float(refused.total()),
+        "curation/groups_rejected": float(rejected.total()),
         "curation/groups_dropped": float(done.stats.dropped),
         "length/trained_mean": float(np.mean(trained)) if trained else 0.0,
         "batch/groups": float(len(done.groups)),
@@ -105,7 +105,7 @@ def step_metrics(
         "time/publish_s": publish_s,
         "time/step_s": done.times.whole_s,
     }
-    # Of all scored groups, also those that were refused: the policy's own figures.
+    # Of all scored groups, also those that were rejected: the policy's own figures.
     if lengths:
         metrics["length/issued_mean"] = float(np.mean(lengths))
     if np.isfinite(rewards).any():

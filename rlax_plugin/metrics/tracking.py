@@ -231,7 +231,7 @@ def _told(error: Exception) -> str:
 
 
 def require(tracker: str, *packages: str) -> None:
-    """Refuses a tracker whose packages are not installed; the extra has the tracker's name.
+    """Rejects a tracker whose packages are not installed; the extra has the tracker's name.
 
     Raises:
       ConfigError: one is missing.

@@ -85,7 +85,7 @@ def place(
 def batch_of(
     section: RlaxSection, algorithm: Algorithm, step: int, groups: Sequence[Group]
 ) -> TrainBatch:
-    """The batch that a config makes of admitted groups; see ``build_batch``.
+    """The batch that a config makes of accepted groups; see ``build_batch``.
 
     Args:
       algorithm: of the objective, preset and config merged.
@@ -110,7 +110,7 @@ def build_batch(
     sequences_per_row: int = 1,
     mask_truncated: bool = False,
 ) -> TrainBatch:
-    """Lays out the samples of admitted groups where ``place`` says: ``ARRAYS`` and ``HOST_ARRAYS``.
+    """Lays out the samples of accepted groups where ``place`` says: ``ARRAYS`` and ``HOST_ARRAYS``.
 
     Samples without a reward keep their place with a mask of 0. What no sample covers is padding.
 
@@ -174,7 +174,7 @@ def build_batch(
 
 
 def _check(step: int, group: Group, rollout: Rollout, advantage: float, length: int) -> None:
-    """Raises if a sample cannot be laid out, or could not have been drawn for this step."""
+    """Raises if a sample cannot be laid out, or could not have been generated for this step."""
     where = f"step {step}: sample {rollout.index} of group {group.id}"
     if group.prompt.tokens.size == 0 or rollout.tokens.size == 0:
         raise TrainingError(f"{where} has an empty prompt or completion")

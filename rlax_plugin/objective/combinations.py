@@ -1,4 +1,4 @@
-"""Which combinations of an objective's parts and numbers make sense; the others are refused.
+"""Which combinations of an objective's parts and numbers make sense; the others are rejected.
 
 Parts say what they are: ``ratio``, what they multiply the term by, and ``corrects``, whether they
 keep samples of old weights from dominating; see ``loss.TokenFunction``.
@@ -14,8 +14,8 @@ from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.objective.inputs import Ratio
 
 # By old policy: the ratios in which the age of a sample shows, None for a mask. With reprefill
-# pi_old is the policy that drew the sample, and pi_old/mu the trainer's view against the sampler's;
-# of samples that are older than the one copy that is kept, pi_old is the proximal policy.
+# pi_old is the policy that generated the sample, and pi_old/mu the trainer's view against the
+# sampler's; of samples older than the one copy that is kept, pi_old is the proximal policy.
 _SHOWS_AGE: Mapping[str, tuple[str | None, ...]] = {
     "sampler": ("policy/old", "policy/behaviour", "old/behaviour", None),
     "proximal": ("policy/behaviour", "old/behaviour", None),
@@ -24,7 +24,7 @@ _SHOWS_AGE: Mapping[str, tuple[str | None, ...]] = {
 
 
 def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) -> None:
-    """Refuses what cannot be meant.
+    """Rejects what cannot be meant.
 
     Args:
       algorithm: preset and config, merged.
@@ -63,7 +63,7 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
         raise ConfigError(
             "rlax.objective.preset",
             preset,
-            f"has no ratio to the policy that drew the samples, and epochs * mini_batches = "
+            f"has no ratio to the policy that generated the samples, and epochs * mini_batches = "
             f"{updates} updates with one batch leave that policy: set both to 1, or add a ratio, "
             "such as importance_weight: {name: clipped}; "
             "rlax.objective.allow_uncorrected: true trains all the same",
@@ -123,7 +123,7 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
         raise ConfigError(
             "rlax.objective.old_policy",
             "reprefill",
-            "must not be used with rlax.rollouts.on_new_weights: continue, which draws one "
+            "must not be used with rlax.rollouts.on_new_weights: continue, which generates one "
             "sample with several versions: choose proximal",
         )
     keeps_copy = algorithm.old_policy == "reprefill" and section.staleness.max_staleness > 1

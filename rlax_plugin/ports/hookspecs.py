@@ -82,8 +82,8 @@ def rlax_register_sampler() -> Extensions:
 
 
 @hookspec
-def rlax_register_gate() -> Extensions:
-    """A ``protocols.Gate``. Built in the trainer, for the controller."""
+def rlax_register_filter() -> Extensions:
+    """A ``protocols.Filter``. Built in the trainer, for the controller."""
     raise NotImplementedError
 
 
@@ -123,8 +123,8 @@ def rlax_on_run_start(run_dir: str, config_hash: str) -> None:
 
 
 @hookspec
-def rlax_on_group_scored(group: Group, refused: str | None) -> None:
-    """A group is scored; ``refused`` is None when it was admitted to training.
+def rlax_on_group_scored(group: Group, rejected: str | None) -> None:
+    """A group is scored; ``rejected`` is None when it was accepted to training.
 
     Its ``advantages`` are None: they are computed when its batch is known.
     """

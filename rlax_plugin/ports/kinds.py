@@ -51,7 +51,7 @@ ALL = (
     Kind("reward", ("rewards[]", f"evaluation.sets.{NAME}.rewards[]"), "even"),
     Kind("rollout_engine", ("rollouts.engine",), "scripted"),
     Kind("sampler", ("curation.sampler",), "shuffled"),
-    Kind("gate", ("curation.gates[]",)),
+    Kind("filter", ("curation.filters[]",)),
     Kind("objective", ("objective.preset",)),
     Kind("aggregation", ("objective.aggregation",)),
     Kind("importance_weight", ("objective.importance_weight",)),

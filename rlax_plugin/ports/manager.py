@@ -200,7 +200,7 @@ def _load(name: str) -> Any:
 
 
 def _check(name: str, plugin: Any) -> None:
-    """Finds what pluggy would accept in silence, or refuse without saying what would be right."""
+    """Finds what pluggy would accept in silence, or reject without saying what would be right."""
     if inspect.isclass(plugin):
         raise _bad(name, f"is the class {plugin.__name__}: register an instance of it")
     marker = f"{hookspecs.PROJECT}_impl"

@@ -155,16 +155,16 @@ class Sampler(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-class Gate(Protocol):
-    """Decides whether a scored group trains (curation.admit)."""
+class Filter(Protocol):
+    """Decides whether a scored group trains (curation.accept)."""
 
-    def refuse(self, group: Group) -> str | None:
-        """None admits the group; otherwise the reason, one short phrase that is counted."""
+    def reject(self, group: Group) -> str | None:
+        """None accepts the group; otherwise the reason, one short phrase that is counted."""
         ...
 
 
 class RolloutEngine(Protocol):
-    """Draws completions. Lives in a worker process; safe to call from the worker's event loop.
+    """Generates completions. Lives in a worker process; safe to call from the worker's event loop.
 
     May also have ``vocabulary``, an int above all token ids, 0 while it is not known: prompts and
     samples are held against it; ``progress()``, see below; ``close()``;
@@ -185,7 +185,7 @@ class RolloutEngine(Protocol):
     async def generate(
         self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
     ) -> None:
-        """Draws every group; calls ``on_group(group_id, rollouts)`` on the event loop as each ends.
+        """Generates groups; calls ``on_group(group_id, rollouts)`` on the event loop as each ends.
 
         Requests wait inside the engine until it holds their ``min_version``. A group that stood
         still is asked for again with another ``attempt``, perhaps while the first one goes on.
@@ -198,7 +198,7 @@ class RolloutEngine(Protocol):
         """Pulls and verifies a version; running samples are treated as ``on_new_weights`` says.
 
         Names, shapes, checksums, the fingerprint on the device and the canary are checked before
-        anything is drawn with it.
+        anything is generated with it.
 
         Raises:
           WeightsMismatchError: the loaded weights are not those that were published.
@@ -311,7 +311,7 @@ class Tracker(Protocol):
 class Trainer(Protocol):
     """Runs the training loop to its end on the calling thread."""
 
-    def run(self, link: TrainerLink) -> None: ...
+    def run(self, port: TrainerPort) -> None: ...
 
 
 @runtime_checkable
@@ -322,7 +322,7 @@ class CheckpointReader(Protocol):
         """Training step -> name below ``checkpoints/`` in the run's directory."""
         ...
 
-    def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
+    def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """Publishes the weights of one checkpoint, under its step, and returns."""
         ...
 
@@ -348,7 +348,7 @@ class CheckpointStarter(Protocol):
         ...
 
 
-class TrainerLink(Protocol):
+class TrainerPort(Protocol):
     """All that a trainer knows of the controller; called on the trainer's thread."""
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:

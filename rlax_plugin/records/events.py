@@ -2,7 +2,7 @@
 
     Issued -> [Reissued ...] -> Generated -> Scored -> Trained
                                                |  |--> Dropped   (too stale, worker not trusted)
-                                               '--> refused by a gate: its end
+                                               '--> rejected by a filter: its end
 
 A run's state is what its events add up to (``controller/run_state.py``); they are written down in
 this order, and a resume adds them up again.
@@ -29,7 +29,7 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Reissued:
-    """A group is drawn again, by another worker or after a restart; ``attempt`` counts from 1."""
+    """A group is issued again, to another worker or after a restart; ``attempt`` counts from 1."""
 
     group: int
     attempt: int
@@ -38,7 +38,7 @@ class Reissued:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A group was drawn: by whom, and with which weight versions."""
+    """A group was generated: by whom, and with which weight versions."""
 
     group: int
     attempt: int
@@ -56,13 +56,13 @@ class Scored:
     Attributes:
       passed: samples at or above the pass threshold.
       scored: samples with a reward; the others' rewards failed.
-      refused: why it will not train; None: admitted.
+      rejected: why it will not train; None: accepted.
     """
 
     group: int
     passed: int
     scored: int
-    refused: str | None
+    rejected: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """An admitted group that will not train after all."""
+    """An accepted group that will not train after all."""
 
     group: int
     reason: str

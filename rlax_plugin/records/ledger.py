@@ -50,10 +50,10 @@ CREATE VIEW IF NOT EXISTS groups AS
   )
   SELECT i.group_id, i.prompt_id, i.at AS issued_at, t.step AS trained_at_step,
     CASE WHEN t.step IS NOT NULL THEN 'trained'
-         WHEN e.event = 'scored' AND json_extract(e.body, '$.refused') IS NULL THEN 'admitted'
-         WHEN e.event = 'scored' THEN 'filtered'
+         WHEN e.event = 'scored' AND json_extract(e.body, '$.rejected') IS NULL THEN 'accepted'
+         WHEN e.event = 'scored' THEN 'rejected'
          ELSE coalesce(e.event, 'issued') END AS state,
-    coalesce(json_extract(e.body, '$.refused'), json_extract(e.body, '$.reason')) AS reason
+    coalesce(json_extract(e.body, '$.rejected'), json_extract(e.body, '$.reason')) AS reason
   FROM issued i LEFT JOIN latest l USING (group_id) LEFT JOIN events e ON e.id = l.id
   LEFT JOIN trained t ON t.group_id = i.group_id;
 """

@@ -28,7 +28,7 @@ def check_readable(key: str, path: str, deadline_s: float) -> None:
     def look() -> str | None:
         return None if RunFiles(path).found() else "does not exist"
 
-    _refuse(key, path, deadline_s, look)
+    _reject(key, path, deadline_s, look)
 
 
 def check_writable(key: str, path: str, deadline_s: float, *, remote: bool = True) -> None:
@@ -52,7 +52,7 @@ def check_writable(key: str, path: str, deadline_s: float, *, remote: bool = Tru
             files.found()
         return None
 
-    _refuse(key, path, deadline_s, look)
+    _reject(key, path, deadline_s, look)
 
 
 def check_file_writable(key: str, path: str, deadline_s: float) -> None:
@@ -70,7 +70,7 @@ def check_file_writable(key: str, path: str, deadline_s: float) -> None:
         raise ConfigError(key, path, error.reason) from None
 
 
-def _refuse(key: str, path: str, deadline_s: float, look: Callable[[], str | None]) -> None:
+def _reject(key: str, path: str, deadline_s: float, look: Callable[[], str | None]) -> None:
     # On a daemon: neither a mount nor a network that hangs can keep the process alive.
     found = on_daemon(look, f"looking at {key}")
     try:

@@ -77,7 +77,7 @@ class Recorder:
         self._rows = list(rows)
 
     def add(self, event: ev.Event, judged: ScoredGroup | None = None) -> None:
-        """Takes an event, and with ``Scored`` the group and why it was refused."""
+        """Takes an event, and with ``Scored`` the group and why it was rejected."""
         self._news.append(event)
         if judged is not None:
             self._judged.append(judged)

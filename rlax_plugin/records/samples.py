@@ -15,7 +15,7 @@ from rlax_plugin.errors import RlaxError
 from rlax_plugin.types import FinishReason, Group, Prompt, Rollout
 
 ScoredGroup = tuple[Group, str | None]
-"""A scored group, and why it was refused; None where it was admitted."""
+"""A scored group, and why it was rejected; None where it was accepted."""
 
 SCHEMA = pa.schema(
     [
@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
         ("reward_error", pa.string()),
         ("advantage", pa.float64()),  # null outside of batches; without KL in the reward
         ("measured_pass_rate", pa.float64()),  # null where the prompt was new
-        ("refused", pa.string()),  # null where the group was admitted
+        ("rejected", pa.string()),  # null where the group was accepted
     ]
 )
 
@@ -89,7 +89,7 @@ def to_table(judged: Sequence[ScoredGroup]) -> pa.Table:
         "reference": [g.prompt.reference for g in groups],
         "prompt_tokens": _lists(prompt_tokens, _offsets(prompt_tokens), "<i4"),
         "measured_pass_rate": [g.measured_pass_rate for g in groups],
-        "refused": [refused for _, refused in judged],
+        "rejected": [rejected for _, rejected in judged],
     }
     columns: dict[str, Any] = {
         name: pa.array(values, SCHEMA.field(name).type).take(row_group)
@@ -169,7 +169,7 @@ def from_table(table: pa.Table) -> list[ScoredGroup]:
             advantages=None if None in advantages else np.array(advantages, np.float64),
             measured_pass_rate=columns["measured_pass_rate"][first],
         )
-        judged.append((group, columns["refused"][first]))
+        judged.append((group, columns["rejected"][first]))
     return judged
 
 

@@ -177,7 +177,7 @@ def _batch(section: RlaxSection, rates: Rates, workers: int, weights_bytes: int 
     """The trainer asks as soon as it has handed over a weight version.
 
     In lockstep no group is begun before workers hold that version. Further ahead, and with
-    ``finish``, running samples end first. Groups that gates reject are not counted.
+    ``finish``, running samples end first. Groups that filters reject are not counted.
     """
     rollouts = section.rollouts
     samples, at_once = rollouts.groups_per_step * rollouts.group_size, rollouts.slots * workers
@@ -196,8 +196,8 @@ def _batch(section: RlaxSection, rates: Rates, workers: int, weights_bytes: int 
     parts.append((reward_s, f"{in_seconds(reward_s)} for a reward"))
     needed_s = sum(seconds for seconds, _ in parts)
     why = f"a batch takes {', '.join(text for _, text in parts)}, together {in_seconds(needed_s)}"
-    if section.curation.gates:
-        why += " and more if gates reject groups"
+    if section.curation.filters:
+        why += " and more if filters reject groups"
     return _need(section, "batch_s", needed_s, why, rates, _GENERATING | _MOVING)
 
 

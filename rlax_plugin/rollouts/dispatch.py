@@ -81,7 +81,7 @@ class Dispatcher:
         """Queues a group; the future ends with its answer.
 
         Args:
-          exactly: the version that all of it must be drawn with, by a worker that keeps it.
+          exactly: the version that all of it must be generated with, by a worker that keeps it.
         """
         ticket = Ticket(request, asyncio.get_running_loop().create_future(), exactly)
         self._waiting[exactly].append(ticket)
@@ -189,12 +189,12 @@ class Dispatcher:
                 self._take(reply, call)
         except grpc.aio.AioRpcError as failure:
             error = worker.lost or describe(failure)
-            if refused := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            if rejected := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 # No other worker would take it either.
-                fail(call.open.values(), WorkerError(f"{worker.name} refused: {error}"))
+                fail(call.open.values(), WorkerError(f"{worker.name} rejected: {error}"))
             its_fault = failure.code() not in _GONE
             # One that drains ends its calls and then leaves; others of its calls are still read.
-            if not refused and not worker.draining:
+            if not rejected and not worker.draining:
                 self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew
         except asyncio.CancelledError:
             # Closing a lost worker's channel cancels its calls, and so does the last group that
@@ -273,22 +273,24 @@ class Dispatcher:
         rollouts = reply_from_proto(reply, worker.name, request.seeds)
         # A parameter server of its own may tell a worker of a version a moment before it tells us.
         newest = self._fleet.latest_version() + 1
-        # What nobody waits for any more may well be drawn with other weights by now.
+        # What nobody waits for any more may well be generated with other weights by now.
         exactly = None if ticket.done.done() else ticket.exactly
         check_reply(rollouts, request, newest, exactly=exactly, vocabulary=worker.vocabulary)
         rollouts = [
             dataclasses.replace(r, worker=contributors(before, worker.name))
             for r, before in itertools.zip_longest(rollouts, request.resume)
         ]
-        workers = tuple(dict.fromkeys((*ticket.drew_resume, worker)))
+        workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
         if any(r.finish_reason == "cancelled" for r in rollouts):
             if tokens(rollouts) > tokens(ticket.partials):
-                ticket.partials, ticket.drew_partials = tuple(rollouts), workers
+                ticket.partials, ticket.partials_workers = tuple(rollouts), workers
             return
         del call.open[reply.group_id]
         self._release(worker, request)
         if not trusted(workers):
-            self._issue_again(worker, [ticket], "a worker that drew a part is not trusted", False)
+            self._issue_again(
+                worker, [ticket], "a worker that generated a part is not trusted", False
+            )
         elif not ticket.done.done():
             ticket.done.set_result(Answer(request, rollouts, workers))
         self._give_up(call)
@@ -319,12 +321,12 @@ class Dispatcher:
             ticket.request = self._refresh(again) if ticket.exactly is None else again
             ticket.partials = ticket.request.resume
             if not ticket.partials:
-                ticket.drew_partials = ()
-            ticket.drew_resume = ticket.drew_partials
+                ticket.partials_workers = ()
+            ticket.resume_workers = ticket.partials_workers
             self.reissued += 1
             self._waiting[ticket.exactly].appendleft(ticket)
             self._on_reissued(ticket.request, error)
-        # A worker that refuses connections would be asked again at once; let the fleet look first.
+        # A worker that rejects connections would be asked again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
         asyncio.get_running_loop().call_later(delay_s, self.wake)
 

@@ -91,7 +91,7 @@ class Fleet(rpc.FleetServicer):
 
     Args:
       deadlines: heartbeat interval and how many may be missed.
-      config_hash: workers started from another config are refused.
+      config_hash: workers started from another config are rejected.
       parameter_server: host:port told to workers.
       latest_version: the newest published version, told in each heartbeat's reply.
       on_ready: a worker can take groups.
@@ -125,7 +125,7 @@ class Fleet(rpc.FleetServicer):
         self.quarantined: dict[str, str] = {}
         self.incarnation = uuid.uuid4().hex
         self._registered: dict[tuple[str, str], list[Worker]] = {}  # by identity; also lost ones
-        self._refused: dict[tuple[str, str], str] = {}  # identity -> why
+        self._rejected: dict[tuple[str, str], str] = {}  # identity -> why
         self._nonsense: dict[tuple[str, str], int] = {}  # identity -> how often it answered any
         self.stopping = False
         self.training = True
@@ -140,7 +140,7 @@ class Fleet(rpc.FleetServicer):
         self._on_quarantined = on_quarantined
         self._on_heartbeat = on_heartbeat
 
-    def _refusal(self, request: pb.RegisterRequest) -> str | None:
+    def _rejection(self, request: pb.RegisterRequest) -> str | None:
         if not request.worker or one_line(request.worker, _LONGEST_NAME) != request.worker:
             return f"its name must be one line of 1 to {_LONGEST_NAME} printable characters"
         if request.config_hash != self._config_hash:
@@ -150,7 +150,7 @@ class Fleet(rpc.FleetServicer):
             )
         if request.slots < 1:
             return f"it offers {request.slots} slots"
-        return self._refused.get((request.worker, request.process))
+        return self._rejected.get((request.worker, request.process))
 
     def _name_taken(self, request: pb.RegisterRequest) -> str | None:
         """Why a name is not free: another process is the member of that name.
@@ -168,7 +168,7 @@ class Fleet(rpc.FleetServicer):
         )
 
     async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
-        if why := self._refusal(request):
+        if why := self._rejection(request):
             return pb.RegisterReply(accepted=False, reason=why)
         if why := self._name_taken(request):
             return pb.RegisterReply(accepted=False, reason=why, name_taken=True)
@@ -279,10 +279,10 @@ class Fleet(rpc.FleetServicer):
 
     def _quarantine(self, identity: tuple[str, str], reason: str) -> None:
         """Believes nothing more of a process; a new one of its name may prove itself."""
-        if identity in self._refused:
+        if identity in self._rejected:
             return  # it says so again: the reply was lost
         name, _ = identity
-        why = self._refused[identity] = f"quarantined: {reason}"
+        why = self._rejected[identity] = f"quarantined: {reason}"
         self.quarantined[name] = reason
         workers = self._registered.get(identity, [])
         for worker in workers:
@@ -292,7 +292,7 @@ class Fleet(rpc.FleetServicer):
             self.lose(worker, why)
 
     def distrust(self, worker: Worker, reason: str) -> None:
-        """Loses a worker that has answered nonsense; what its process has drawn is void.
+        """Loses a worker that has answered nonsense; what its process has generated is void.
 
         Its process may register again, until it has done so ``MAX_NONSENSE`` times.
         """

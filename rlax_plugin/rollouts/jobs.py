@@ -1,7 +1,7 @@
-"""Groups on their way through the engine, each with what has been drawn of its samples so far.
+"""Groups on their way through the engine, each with what has been generated of its samples so far.
 
 A sample is at all times a ``Rollout``: "cancelled" while it is unfinished, with its tokens so far,
-perhaps none. What is drawn is appended to it, so a sample that was interrupted here and one that
+perhaps none. New tokens are appended to it, so a sample that was interrupted here and one that
 another worker began go on in the same way.
 """
 
@@ -24,14 +24,14 @@ class Job:
     """A group and its samples.
 
     Attributes:
-      request: what is to be drawn.
+      request: what is to be generated.
       deliver: takes the complete rollouts in index order; called on the engine's thread.
       fail: takes what ended the engine before the group was complete.
       abandoned: whether nobody waits for the group any more.
       report: takes the rollouts so far, some of them "cancelled"; called on the engine's thread.
       rollouts: one per sample, in index order.
       waiting: indices of the samples that wait for a slot, in order.
-      min_version: the oldest weights to draw with; see ``GroupRequest.needs_version``.
+      min_version: the oldest weights to generate with; see ``GroupRequest.needs_version``.
     """
 
     request: GroupRequest
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def started(self) -> bool:
-        """Whether anything has been drawn."""
+        """Whether anything has been generated."""
         return any(len(r.tokens) for r in self.rollouts)
 
     @property
@@ -86,16 +86,16 @@ class Job:
         return indices, prefills
 
     def extended(
-        self, index: int, drawn: SlotOutput, version: int, finish_reason: FinishReason
+        self, index: int, generated: SlotOutput, version: int, finish_reason: FinishReason
     ) -> Rollout:
-        """A sample with what a slot has drawn of it since it was admitted."""
+        """A sample with what a slot has generated of it since it was admitted."""
         before = self.rollouts[index]
-        versions = np.full(len(drawn.tokens), version, np.int32)
+        versions = np.full(len(generated.tokens), version, np.int32)
         return dataclasses.replace(
             before,
-            tokens=np.concatenate([before.tokens, drawn.tokens]),
-            logprob_full=np.concatenate([before.logprob_full, drawn.logprob_full]),
-            logprob_sampled=np.concatenate([before.logprob_sampled, drawn.logprob_sampled]),
+            tokens=np.concatenate([before.tokens, generated.tokens]),
+            logprob_full=np.concatenate([before.logprob_full, generated.logprob_full]),
+            logprob_sampled=np.concatenate([before.logprob_sampled, generated.logprob_sampled]),
             versions=np.concatenate([before.versions, versions]),
             finish_reason=finish_reason,
         )
@@ -108,7 +108,7 @@ class Job:
         self.waiting = sorted([*self.waiting, index])
 
 
-def refusal(
+def rejection(
     request: GroupRequest, limits: Rollouts, deterministic: bool, vocabulary: int = 0
 ) -> str | None:
     """Why the slots cannot hold a request, with the config key that limits it; None if they can.
@@ -127,11 +127,11 @@ def refusal(
             len(sampling.stop_ids) > MAX_STOP_IDS
         ),
         "no seeds": samples == 0,
-        f"{samples} samples, rlax.rollouts.slots is {limits.slots}, and rlax.deterministic draws "
-        "a group at once": deterministic and samples > limits.slots,
+        f"{samples} samples, rlax.rollouts.slots is {limits.slots}, and rlax.deterministic "
+        "generates a group at once": deterministic and samples > limits.slots,
         "resume holds other samples than seeds": bool(resume)
         and [(r.index, r.seed) for r in resume] != list(enumerate(request.seeds)),
-        "resume holds a cancelled sample with nothing left to draw": any(
+        "resume holds a cancelled sample with nothing left to generate": any(
             r.finish_reason == "cancelled" and len(r.tokens) >= sampling.max_new_tokens
             for r in resume
         ),

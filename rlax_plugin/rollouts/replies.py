@@ -25,7 +25,7 @@ def check_reply(
     Args:
       rollouts: one per seed, in order.
       newest_version: that the trainer has published.
-      exactly: the only version that it may be drawn with; None: any between those two.
+      exactly: the only version that it may be generated with; None: any between those two.
       vocabulary: of the worker's model; 0: it has not said.
 
     Raises:
@@ -78,7 +78,7 @@ def _goes_on(rollout: Rollout, before: Rollout) -> bool:
 
 
 def contributors(before: Rollout | None, worker: str) -> str:
-    """Names of the workers that have drawn a sample, in order."""
+    """Names of the workers that have generated a sample, in order."""
     if before is None or not len(before.tokens):
         return worker
     if before.finish_reason != "cancelled" or worker in before.workers:

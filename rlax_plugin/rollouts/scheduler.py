@@ -19,13 +19,15 @@ class _Running:
     version: int
     began: int  # decode steps of the engine when it was admitted
 
-    def so_far(self, drawn: SlotOutput) -> Rollout:
-        return self.job.extended(self.index, drawn, self.version, "cancelled")
+    def so_far(self, generated: SlotOutput) -> Rollout:
+        return self.job.extended(self.index, generated, self.version, "cancelled")
 
-    def end(self, drawn: SlotOutput) -> None:
-        stopped = int(drawn.tokens[-1]) in self.job.request.sampling.stop_ids
+    def end(self, generated: SlotOutput) -> None:
+        stopped = int(generated.tokens[-1]) in self.job.request.sampling.stop_ids
         reason = "stop" if stopped else "length"
-        self.job.rollouts[self.index] = self.job.extended(self.index, drawn, self.version, reason)
+        self.job.rollouts[self.index] = self.job.extended(
+            self.index, generated, self.version, reason
+        )
 
 
 class Scheduler:
@@ -36,10 +38,10 @@ class Scheduler:
       arrival_steps: decode steps between looks for arrivals while slots are free.
       linger_steps: steps a freed slot may wait for others, so that one prefill fills several.
       longest_call: decode steps of one call at most; None: until a slot frees.
-      longest_client_call: the same while a group is drawn that does not train: whoever asked for it
+      longest_client_call: the same while a group is generated that does not train: its client
         may give up at any time, and its slots are to be free soon.
-      deterministic: a training group is drawn alone, from the fresh decode state, sample i in slot
-        i: its samples then depend on weights and seeds only, to the last bit.
+      deterministic: a training group is generated alone, from a fresh decode state, sample i in
+        slot i: its samples then depend on weights and seeds only, to the last bit.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Scheduler:
         return found
 
     def plan(self, waiting: Iterable[Job], version: int) -> list[Prefill]:
-        """Assigns free slots to waiting samples that may be drawn with ``version``.
+        """Assigns free slots to waiting samples that may be generated with ``version``.
 
         A group that does not fit is admitted in parts, its prompt prefilled once per part.
         """
@@ -118,23 +120,23 @@ class Scheduler:
         """
         jobs, interrupted = self.jobs(), list(self._running.items())
         slots = [slot for slot, _ in interrupted]
-        drawn = self._slots.read(slots) if keep_tokens else [None] * len(slots)
-        for (_, running), tokens in zip(interrupted, drawn, strict=True):
+        generated = self._slots.read(slots) if keep_tokens else [None] * len(slots)
+        for (_, running), tokens in zip(interrupted, generated, strict=True):
             running.job.interrupt(running.index, running.so_far(tokens) if tokens else None)
         self._release(slots)
         return jobs
 
     def progress(self, waiting: Iterable[Job]) -> list[tuple[Job, list[Rollout]]]:
-        """All begun groups with what has been drawn so far; one read of the device.
+        """All begun groups with what has been generated so far; one read of the device.
 
         Args:
           waiting: groups with samples that wait for a slot.
         """
         jobs = dict.fromkeys([*self.jobs(), *(job for job in waiting if job.started)])
         rollouts = {job: list(job.rollouts) for job in jobs}
-        for drawn in self._slots.read(list(self._running)):
-            running = self._running[drawn.slot]
-            rollouts[running.job][running.index] = running.so_far(drawn)
+        for generated in self._slots.read(list(self._running)):
+            running = self._running[generated.slot]
+            rollouts[running.job][running.index] = running.so_far(generated)
         return list(rollouts.items())
 
     def drop(self, jobs: Iterable[Job]) -> None:
@@ -160,9 +162,9 @@ class Scheduler:
 
     def _finish(self, ended: list[SlotOutput]) -> list[Job]:
         jobs = []
-        for drawn in ended:
-            running = self._running.pop(drawn.slot)
-            running.end(drawn)
+        for generated in ended:
+            running = self._running.pop(generated.slot)
+            running.end(generated)
             if running.job.complete:
                 jobs.append(running.job)
         return jobs

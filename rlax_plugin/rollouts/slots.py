@@ -18,18 +18,18 @@ class Prefill:
     """One prompt and the slots its samples go to.
 
     Attributes:
-      tokens: int32 [prompt_length], or [prompt_length + drawn] where a sample goes on.
+      tokens: int32 [prompt_length], or [prompt_length + generated] where a sample goes on.
       slots: free slots, one per sample.
       seeds: 64-bit seeds, one per sample.
       sampling: the same for all samples; its ``max_new_tokens`` counts all of a sample's tokens.
-      drawn: how many of ``tokens``, the last ones, were drawn earlier for this sample.
+      generated: how many of ``tokens``, the last ones, were generated earlier for this sample.
     """
 
     tokens: np.ndarray
     slots: tuple[int, ...]
     seeds: tuple[int, ...]
     sampling: SamplingParams
-    drawn: int = 0
+    generated: int = 0
 
     def misfit(self, max_prompt_tokens: int, max_new_tokens: int) -> str | None:
         """Why slots with these limits cannot hold it; None if they can."""
@@ -38,10 +38,10 @@ class Prefill:
             return f"a prompt of {length} tokens; 1 to {max_prompt_tokens} fit"
         if not 1 <= most <= max_new_tokens:
             return f"max_new_tokens {most} is not in 1..{max_new_tokens}"
-        if not 0 <= self.drawn < min(length, most):
+        if not 0 <= self.generated < min(length, most):
             return (
-                f"{self.drawn} of {length} tokens drawn earlier, and max_new_tokens {most}: "
-                "nothing is left to draw, or no prompt"
+                f"{self.generated} of {length} tokens are older, and max_new_tokens is {most}: "
+                "nothing is left to generate, or no prompt"
             )
         if len(self.sampling.stop_ids) > MAX_STOP_IDS:
             return f"{len(self.sampling.stop_ids)} stop ids; at most {MAX_STOP_IDS}"
@@ -52,7 +52,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class SlotOutput:
-    """What a slot has drawn since it was filled; [length], see ``rlax_plugin.types.Rollout``."""
+    """A slot's tokens since it was filled; [length], see ``rlax_plugin.types.Rollout``."""
 
     slot: int
     tokens: np.ndarray

@@ -14,12 +14,12 @@ from rlax_plugin.types import GroupRequest, Rollout
 
 
 class Answer(NamedTuple):
-    """A group that is drawn.
+    """A group that is generated.
 
     Attributes:
       request: as it was answered; its attempt counts.
-      rollouts: in sample order; one that several workers have drawn names them all, ``a+b``.
-      workers: all that have drawn a part of it, lost ones too. What one has drawn is void once it
+      rollouts: in sample order; one that several workers have generated names them all, ``a+b``.
+      workers: all that have generated a part of it, lost ones too. A worker's part is void once it
         is not trusted any more.
     """
 
@@ -33,21 +33,21 @@ class Ticket:
     """A group on its way.
 
     Attributes:
-      drew_resume: the workers that have drawn ``request.resume``.
-      partials: what is drawn of it so far, as far as it is known.
-      drew_partials: the workers that have drawn them.
+      resume_workers: the workers that have generated ``request.resume``.
+      partials: what is generated of it so far, as far as it is known.
+      partials_workers: the workers that have generated them.
       failed_on: identities of the workers that failed at it.
       failures: how often a worker failed at it, or was lost before it held the version it needs.
       losses: how often it was issued again, for whatever reason, by this process.
-      exactly: the only version that it may be drawn with; None: any that is new enough.
+      exactly: the only version that it may be generated with; None: any that is new enough.
     """
 
     request: GroupRequest
     done: asyncio.Future[Answer]
     exactly: int | None = None
-    drew_resume: tuple[Worker, ...] = ()
+    resume_workers: tuple[Worker, ...] = ()
     partials: tuple[Rollout, ...] = ()
-    drew_partials: tuple[Worker, ...] = ()
+    partials_workers: tuple[Worker, ...] = ()
     failed_on: set[tuple[str, str]] = field(default_factory=set)
     failures: int = 0
     losses: int = 0
@@ -57,11 +57,11 @@ class Ticket:
         return self.request.group_id, self.request.attempt
 
     def forget_distrusted(self) -> None:
-        """Starts afresh if a worker that is not trusted has drawn a part of what is resumed."""
-        if not trusted(self.drew_resume):
-            self.request, self.drew_resume = dataclasses.replace(self.request, resume=()), ()
-        if not trusted(self.drew_partials):
-            self.partials, self.drew_partials = self.request.resume, self.drew_resume
+        """Starts afresh if a worker that is not trusted has generated a part of what is resumed."""
+        if not trusted(self.resume_workers):
+            self.request, self.resume_workers = dataclasses.replace(self.request, resume=()), ()
+        if not trusted(self.partials_workers):
+            self.partials, self.partials_workers = self.request.resume, self.resume_workers
 
 
 @dataclass(slots=True, eq=False)

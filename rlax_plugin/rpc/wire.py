@@ -28,7 +28,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.so_reuseport", 0),
-    # Reconnect soon after a refusal: a restarted worker is back within seconds.
+    # Reconnect soon after a rejection: a restarted worker is back within seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
@@ -144,7 +144,7 @@ def group_bytes(samples: int, tokens: int, prompt_tokens: int = 0) -> int:
 
 
 def check_messages(section: RlaxSection) -> None:
-    """Refuses a config whose groups may be too large for a message.
+    """Rejects a config whose groups may be too large for a message.
 
     A worker could not send such a group, and the controller would take the worker for lost.
 

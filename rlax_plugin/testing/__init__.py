@@ -4,13 +4,13 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 
 - prompt source ``numbers`` and reward ``even``: a task with 64 tokens;
 - trainer ``bigram``: REINFORCE on a bigram policy, with checkpoints;
-- rollout engine ``scripted``: draws from that policy, and can be slow, broken, or hold wrong
+- rollout engine ``scripted``: generates from that policy, and can be slow, broken, or hold wrong
   weights;
 - weight store ``npz``: one checksummed file per version;
 - a run directory under ``objects://``: a local stand-in for ``gs://`` (see ``object_store``).
 
 Everything around them is the real thing: controller, ledger, gRPC, parameter server, workers and
-reward processes. So the author of a sampler, gate, reward, advantage or tracker sees it at work
+reward processes. So the author of a sampler, filter, reward, advantage or tracker sees it at work
 within seconds, and a fault test can end processes as often as it likes. What it cannot try is an
 objective's other slots: the trainer's is plain REINFORCE. For them there is ``evaluate_objective``,
 which computes one update on arrays of your own.
@@ -21,7 +21,7 @@ For the test of a plug-in there are
   ``check_engine``, ``check_trainer`` and ``check_store`` for parts that need a model of their own;
 - ``make_prompt``, ``make_rollout``, ``make_group``, ``make_batch``, ``make_request`` and
   ``publish_version``: records with sensible contents;
-- ``FakeTrainerLink``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they refuse what a
+- ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject what a
   run would never give them.
 """
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         check_store,
         check_trainer,
     )
-    from rlax_plugin.testing.fakes import FakeEngine, FakeTrainerLink, FakeWeightStore
+    from rlax_plugin.testing.fakes import FakeEngine, FakeTrainerPort, FakeWeightStore
     from rlax_plugin.testing.objectives import Evaluation, evaluate_objective
     from rlax_plugin.testing.worker import FakeWorker
 
@@ -64,7 +64,7 @@ __all__ = [
     "Checked",
     "Evaluation",
     "FakeEngine",
-    "FakeTrainerLink",
+    "FakeTrainerPort",
     "FakeWeightStore",
     "FakeWorker",
     "check_engine",
@@ -85,7 +85,7 @@ _HOME = {
     "Checked": "checking",
     "Evaluation": "objectives",
     "FakeEngine": "fakes",
-    "FakeTrainerLink": "fakes",
+    "FakeTrainerPort": "fakes",
     "FakeWeightStore": "fakes",
     "FakeWorker": "worker",
     "check_engine": "checking",

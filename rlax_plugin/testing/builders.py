@@ -100,7 +100,7 @@ def make_batch(
     """A batch with one sample per row.
 
     Args:
-      groups: default: two of two samples, drawn with the newest weights. Those without advantages
+      groups: default: two of two samples, of the newest weights. Those without advantages
         get the reward less its group's mean.
       length: tokens of a row.
     """

@@ -32,7 +32,7 @@ from rlax_plugin.testing.contracts import (
     trainer,
 )
 from rlax_plugin.testing.contracts.inspection import Inspection, require
-from rlax_plugin.testing.fakes import CANARY_TOKENS, FakeTrainerLink
+from rlax_plugin.testing.fakes import CANARY_TOKENS, FakeTrainerPort
 from rlax_plugin.types import Canary, GroupRequest, Prompt, WeightVersion
 
 TOYS = "rlax_plugin.testing"  # has a part of every kind that a plug-in may need and not offer
@@ -99,8 +99,8 @@ def check_engine(
     Args:
       make_engine: makes a fresh one; it is closed if it has a ``close``.
       versions: two that are published, the older one first; see ``publish_version``.
-      request: prompt and sampling to draw with; its seeds and ids are replaced.
-      tolerance: between log-probs of one seed, drawn beside others and alone; nats.
+      request: prompt and sampling to generate with; its seeds and ids are replaced.
+      tolerance: between log-probs of one seed, generated beside others and alone; nats.
       deadline_s: for each of about six scenarios.
 
     Returns:
@@ -138,7 +138,7 @@ def check_store(weight_store: WeightStore) -> tuple[str, ...]:
 
 def check_trainer(
     make_trainer: Callable[[], Trainer],
-    make_link: Callable[..., FakeTrainerLink] = FakeTrainerLink,
+    make_port: Callable[..., FakeTrainerPort] = FakeTrainerPort,
     *,
     steps: int = STEPS,
 ) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def check_trainer(
 
     Args:
       make_trainer: makes one of the same run each time, so that the second goes on.
-      make_link: ``functools.partial(FakeTrainerLink, batches)`` for other batches.
+      make_port: ``functools.partial(FakeTrainerPort, batches)`` for other batches.
       steps: the run's, at least 3.
 
     Returns:
@@ -156,7 +156,7 @@ def check_trainer(
       ContractError: a promise is broken.
     """
     part = Inspection("trainer")
-    trainer.check_training(make_trainer, make_link, steps, part)
+    trainer.check_training(make_trainer, make_port, steps, part)
     return part.close()
 
 
@@ -305,7 +305,7 @@ class _Check:
             if part.sound:
                 engine.check_rollout_engine(build, versions, make_request(), part)
         elif kind == "trainer":
-            trainer.check_training(build, FakeTrainerLink, STEPS, part)
+            trainer.check_training(build, FakeTrainerPort, STEPS, part)
         elif kind == "launcher":
             config = Path(context.maxtext_argv[0])
             launcher.check_launcher(build, config, context.run_dir, part)
@@ -368,5 +368,5 @@ _PURE: Mapping[str, Callable[[Any, Inspection], None]] = {
     "correction": slots.check_correction,
     "gradient_term": slots.check_gradient_term,
     "advantage": advantage.check_advantage,
-    "gate": curation.check_gate,
+    "filter": curation.check_filter,
 }

@@ -1,4 +1,4 @@
-"""Rollout engine ``scripted``: draws from the bigram policy, as slowly and as wrongly as told."""
+"""Rollout engine ``scripted``: samples from the bigram policy, as slowly and wrongly as asked."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Sample:
 
     @classmethod
     def resumed(cls, rollout: Rollout) -> _Sample:
-        """Goes on behind what another worker has drawn."""
+        """Goes on behind what another worker has generated."""
         return cls(
             rollout.seed,
             rollout.tokens.tolist(),
@@ -86,7 +86,7 @@ class _Sample:
     def unfinished(self) -> bool:
         return self.finish_reason == "cancelled"
 
-    def draw(self, logprobs_v: np.ndarray, version: int, sampling: SamplingParams) -> None:
+    def sample_token(self, logprobs_v: np.ndarray, version: int, sampling: SamplingParams) -> None:
         """Adds a token, given the log-probs [vocabulary] of what may follow."""
         uniform = policy.uniform(self.seed, len(self.tokens))
         token, full, sampled = policy.choose(logprobs_v, uniform, sampling)
@@ -113,7 +113,7 @@ class _Sample:
 
 
 class ScriptedEngine(RolloutEngine):
-    """Draws every group by itself, one token of each of its samples at a time.
+    """Generates every group by itself, one token of each of its samples at a time.
 
     A token depends on the weights, the tokens before it, its sample's seed and its place, and on
     nothing else: neither on slots, workers nor interruptions.
@@ -211,19 +211,19 @@ class ScriptedEngine(RolloutEngine):
         size, key = len(request.seeds), (request.group_id, request.attempt)
         self._queued.add(key)
         try:
-            await self._admit(size, request.min_version)
+            await self._accept(size, request.min_version)
         finally:
             self._queued.discard(key)
         self._progress[key] = 0
         try:
-            await self._draw(request, on_group)
+            await self._generate(request, on_group)
         finally:
             del self._progress[key]
             self._active -= size
             async with self._changed:
                 self._changed.notify_all()
 
-    async def _admit(self, size: int, min_version: int) -> None:
+    async def _accept(self, size: int, min_version: int) -> None:
         """Returns once there are weights and slots; a group larger than all slots gets them all."""
 
         def ready() -> bool:
@@ -238,7 +238,7 @@ class ScriptedEngine(RolloutEngine):
         finally:
             self._waiting -= size
 
-    async def _draw(
+    async def _generate(
         self, request: GroupRequest, on_group: Callable[[int, list[Rollout]], None]
     ) -> None:
         def rollouts() -> list[Rollout]:
@@ -274,6 +274,6 @@ class ScriptedEngine(RolloutEngine):
         temperature = request.sampling.temperature or 1.0
         logprobs_nv = policy.log_probs(held.weights, previous_n, temperature)
         for sample, logprobs_v in zip(samples, logprobs_nv, strict=True):
-            sample.draw(logprobs_v, held.version, request.sampling)
+            sample.sample_token(logprobs_v, held.version, request.sampling)
         self._tokens_total += len(samples)
         self._progress[request.group_id, request.attempt] += len(samples)

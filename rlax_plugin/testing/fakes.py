@@ -10,7 +10,7 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.errors import TrainingError, WeightsError, WeightsUnreadableError, WorkerError
-from rlax_plugin.ports.protocols import Arrays, TrainerLink, WeightStore
+from rlax_plugin.ports.protocols import Arrays, TrainerPort, WeightStore
 from rlax_plugin.testing.builders import make_batch
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.types import Canary, GroupRequest, Rollout
@@ -18,7 +18,7 @@ from rlax_plugin.types import Canary, GroupRequest, Rollout
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60], np.int32)
 
 
-class FakeTrainerLink(TrainerLink):
+class FakeTrainerPort(TrainerPort):
     """The controller as a trainer sees it; a call out of order is a TrainingError.
 
     Attributes:
@@ -176,7 +176,7 @@ class FakeWeightStore(WeightStore):
 
 
 class FakeEngine(ScriptedEngine):
-    """Draws from the toy policy, and refuses requests that no controller would send.
+    """Generates from the toy policy, and rejects requests that no controller would send.
 
     Attributes:
       requests: all that were taken.

@@ -34,7 +34,7 @@ _UPLOADING = ".uploading-"  # prefix of files that are no objects yet
 def calls(path: str | os.PathLike[str]) -> Counter[str]:
     """How often each kind of call was made by the processes that had ``CALLS`` set to ``path``.
 
-    Kinds: get, put, list, info, delete, copy; and refused, which a test wants to be 0.
+    Kinds: get, put, list, info, delete, copy; and rejected, which a test wants to be 0.
     """
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     return Counter(line.split(" ", 1)[0] for line in lines)
@@ -178,5 +178,5 @@ def _count(what: str, name: str) -> None:
 
 
 def _refuse(what: str, name: str) -> NoReturn:
-    _count("refused", f"{what} {name}")
+    _count("rejected", f"{what} {name}")
     raise NotImplementedError(f"objects://{name}: an object store has no {what}")

@@ -82,7 +82,7 @@ def evaluate_objective(
 
     Everything goes the way that it goes in a run: the config is validated, the plug-ins are asked
     for the slots, advantages are computed in float64. The loss is float64 where JAX's x64 is on,
-    else float32. Samples count as fresh, so that no preset is refused. ``mask_truncated`` changes
+    else float32. Samples count as fresh, so that no preset is rejected. ``mask_truncated`` changes
     nothing: why a sample ended is not known here.
 
     Args:
@@ -93,7 +93,7 @@ def evaluate_objective(
       mask_bt: above 0 on the tokens of completions. A sample without any counts as one without a
         score. What the other arrays hold where it is 0 does not matter.
       group_size: consecutive rows that share a prompt.
-      reference_logprobs_bt: log pi_ref, for KL. This array and the next three are refused where
+      reference_logprobs_bt: log pi_ref, for KL. This array and the next three are rejected where
         the config does not use them: a comparison without them would look right by mistake.
       proximal_logprobs_bt: log pi_old where ``old_policy`` is proximal or reprefill. None: those of
         ``logprobs_bt``, as in a batch's first update.

@@ -39,7 +39,7 @@ def decode(tokens: np.ndarray) -> str:
 
 
 def check_vocabulary(context: BuildContext) -> None:
-    """Refuses prompts that the toy policy has no weights for.
+    """Rejects prompts that the toy policy has no weights for.
 
     Raises:
       ConfigError: a token of a training prompt, or a stop token, is not below ``VOCABULARY``.

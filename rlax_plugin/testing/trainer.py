@@ -14,7 +14,7 @@ from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES
-from rlax_plugin.ports.protocols import BuildContext, Trainer, TrainerLink
+from rlax_plugin.ports.protocols import BuildContext, Trainer, TrainerPort
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
@@ -77,7 +77,7 @@ class Checkpoints:
 
 
 class BigramTrainer(Trainer):
-    """Calls the link in the order of MaxText's loop. The weights are all the state there is.
+    """Calls the port in the order of MaxText's loop. The weights are all the state there is.
 
     The objective is REINFORCE, in one update, whatever slots ``rlax.objective`` has; its advantages
     are the config's, because the controller computes them.
@@ -132,23 +132,23 @@ class BigramTrainer(Trainer):
                 raise ConfigError(key, value, reason)
         check_vocabulary(context)
 
-    def run(self, link: TrainerLink) -> None:
+    def run(self, port: TrainerPort) -> None:
         start, weights = self._checkpoints.newest() or (0, self._first_weights())
-        _publish(link, start, weights)
+        _publish(port, start, weights)
         for step in range(start + 1, self._steps + 1):
-            batch = link.next_batch(step)
+            batch = port.next_batch(step)
             if step == self._config.fail_at:
                 raise RuntimeError("the trainer broke")
             weights, metrics = self._update(weights, batch)
             reached(FaultPoint.STEP_TRAINED)
             due = step % self._config.checkpoint_every == 0 or step == self._steps
             if due:
-                self._checkpoint(link, step, weights)
-            _publish(link, step, weights)
-            link.step_done(step, metrics)
-            if link.stop_requested:
+                self._checkpoint(port, step, weights)
+            _publish(port, step, weights)
+            port.step_done(step, metrics)
+            if port.stop_requested:
                 if not due:
-                    self._checkpoint(link, step, weights)
+                    self._checkpoint(port, step, weights)
                 return
 
     def checkpoints(self) -> dict[int, str]:
@@ -181,9 +181,9 @@ class BigramTrainer(Trainer):
             raise ConfigError("--from", str(descent), reason)
         return weights
 
-    def publish_checkpoint(self, link: TrainerLink, name: str) -> None:
+    def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``CheckpointReader``."""
-        _publish(link, *self._checkpoints.read(name))
+        _publish(port, *self._checkpoints.read(name))
 
     def _update(
         self, weights: policy.Weights, batch: Mapping[str, np.ndarray]
@@ -195,8 +195,8 @@ class BigramTrainer(Trainer):
         updated = {name: weight - rate * gradient[name] for name, weight in weights.items()}
         return updated, _metric_sums(batch, logprobs_n)
 
-    def _checkpoint(self, link: TrainerLink, step: int, weights: policy.Weights) -> None:
-        link.before_checkpoint(step)
+    def _checkpoint(self, port: TrainerPort, step: int, weights: policy.Weights) -> None:
+        port.before_checkpoint(step)
         self._checkpoints.save(step, weights)
         reached(FaultPoint.CHECKPOINT_WRITTEN)
 
@@ -206,12 +206,12 @@ def _maxtext_keys(context: BuildContext) -> dict[str, Any]:
     return load_section(context.maxtext_argv[0], context.maxtext_argv[1:])[1]
 
 
-def _publish(link: TrainerLink, step: int, weights: policy.Weights) -> None:
-    tokens = link.canary_tokens
+def _publish(port: TrainerPort, step: int, weights: policy.Weights) -> None:
+    tokens = port.canary_tokens
     canary = None
     if len(tokens) > 1:
         canary = Canary(tokens, policy.sequence_log_probs(weights, tokens), CANARY_TOLERANCE)
-    link.publish(step, weights, canary)
+    port.publish(step, weights, canary)
 
 
 def _metric_sums(batch: Mapping[str, np.ndarray], logprobs_n: np.ndarray) -> dict[str, Any]:

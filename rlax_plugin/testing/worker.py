@@ -16,7 +16,7 @@ from rlax_plugin.types import Rollout
 
 
 class FakeWorker(rpc.RolloutServicer):
-    """Serves on a free loopback port inside ``async with``; what the engine refuses, it refuses.
+    """Serves on a free loopback port inside ``async with``; what the engine rejects, it rejects.
 
     Attributes:
       address: host:port.
@@ -54,16 +54,16 @@ class FakeWorker(rpc.RolloutServicer):
         def on_group(group_id: int, rollouts: list[Rollout]) -> None:
             replies.put_nowait(reply_to_proto(group_id, rollouts))
 
-        drawing = asyncio.ensure_future(self._engine.generate(requests, on_group))
-        drawing.add_done_callback(lambda task: replies.put_nowait(None))
+        generating = asyncio.ensure_future(self._engine.generate(requests, on_group))
+        generating.add_done_callback(lambda task: replies.put_nowait(None))
         try:
             while (reply := await replies.get()) is not None:
                 yield reply
-            await drawing
+            await generating
         except WorkerError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            drawing.cancel()
+            generating.cancel()
 
     async def Health(
         self, request: pb.HealthRequest, context: grpc.aio.ServicerContext

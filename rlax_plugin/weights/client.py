@@ -59,7 +59,7 @@ class ParameterServerClient:
         """Announces a version whose bytes are already in place; see ``ParameterServer.publish``.
 
         Raises:
-          WeightsError: refused (the same or a newer one is there), or the server is unreachable.
+          WeightsError: rejected (the same or a newer one is there), or the server is unreachable.
           DeadlineError: it does not answer.
         """
         request = pb.PublishRequest(version=version_to_proto(version), restart=restart)
@@ -121,7 +121,7 @@ class ParameterServerClient:
         pause_s = _BACKOFF_S[0]
         while not self._closed.is_set():
             try:
-                # Not wait_for_ready: a refused connection is reported, and the pause grows.
+                # Not wait_for_ready: a rejected connection is reported, and the pause grows.
                 async for message in self._stub.Watch(
                     pb.WatchRequest(after=after), timeout=_WATCH_S
                 ):

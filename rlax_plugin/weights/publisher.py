@@ -84,7 +84,7 @@ class Publisher:
         One version is written at a time: the next one waits here.
 
         Args:
-          canary: see ``TrainerLink.publish``; fetched from the device on the publisher's thread.
+          canary: see ``TrainerPort.publish``; fetched from the device on the publisher's thread.
         """
         self.wait()
         prints = fingerprints(arrays)

@@ -1,4 +1,4 @@
-"""Verification of weights: what every worker checks before it draws a sample with a version.
+"""Verification of weights: what every worker checks before it generates a sample with a version.
 
 Names, shapes, checksums, fingerprints, canary, in this order, from cheap to dear. Each finds what
 those before it cannot: checksums what a disk or network damaged, fingerprints what was mixed up
@@ -57,7 +57,7 @@ def load_verified(
       like: name -> shape, dtype (and sharding) of every variable of the engine's model.
       fingerprint: name -> uint32, of arrays where the engine will use them.
       logprobs: (arrays, tokens [n + 1]) -> float32 [n], as ``types.Canary`` defines them, computed
-        by the code that will draw. It may raise a ValueError for tokens that it cannot take.
+        by the code that will generate. It may raise a ValueError for tokens that it cannot take.
       reading: gets how long the store took.
 
     Raises:

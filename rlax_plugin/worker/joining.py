@@ -27,7 +27,7 @@ async def join(
     Raises:
       DeadlineError: no controller answered within ``startup_s``.
       ConfigError: another process that is alive has this one's name.
-      WorkerError: the controller refused this worker.
+      WorkerError: the controller rejected this worker.
     """
     left_s = 2 * (deadlines.lost_s + deadlines.heartbeat_s)
     while (reply := await _asked(fleet, request, deadlines)).name_taken:

@@ -46,7 +46,7 @@ class Member:
     until it has loaded some that this one published, whatever their number.
 
     Args:
-      on_quarantine: called as soon as ``quarantine`` is set, to draw nothing more.
+      on_quarantine: called as soon as ``quarantine`` is set, to generate nothing more.
       progress: given the engine's figures and whether weights are being loaded, says how far the
         open groups have come.
 
@@ -120,7 +120,7 @@ class Member:
 
     @property
     def _keeps_pin(self) -> bool:
-        """Whether nothing but the pinned version will be drawn with until it is told otherwise."""
+        """Whether only the pinned version may be used until the controller releases it."""
         return self._pin is not None and self._held == self._pin and not self._loading
 
     def _told_to_keep(self, version: int | None) -> None:
@@ -324,7 +324,7 @@ class Member:
                 except WeightsError as error:
                     damaged += 1
                     if damaged == _MAX_DAMAGED or isinstance(error, WeightsMismatchError):
-                        # Before the lease is released: what is drawn meanwhile would be void.
+                        # Before the lease is released: what is generated meanwhile would be void.
                         self._enter_quarantine(str(error))
                         raise
                     problem = error

@@ -67,7 +67,7 @@ async def work(
             engine=engine,
             section=section,
             config_hash=config_hash,
-            on_quarantine=lambda: service.stop_drawing("this worker is quarantined"),
+            on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
         )
         service = RolloutService(
@@ -96,7 +96,7 @@ async def _live(
     endings = await asyncio.gather(life, drain, return_exceptions=True)
     # In this order: the controller believes nothing more of a worker that says it is quarantined,
     # so it must hear that before its calls end.
-    service.stop_drawing("this worker is leaving")
+    service.stop_generating("this worker is leaving")
     await member.leave()
     service.end_calls()
     await server.stop(_END_S)
@@ -108,7 +108,7 @@ async def _live(
 async def _drain(
     member: Member, service: RolloutService, server: grpc.aio.Server, section: RlaxSection
 ) -> None:
-    """Ends what is being drawn: by finishing it or, where others can resume it, by handing over."""
+    """Ends open groups: by finishing them or, where others can resume them, by handing over."""
     drain_s = section.deadlines.drain_s
     log.info("draining for at most %g s", drain_s)
     member.draining = True
@@ -120,7 +120,7 @@ async def _drain(
     service.draining = True
     if section.rollouts.on_new_weights == "continue":
         await service.hand_over(min(drain_s, 2 * section.rollouts.progress_s))
-    # gRPC's grace lets running calls end and refuses new ones.
+    # gRPC's grace lets running calls end and rejects new ones.
     await server.stop(drain_s)
 
 

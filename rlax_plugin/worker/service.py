@@ -24,7 +24,7 @@ from rlax_plugin.worker.progress import ProgressReport
 _TOKEN_BYTES = 4
 
 
-def refusal(spec: pb.GroupSpec, section: RlaxSection, vocabulary: int = 0) -> str | None:
+def rejection(spec: pb.GroupSpec, section: RlaxSection, vocabulary: int = 0) -> str | None:
     """Why a group must not reach the engine; None if it may.
 
     Args:
@@ -81,7 +81,7 @@ class _Call:
 
 
 class RolloutService(rpc.RolloutServicer):
-    """Adapts a ``RolloutEngine`` to the wire. ``draining`` refuses new calls.
+    """Adapts a ``RolloutEngine`` to the wire. ``draining`` rejects new calls.
 
     Status codes tell the caller what to do: INVALID_ARGUMENT, the request is wrong everywhere;
     INTERNAL, this engine failed; UNAVAILABLE, ask another worker.
@@ -102,7 +102,7 @@ class RolloutService(rpc.RolloutServicer):
         self._engine, self._section, self._on_wanted = engine, section, on_wanted
         self._has_weights = has_weights
         self.draining = False
-        self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what draws it
+        self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what generates it
         self._progress, self._delivered = ProgressReport(engine), 0
         self._settled = asyncio.Event()  # no group owes a report
         self._leaving = ""  # why the calls end early
@@ -117,7 +117,7 @@ class RolloutService(rpc.RolloutServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
         vocabulary = vocabulary_of(self._engine)
         for spec in request.groups:
-            if why := refusal(spec, self._section, vocabulary):
+            if why := rejection(spec, self._section, vocabulary):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         requests = [request_from_proto(spec) for spec in request.groups]
         self._on_wanted(max((r.min_version for r in requests), default=0))
@@ -150,7 +150,7 @@ class RolloutService(rpc.RolloutServicer):
         self._settle()
 
     @property
-    def drawing(self) -> bool:
+    def generating(self) -> bool:
         """Whether calls are open."""
         return bool(self._calls)
 
@@ -177,11 +177,11 @@ class RolloutService(rpc.RolloutServicer):
         self._settle()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), within_s)
-        self.stop_drawing("this worker is leaving")
+        self.stop_generating("this worker is leaving")
         self.end_calls()
 
-    def stop_drawing(self, why: str) -> None:
-        """Draws nothing more and takes no calls; the open ones are silent until ``end_calls``."""
+    def stop_generating(self, why: str) -> None:
+        """Stops generating and takes no calls; the open ones are silent until ``end_calls``."""
         self.draining, self._leaving = True, why
         for generation in self._calls.values():
             generation.cancel()

@@ -78,7 +78,7 @@ def serve_run(
                     await _told(terminated, engine, section.deadlines.heartbeat_s)
             finally:
                 service.draining = True
-                # gRPC's grace lets running calls end and refuses new ones.
+                # gRPC's grace lets running calls end and rejects new ones.
                 await endpoint.server.stop(section.deadlines.drain_s)
 
     with _local(files, config) as path:

@@ -30,12 +30,12 @@ def scripted() -> Iterator:
 
 
 def slots_of(scripted):
-    """Scripted slots that count what they draw."""
+    """Scripted slots that count what they generate."""
 
     class Slots(scripted.ScriptedSlots):
         def decode(self, *arguments):
             ended = super().decode(*arguments)
-            self.tokens_total += sum(len(drawn.tokens) for drawn in ended)
+            self.tokens_total += sum(len(generated.tokens) for generated in ended)
             return ended
 
     return Slots
@@ -50,12 +50,12 @@ def test_the_jetstream_engine_keeps_the_contract(scripted, mode: str) -> None:
     assert len(rules) == 6
 
 
-def test_an_engine_that_draws_by_slot_is_found(scripted) -> None:
+def test_an_engine_that_generates_by_slot_is_found(scripted) -> None:
     class BySlot(slots_of(scripted)):
-        def _drawn(self, slot):
-            drawn = super()._drawn(slot)
-            drawn.tokens[:] += slot
-            return drawn
+        def _generated(self, slot):
+            generated = super()._generated(slot)
+            generated.tokens[:] += slot
+            return generated
 
     with pytest.raises(ContractError, match="make the random key from the request's seed"):
         check_engine(

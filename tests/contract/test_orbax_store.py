@@ -68,7 +68,7 @@ def test_host_arrays_go_in_and_come_out(store, tmp_path):
 
 
 def test_stock_orbax_opens_a_version(store, tmp_path):
-    arrays = {k: v for k, v in weights().items() if k != "empty"}  # Orbax refuses those
+    arrays = {k: v for k, v in weights().items() if k != "empty"}  # Orbax rejects those
     store.save(str(tmp_path / "0"), arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -151,7 +151,7 @@ def test_missing_or_damaged_metadata_is_found(store, tmp_path):
             store.load(str(path), arrays)
 
 
-def test_other_names_shapes_and_dtypes_are_refused(store, tmp_path):
+def test_other_names_shapes_and_dtypes_are_rejected(store, tmp_path):
     path, arrays = str(tmp_path / "0"), weights()
     store.save(path, arrays)
     renamed = {name.replace("query", "qery"): a for name, a in arrays.items()}
@@ -174,7 +174,7 @@ def test_an_existing_version_is_not_overwritten(store, tmp_path):
 
 
 def test_a_failed_save_leaves_nothing_behind(store, tmp_path):
-    # Several arrays, several times: those that are being created when one is refused are a race.
+    # Several arrays, several times: those that are being created when one is rejected are a race.
     arrays = {name: np.ones(3) for name in "abcdefgh"} | {"text": np.array(["text"])}
     for _ in range(20):
         with pytest.raises(WeightsError, match="Unsupported data type"):

@@ -109,7 +109,7 @@ def directory_in_the_way(version: Path) -> None:
         (lambda version: shutil.rmtree(version), "No such file"),
     ],
 )
-def test_what_a_file_system_refuses_is_no_damage(version, fault, said):
+def test_what_a_file_system_rejects_is_no_damage(version, fault, said):
     fault(version)
     root = os.geteuid() == 0  # may read everything
     if root:
@@ -230,7 +230,7 @@ def test_a_load_that_comes_too_late_says_what_it_would_have_needed(tmp_path, mon
     assert caught.value.key == "rlax.deadlines.weights_s"
 
 
-def test_a_save_that_a_file_system_refuses_may_be_repeated(tmp_path):
+def test_a_save_that_a_file_system_rejects_may_be_repeated(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(WeightsUnwritableError, match="cannot write"):
         OrbaxStore().save(str(tmp_path / "file" / "0"), ARRAYS)

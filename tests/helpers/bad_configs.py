@@ -1,4 +1,4 @@
-"""Configs that must be refused: what is changed in a good one, and what the message must name."""
+"""Configs that must be rejected: what is changed in a good one, and what the message must name."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ NUMBERS = [
     bad("rlax.rollouts.engine.token_s", "finite", "rlax.rollouts.engine.token_s=.inf"),
     bad("rlax.rewards.0.slow_s", "finite", "rlax.rewards=[{name: even, slow_s: .nan}]"),
     bad(
-        "rlax.curation.gates.0.low",
+        "rlax.curation.filters.0.low",
         "finite",
-        "rlax.curation.gates=[{name: difficulty_band, low: .nan}]",
+        "rlax.curation.filters=[{name: difficulty_band, low: .nan}]",
     ),
     bad("rlax.launcher.stop_s", "finite", "rlax.launcher.stop_s=.inf"),
     bad("rlax.trackers.0.flush_s", "finite", "rlax.trackers=[{name: jsonl, flush_s: .nan}]"),
@@ -209,9 +209,9 @@ CONTRADICTIONS = [
         "rlax.warm_start={enabled: true, pass_at_1_from: 0.9}",
     ),
     bad(
-        "rlax.curation.gates.0.low",
+        "rlax.curation.filters.0.low",
         "must not exceed high",
-        "rlax.curation.gates=[{name: difficulty_band, low: 0.9}]",
+        "rlax.curation.filters=[{name: difficulty_band, low: 0.9}]",
     ),
     bad(
         "rlax.rollouts.max_prompt_tokens",

@@ -43,19 +43,19 @@ def _source(method: str, *told: str) -> Broken:
     return _of("prompt_source", _SOURCE % method, *told)
 
 
-def _gate(condition: str, *told: str) -> Broken:
-    """A gate that answers True where the condition holds, and None elsewhere."""
+def _filter(condition: str, *told: str) -> Broken:
+    """A filter that answers True where the condition holds, and None elsewhere."""
     part = f"""
-        class Gate:
-            def refuse(self, group):
+        class Filter:
+            def reject(self, group):
                 rewards = group.rewards[~np.isnan(group.rewards)]
                 return True if {condition} else None
 
         def build(context):
-            return Gate()
+            return Filter()
         """
     return _of(
-        "gate", part.replace("class Gate", "import numpy as np\n\n        class Gate"), *told
+        "filter", part.replace("class Filter", "import numpy as np\n\n        class Filter"), *told
     )
 
 
@@ -85,27 +85,27 @@ def _tracker(mode: str, *told: str, last: str = "0", first: str = "pass") -> Bro
 
 
 ANSWERS: dict[str, Broken] = {
-    "gate_true_of_truncated_samples": _gate(
+    "filter_true_of_truncated_samples": _filter(
         "any(r.finish_reason == 'length' for r in group.rollouts)",
         "for a truncated sample it returned True",
         *_NEVER_A_BOOL,
     ),
-    "gate_true_of_long_groups": _gate(
+    "filter_true_of_long_groups": _filter(
         "max(len(r.tokens) for r in group.rollouts) > 200", *_NEVER_A_BOOL
     ),
-    "gate_true_of_easy_prompts": _gate("(group.measured_pass_rate or 0) > 0.9", *_NEVER_A_BOOL),
-    "gate_true_of_hard_prompts": _gate(
+    "filter_true_of_easy_prompts": _filter("(group.measured_pass_rate or 0) > 0.9", *_NEVER_A_BOOL),
+    "filter_true_of_hard_prompts": _filter(
         "group.measured_pass_rate is not None and group.measured_pass_rate < 0.05", *_NEVER_A_BOOL
     ),
-    "gate_true_of_many_samples": _gate("len(group.rollouts) > 16", *_NEVER_A_BOOL),
-    "gate_true_of_high_rewards": _gate("rewards.size and rewards.mean() > 20", *_NEVER_A_BOOL),
-    "gate_true_of_a_narrow_band": _gate(
+    "filter_true_of_many_samples": _filter("len(group.rollouts) > 16", *_NEVER_A_BOOL),
+    "filter_true_of_high_rewards": _filter("rewards.size and rewards.mean() > 20", *_NEVER_A_BOOL),
+    "filter_true_of_a_narrow_band": _filter(
         "rewards.size > 3 and 0.45 < rewards.mean() < 0.55", *_NEVER_A_BOOL
     ),
-    "gate_true_of_several_versions": _gate(
+    "filter_true_of_several_versions": _filter(
         "len({int(v) for r in group.rollouts for v in r.versions}) > 1", *_NEVER_A_BOOL
     ),
-    "gate_true_of_another_attempt": _gate("group.attempt > 1", *_NEVER_A_BOOL),
+    "filter_true_of_another_attempt": _filter("group.attempt > 1", *_NEVER_A_BOOL),
     "tracker_that_appends_blindly": _tracker(
         "a",
         "a run that is continued after a kill logs some steps again: they are there once",
@@ -116,7 +116,7 @@ ANSWERS: dict[str, Broken] = {
         "w", "what an earlier process logged is gone", "open what is there"
     ),
     "tracker_that_opens_once": _tracker("x", "it raised FileExistsError"),
-    "tracker_that_refuses_a_step_twice": _tracker(
+    "tracker_that_rejects_a_step_twice": _tracker(
         "a",
         "takes further metrics of the last step",
         "it raised AssertionError: 29 again",

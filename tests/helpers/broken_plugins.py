@@ -118,7 +118,7 @@ BROKEN: dict[str, Broken] = {
             return Random()
         """,
         "all randomness comes from rng",
-        "draw from the rng that choose is given",
+        "generate from the rng that choose is given",
     ),
     "reward_of_text": _of(
         "reward",
@@ -152,34 +152,34 @@ BROKEN: dict[str, Broken] = {
         "torch was imported",
         "score with numpy or plain Python",
     ),
-    "gate_of_bool": _of(
-        "gate",
+    "filter_of_bool": _of(
+        "filter",
         """
-        class Gate:
-            def refuse(self, group):
+        class Filter:
+            def reject(self, group):
                 return bool(group.rewards.min() == group.rewards.max())
 
         def build(context):
-            return Gate()
+            return Filter()
         """,
         "it returned False",
-        "return None to admit a group",
+        "return None to accept a group",
         "never a bool",
     ),
-    "gate_that_remembers": _of(
-        "gate",
+    "filter_that_remembers": _of(
+        "filter",
         """
-        class Gate:
+        class Filter:
             def __init__(self):
                 self.seen = set()
 
-            def refuse(self, group):
+            def reject(self, group):
                 known = group.prompt.id in self.seen
                 self.seen.add(group.prompt.id)
                 return "asked before" if known else None
 
         def build(context):
-            return Gate()
+            return Filter()
         """,
         "the same group gets the same answer",
         "mixed rewards: None, then 'asked before'",
@@ -217,11 +217,11 @@ BROKEN: dict[str, Broken] = {
                     ])
 
                 seeds = {r.group_id: r.seeds for r in requests}
-                drawn = [
+                generated = [
                     replace(r, seeds=tuple(random.getrandbits(63) for _ in r.seeds))
                     for r in requests
                 ]
-                await super().generate(drawn, told)
+                await super().generate(generated, told)
 
         def build(context):
             store = context.part("weight_store", context.section.weights.store, "store")
@@ -323,16 +323,16 @@ BROKEN: dict[str, Broken] = {
         from rlax_plugin.testing import policy
 
         class Trainer:
-            def run(self, link):
+            def run(self, port):
                 weights = policy.initial_weights(0)
-                link.publish(0, weights)
+                port.publish(0, weights)
                 for step in (1, 2, 3):
-                    link.next_batch(step)
+                    port.next_batch(step)
                     weights["bias"] += 1
-                    link.before_checkpoint(step)
-                    link.publish(step, weights)
-                    link.step_done(step, {})
-                    if link.stop_requested:
+                    port.before_checkpoint(step)
+                    port.publish(step, weights)
+                    port.step_done(step, {})
+                    if port.stop_requested:
                         return
 
         def build(context):

@@ -29,7 +29,7 @@ def answer(spec: pb.GroupSpec) -> pb.GroupReply:
 
 
 def partial(group_id: int, seeds: Any, *lengths: int, reason: str = "cancelled") -> pb.GroupReply:
-    """Samples of so many tokens: 0, 1, 2, ... drawn with version 5; STOP ends a "stop"."""
+    """Samples of so many tokens: 0, 1, 2, ... generated with version 5; STOP ends a "stop"."""
     rollouts = []
     for i, (seed, n) in enumerate(zip(seeds, lengths, strict=True)):
         ids, logprob = np.arange(n, dtype=np.int32), np.full(n, -1, np.float32)

@@ -50,7 +50,7 @@ class InOrder:
 
 
 class MixedOnly:
-    def refuse(self, group):
+    def reject(self, group):
         return None if group.rewards.min() < group.rewards.max() else "all rewards equal"
 
 
@@ -81,10 +81,10 @@ class Answers:
         self.unscored[rollouts[0].group_id] = (rollouts, future)
         return await future
 
-    def draw(self, group_id, version, rewards=(0.0, 1.0), worker="w", length=2):
+    def generate(self, group_id, version, rewards=(0.0, 1.0), worker="w", length=2):
         """Answers a group; one version for all tokens, ``length`` tokens in each sample."""
         request, future = self.open.pop(group_id)
-        drawn_by = self.workers.setdefault(worker, SimpleNamespace(trusted=True))
+        generated_by = self.workers.setdefault(worker, SimpleNamespace(trusted=True))
         future.set_result(
             Answer(
                 request,
@@ -104,7 +104,7 @@ class Answers:
                     )
                     for i, seed in enumerate(request.seeds)
                 ],
-                (drawn_by,),
+                (generated_by,),
             )
         )
 
@@ -114,7 +114,7 @@ class Answers:
             future.set_result(rollouts)
 
     async def answer(self, group_id, version, rewards=(0.0, 1.0), length=2):
-        self.draw(group_id, version, rewards, length=length)
+        self.generate(group_id, version, rewards, length=length)
         await settle()
 
 
@@ -136,7 +136,7 @@ class Harness:
         k=1,
         *,
         groups=2,
-        gates=(),
+        filters=(),
         refill=8,
         oversample=1.0,
         deterministic=False,
@@ -171,7 +171,7 @@ class Harness:
         self.flow = Flow(
             section=RlaxSection.model_validate(rlax),
             source=Source(),
-            gates=gates,
+            filters=filters,
             advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
             dispatcher=self.answers,
             rewards=self.answers,

@@ -22,26 +22,26 @@ class HeldConfig(BigramConfig):
     waits: dict[int, str] = Field(default={}, description="step -> the file it waits for")
 
 
-class _HeldLink:
-    """A link whose batches are asked for only once their steps may begin."""
+class _HeldPort:
+    """A trainer port whose batches are asked for only once their steps may begin."""
 
-    def __init__(self, link: Any, waits: Mapping[int, str]):
-        self._link, self._waits = link, waits
+    def __init__(self, port: Any, waits: Mapping[int, str]):
+        self._port, self._waits = port, waits
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         if step in self._waits:
             file = Path(self._waits[step])
-            while not file.exists() and not self._link.stop_requested:
+            while not file.exists() and not self._port.stop_requested:
                 time.sleep(0.02)
-        return self._link.next_batch(step)
+        return self._port.next_batch(step)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._link, name)
+        return getattr(self._port, name)
 
 
 class HeldTrainer(BigramTrainer):
-    def run(self, link: Any) -> None:
-        super().run(_HeldLink(link, self._config.waits))
+    def run(self, port: Any) -> None:
+        super().run(_HeldPort(port, self._config.waits))
 
 
 @hookimpl

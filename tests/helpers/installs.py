@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# A plug-in with one gate; %(name)s and %(gate)s are filled in.
-GATE = """
+# A plug-in with one filter; %(name)s and %(filter)s are filled in.
+FILTER = """
     from rlax_plugin.api import Extension, Section, hookimpl
 
     class Config(Section):
@@ -17,8 +17,8 @@ GATE = """
         high: float
 
     @hookimpl
-    def rlax_register_gate():
-        return {"%(gate)s": Extension(Config, lambda config, context: ("built", config.low))}
+    def rlax_register_filter():
+        return {"%(filter)s": Extension(Config, lambda config, context: ("built", config.low))}
 """
 
 

@@ -1,4 +1,4 @@
-"""Slots that draw tokens without a model, and an engine over them."""
+"""Slots that generate tokens without a model, and an engine over them."""
 
 import asyncio
 import threading
@@ -18,21 +18,21 @@ PROMPT = np.arange(3, dtype=np.int32)
 
 @dataclass
 class _Sample:
-    """A sample in a slot: ``first`` tokens were there when it came, ``drawn`` are now."""
+    """A sample in a slot: ``first`` tokens were there when it came, ``generated`` are now."""
 
     seed: int
     first: int
-    drawn: int
+    generated: int
     sampling: SamplingParams
 
     @property
     def tokens(self):
-        return tokens_of(self.seed, self.first, self.drawn)
+        return tokens_of(self.seed, self.first, self.generated)
 
     @property
     def ended(self):
-        last = self.seed % 10**6 + self.drawn - 1
-        return self.drawn == self.sampling.max_new_tokens or last in self.sampling.stop_ids
+        last = self.seed % 10**6 + self.generated - 1
+        return self.generated == self.sampling.max_new_tokens or last in self.sampling.stop_ids
 
 
 def tokens_of(seed, first, end):
@@ -42,7 +42,7 @@ def tokens_of(seed, first, end):
 class ScriptedSlots:
     """Sample with seed s: tokens s, s + 1, ... until ``sampling`` ends it.
 
-    Each step draws one token in every occupied slot. ``log`` keeps the calls; a decode waits for
+    Each step adds one token to every occupied slot. ``log`` keeps the calls; a decode waits for
     ``gate``, so that a test can act while samples run.
     """
 
@@ -67,13 +67,15 @@ class ScriptedSlots:
     def insert(self, weights, requests):
         for r in requests:
             assert isinstance(r, Prefill)
-            self.log.append(("insert", self.steps_total, r.slots, int(weights["w"][0]), r.drawn))
+            self.log.append(
+                ("insert", self.steps_total, r.slots, int(weights["w"][0]), r.generated)
+            )
             for slot, seed in zip(r.slots, r.seeds, strict=True):
                 assert slot not in self.running
-                if r.drawn:
-                    behind = np.concatenate([PROMPT, tokens_of(seed, 0, r.drawn)])
+                if r.generated:
+                    behind = np.concatenate([PROMPT, tokens_of(seed, 0, r.generated)])
                     np.testing.assert_array_equal(r.tokens, behind)
-                self.running[slot] = _Sample(seed, r.drawn, r.drawn + 1, r.sampling)
+                self.running[slot] = _Sample(seed, r.generated, r.generated + 1, r.sampling)
 
     def decode(self, weights, max_steps, stop_when_free):
         self.decoding.set()
@@ -87,17 +89,17 @@ class ScriptedSlots:
             if stop_when_free and done:
                 break
             for sample in self.running.values():
-                sample.drawn += not sample.ended
+                sample.generated += not sample.ended
             steps += 1
             done = self._ended()
         self.steps_total += steps
-        ended = [self._drawn(slot) for slot in done]
+        ended = [self._generated(slot) for slot in done]
         self.release(done)
         return ended
 
     def read(self, slots):
         self.log.append(("read", len(slots)))
-        return [self._drawn(slot) for slot in slots]
+        return [self._generated(slot) for slot in slots]
 
     def logprobs(self, weights, tokens):
         if len(tokens) > self.max_prompt_tokens + 1:
@@ -117,7 +119,7 @@ class ScriptedSlots:
     def _ended(self):
         return [slot for slot, sample in self.running.items() if sample.ended]
 
-    def _drawn(self, slot):
+    def _generated(self, slot):
         tokens = self.running[slot].tokens
         return SlotOutput(slot, tokens, -tokens.astype(np.float32), -2 * tokens.astype(np.float32))
 
@@ -178,7 +180,7 @@ def play(scenario, slots=None, **options):
         engine.close()
 
 
-async def drawn(engine, *requests):
+async def generated(engine, *requests):
     groups = {}
     await engine.generate(requests, lambda group_id, rollouts: groups.update({group_id: rollouts}))
     return groups

@@ -1,6 +1,6 @@
 """Rollout engine ``bigram_slots``: the real JetStream engine over slots that need no MaxText.
 
-The slots draw from the bigram policy of ``rlax_plugin.testing``, so that a run of its trainer can
+The slots sample from the bigram policy of ``rlax_plugin.testing``, so that a run of its trainer can
 be served, and a completion at temperature 0 can be told beforehand.
 """
 
@@ -41,7 +41,7 @@ class _Slot:
     full: list[float] = field(default_factory=list)
     sampled: list[float] = field(default_factory=list)
 
-    def draw(self, weights):
+    def generate(self, weights):
         temperature = self.sampling.temperature or 1.0
         logprobs_v = policy.log_probs(weights, np.array([self.previous]), temperature)[0]
         if len(self.tokens) < self.at_least:
@@ -83,7 +83,7 @@ class BigramSlots:
             for slot, seed in zip(r.slots, r.seeds, strict=True):
                 sample = _Slot(seed, r.sampling, int(r.tokens[-1]), self._config.at_least)
                 self._running[slot] = sample
-                sample.draw(weights)
+                sample.extend(weights)
                 self.tokens_total += 1
 
     def decode(self, weights, max_steps, stop_when_free):
@@ -93,14 +93,14 @@ class BigramSlots:
                 break
             time.sleep(self._config.step_s)
             for sample in going:
-                sample.draw(weights)
+                sample.extend(weights)
             steps += 1
             self.tokens_total += len(going)
         self.steps_total += steps
         ended = [slot for slot, sample in self._running.items() if sample.ended]
-        drawn = self.read(ended)
+        generated = self.read(ended)
         self.release(ended)
-        return drawn
+        return generated
 
     def read(self, slots):
         return [

@@ -113,13 +113,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_from_the_same_weights(h
     assert digests(here / "runs/new")[0] == digests(here / "runs/testing")[2]
 
 
-def test_a_changed_learning_rate_is_refused_with_a_command_that_works(here: Path) -> None:
+def test_a_changed_learning_rate_is_rejected_with_a_command_that_works(here: Path) -> None:
     (here / "runs/testing-2").mkdir()
-    refused = train(here, FASTER, "steps=1")
-    assert refused.returncode == 2
-    assert "choose another run_name or remove that directory" in refused.stderr
-    command = re.search(r"^  \S*rlax (train .*)$", refused.stderr, re.MULTILINE)
-    assert command is not None, refused.stderr
+    rejected = train(here, FASTER, "steps=1")
+    assert rejected.returncode == 2
+    assert "choose another run_name or remove that directory" in rejected.stderr
+    command = re.search(r"^  \S*rlax (train .*)$", rejected.stderr, re.MULTILINE)
+    assert command is not None, rejected.stderr
     done = rlax(here, *shlex.split(command[1]))
     assert done.returncode == 0, done.stderr
     assert digests(here / "runs/testing-3")[0] == digests(here / "runs/testing")[4]

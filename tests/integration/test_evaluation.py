@@ -124,7 +124,9 @@ def test_training_goes_on_while_it_is_evaluated(disturbed):
     assert summary["max_staleness_seen"] == 1
     report = audit(RunFiles(run.dir))
     assert report.clean, report.violation
-    assert min(row["group_id"] for row in run.rollouts()) == 0  # no evaluation is recorded as drawn
+    assert (
+        min(row["group_id"] for row in run.rollouts()) == 0
+    )  # no evaluation is recorded as generated
 
 
 def test_the_same_is_measured_again_alone(disturbed):
@@ -168,7 +170,7 @@ def test_a_version_with_other_settings_prints_a_table(disturbed):
     directory = disturbed.run.dir.parents[1]
     process = rlax_eval(
         *(directory, f"runs/testing@{STEPS - 1}", "rlax.rollouts.temperature=0.5"),
-        *("rlax.rollouts.top_k=20", "rlax.rollouts.top_p=0.9"),  # refused for training alone
+        *("rlax.rollouts.top_k=20", "rlax.rollouts.top_p=0.9"),  # rejected for training alone
         *("--set", "test", "--samples", "6", "--problems", "3", "--k", "6", "--out", "a/b.json"),
     )
     out, error = process.communicate(timeout=DEADLINE_S)
@@ -223,7 +225,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
         (["runs/testing", "--k", "9"], "rlax.evaluation.k = 9: must be at most"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_a_second(disturbed, arguments, message, capsys):
+def test_what_cannot_be_measured_is_rejected_in_a_second(disturbed, arguments, message, capsys):
     from typer.testing import CliRunner
 
     from rlax_plugin.cli import app

@@ -1,4 +1,4 @@
-"""A run whose prompt source, policy, rewards and gate say what breaks formats and terminals."""
+"""A run whose prompt source, policy, rewards and filter say what breaks formats and terminals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def judge(prompt, completion):
     return float(bool(completion[:1].isalnum()) and int(encode(completion[0])[0]) % 2 == 0)
 
 class Quoting:
-    def refuse(self, group):
+    def reject(self, group):
         rewards = {r.reward for r in group.rollouts} - {None}
         return None if len(rewards) > 1 else f"all equal, such as {group.rollouts[0].text}\n\ud800"
 
@@ -92,16 +92,16 @@ def rlax_register_reward():
     }
 
 @hookimpl
-def rlax_register_gate():
+def rlax_register_filter():
     return {"quoting": Extension(NoOptions, lambda config, context: Quoting())}
 """
 SETTINGS = (
     "rlax.plugins=[nasty_plugin, rlax_plugin.testing]",
     "rlax.prompt_source={name: nasty}",
     "rlax.rewards=[{name: nasty}]",
-    "rlax.curation.gates=[{name: quoting}]",
+    "rlax.curation.filters=[{name: quoting}]",
     "rlax.evaluation.majority_k=[4]",
-    "rlax.curation.max_refill=50",  # half of the rewards fail, and the gate refuses many groups
+    "rlax.curation.max_refill=50",  # half of the rewards fail, and the filter rejects many groups
 )
 # Newline, carriage return and tab are ordinary in a text of several lines.
 MISCHIEF = re.compile(

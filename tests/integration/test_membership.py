@@ -150,8 +150,10 @@ class Lying(Counting):
 
     vocabulary = 10**6 + 1
 
-    def _rollout(self, request: GroupRequest, index: int, drawn: list[int], done: bool) -> Rollout:
-        sound = super()._rollout(request, index, drawn, done)
+    def _rollout(
+        self, request: GroupRequest, index: int, generated: list[int], done: bool
+    ) -> Rollout:
+        sound = super()._rollout(request, index, generated, done)
         if request.group_id % 2 == 0:
             return sound
         tokens = np.array([self.vocabulary, *sound.tokens[1:]], np.int32)
@@ -188,7 +190,7 @@ def test_a_process_that_answers_nonsense_again_and_again_is_quarantined():
     run(main)
 
 
-def test_a_prompt_outside_of_the_vocabulary_is_refused_everywhere():
+def test_a_prompt_outside_of_the_vocabulary_is_rejected_everywhere():
     async def main():
         settings = section()
         async with trainer(settings) as one:
@@ -198,7 +200,7 @@ def test_a_prompt_outside_of_the_vocabulary_is_refused_everywhere():
             assert one.fleet.workers["w"].vocabulary == Lying.vocabulary
             prompt = np.array([5, Lying.vocabulary], np.int32)
             wrong = dataclasses.replace(group(0), prompt_tokens=prompt)
-            why = "w refused: INVALID_ARGUMENT: group 0: the prompt has token id 1000001"
+            why = "w rejected: INVALID_ARGUMENT: group 0: the prompt has token id 1000001"
             with pytest.raises(WorkerError, match=why):
                 await one.dispatcher.submit(wrong)
             assert worker.engine.asked == [] and one.lost == []
@@ -253,9 +255,11 @@ class Hanging(Counting):
     def progress(self) -> dict[tuple[int, int], int]:
         return {(r.group_id, r.attempt): self.generated for r in self.asked}
 
-    def _rollout(self, request: GroupRequest, index: int, drawn: list[int], done: bool) -> Rollout:
+    def _rollout(
+        self, request: GroupRequest, index: int, generated: list[int], done: bool
+    ) -> Rollout:
         self.generated += 1
-        return super()._rollout(request, index, drawn, done)
+        return super()._rollout(request, index, generated, done)
 
     async def _group(self, request: GroupRequest, on_group: Any) -> None:
         if self.hangs:

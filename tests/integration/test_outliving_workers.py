@@ -57,13 +57,13 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path, parameter_server):
     first, second = (
         [int(n) for n in re.findall(r"serving version (\d+)", part)] for part in (before, after)
     )
-    # In lockstep it loads every version that groups wait for; recorded batches need none drawn.
+    # In lockstep it loads every version that groups wait for; recorded batches need none generated.
     assert first == list(range(len(first))) and len(first) >= 8
     assert second == sorted(set(second)) and second[0] >= 5 and second[-1] == last
     assert [m["step"] for m in run.steps()] == list(range(1, last + 1))
-    drawn = trained(run)
-    assert len(drawn) == 16 * last and {r["worker"] for r in drawn} == {"survivor"}
-    assert all(set(r["versions"]) == {r["step"] - 1} for r in drawn)
+    generated = trained(run)
+    assert len(generated) == 16 * last and {r["worker"] for r in generated} == {"survivor"}
+    assert all(set(r["versions"]) == {r["step"] - 1} for r in generated)
 
 
 def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path):
@@ -106,7 +106,7 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
     by_local_1 = [r for r in run.rollouts() if r["worker"] == "local-1"]
     assert all(max(r["versions"]) < 4 for r in by_local_1)
     assert len(trained(run)) == 96
-    # Drawn before its fault was found, and not trained by then: not trusted any more.
+    # Generated before its fault was found, and not trained by then: not trusted any more.
     events = [e for s, _ in journal.read(RunFiles(run.dir)) for e in s.events]
     dropped = {e.group for e in events if isinstance(e, ev.Dropped)}
     assert not dropped & {r["group_id"] for r in trained(run)}

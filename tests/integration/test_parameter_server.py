@@ -283,7 +283,7 @@ def test_a_failed_deletion_is_reported_and_stops_nothing(caplog):
 
 def test_no_call_waits_without_a_deadline():
     async def main():
-        async with client_of("127.0.0.1:1") as client:  # refused
+        async with client_of("127.0.0.1:1") as client:  # rejected
             with pytest.raises(WeightsError, match=r"127\.0\.0\.1:1: UNAVAILABLE"):
                 await client.latest()
         silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)

@@ -78,7 +78,7 @@ def prompt_order(files: RunFiles) -> list[str]:
 
 
 def trained(files: RunFiles) -> list[dict]:
-    """What every batch holds, but for who drew it and at which attempt."""
+    """What every batch holds, but for who generated it and at which attempt."""
     rows = []
     for name in files.names("batches"):
         for row in pq.read_table(files.location(f"batches/{name}")).to_pylist():
@@ -195,8 +195,8 @@ def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undistu
     assert audit(files).violation is None
 
 
-def test_finished_groups_are_kept_and_only_open_ones_are_drawn_again(tmp_path):
-    # Some groups are finished and wait for their step, others are still being drawn, when a step
+def test_finished_groups_are_kept_and_only_open_ones_are_generated_again(tmp_path):
+    # Some groups are finished and wait for their step, others are not finished yet, when a step
     # ends: unless the machine stalls.
     slow = (
         "rlax.deterministic=false",
@@ -215,19 +215,19 @@ def test_finished_groups_are_kept_and_only_open_ones_are_drawn_again(tmp_path):
         files = RunFiles(directory / "runs/testing")
         with sqlite3.connect(directory / "runs/testing/ledger.sqlite") as db:
             state = dict(db.execute("SELECT group_id, state FROM groups"))
-        finished = {group for group, is_in in state.items() if is_in == "admitted"}
-        being_drawn = {group for group, is_in in state.items() if is_in == "issued"}
-        if finished and being_drawn:
+        finished = {group for group, is_in in state.items() if is_in == "accepted"}
+        being_generated = {group for group, is_in in state.items() if is_in == "issued"}
+        if finished and being_generated:
             break
-    assert finished and being_drawn
+    assert finished and being_generated
     again = train(directory, *slow)
     assert again.returncode == 0, again.stdout + again.stderr
     events = [event for segment, _ in journal.read(files) for event in segment.events]
     resumed = next(i for i, event in enumerate(events) if isinstance(event, ev.Resumed))
     after = events[resumed:]
-    assert {e.group for e in after if isinstance(e, ev.Reissued)} == being_drawn
-    drawn_after = {e.group for e in after if isinstance(e, ev.Generated)}
-    assert being_drawn <= drawn_after and not finished & drawn_after
+    assert {e.group for e in after if isinstance(e, ev.Reissued)} == being_generated
+    generated_after = {e.group for e in after if isinstance(e, ev.Generated)}
+    assert being_generated <= generated_after and not finished & generated_after
     trained_after = {g for e in after if isinstance(e, ev.Trained) for g in e.groups}
     assert finished <= trained_after
     report = audit(files)

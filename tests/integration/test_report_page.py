@@ -93,10 +93,10 @@ def test_figures_are_those_of_the_records(page, run):
 
 def test_charts_show_the_metrics(page, run):
     steps = run.steps()
-    drawn = page.evaluate(
+    generated = page.evaluate(
         "document.getElementById('chart-reward').calcdata[0].map((point) => point.y)"
     )
-    assert drawn == [m["reward/mean"] for m in steps]
+    assert generated == [m["reward/mean"] for m in steps]
     parts = page.evaluate("byId('chart-reward-parts').calcdata.map((t) => t.map((p) => p.y))")
     of_each = [[m[f"reward_part/even_{i}"] for m in steps] for i in (0, 1)]
     assert parts[-2:] == of_each  # after the two that the legend is made of
@@ -105,10 +105,10 @@ def test_charts_show_the_metrics(page, run):
         "Array.from(chartPlaces(), (p) => [p.layout.xaxis.title.text, p.layout.yaxis.title.text])"
     )
     assert len(titles) >= 12 and all(x or y for x, y in titles)
-    version, drawn_with = page.evaluate(
+    version, generated_with = page.evaluate(
         "byId('chart-weights-testing').data.slice(0, 2).map((t) => t.name)"
     )
-    assert version == "published" and drawn_with in ("local-0", "local-1")
+    assert version == "published" and generated_with in ("local-0", "local-1")
     # Nothing is cut off: every axis title lies inside its figure.
     cut = page.evaluate(
         """Array.from(document.querySelectorAll("figure")).flatMap((figure) => {

@@ -28,8 +28,8 @@ def test_a_run_ends_well_and_says_so(tmp_path):
     assert summary["weight_versions"] == 11  # version 0 and one per step
     assert summary["max_staleness_seen"] == 1
     assert 1 <= summary["workers_seen"] <= 2 and summary["worker_restarts"] == 0
-    admitted, filtered = summary["groups_admitted"], summary["groups_filtered"]
-    assert admitted == 40 and summary["groups_issued"] == admitted + filtered
+    accepted, rejected = summary["groups_accepted"], summary["groups_rejected"]
+    assert accepted == 40 and summary["groups_issued"] == accepted + rejected
     before, after = summary["pass_at_1_before"], summary["pass_at_1_after"]
     assert before["problems"] == 64 and before["n"] == 4
     assert after["value"] > before["value"] + 0.1
@@ -39,8 +39,8 @@ def test_a_run_ends_well_and_says_so(tmp_path):
     rows = run.rollouts()
     assert len(rows) == 4 * summary["groups_issued"]
     assert {r["worker"] for r in rows} <= {"local-0", "local-1"}
-    trained = [r for r in rows if r["refused"] is None]
-    # Lockstep: everything that trains at step s was drawn with version s - 1.
+    trained = [r for r in rows if r["rejected"] is None]
+    # Lockstep: everything that trains at step s was generated with version s - 1.
     assert all(set(r["versions"]) == {r["step"] - 1} for r in trained)
     by_id = [r["group_id"] for r in trained]
     assert len(set(by_id)) == 40
@@ -83,7 +83,7 @@ def test_staleness_never_exceeds_its_bound(tmp_path):
     )
     status, out = run.end()
     assert status == 0, out
-    trained = [r for r in run.rollouts() if r["refused"] is None]
+    trained = [r for r in run.rollouts() if r["rejected"] is None]
     seen = {r["step"] - min(r["versions"]) for r in trained}
     assert max(seen) == run.summary()["max_staleness_seen"] <= k
     assert max(seen) > 1  # the run did go off-policy, so the bound was tested
@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_run_continues(tmp_path):
     assert f"resuming after step {done}" in out
     steps = [m["step"] for m in again.steps()]
     assert steps == list(range(1, last + 1))
-    issued = [r["group_id"] for r in again.rollouts() if r["refused"] is None]
+    issued = [r["group_id"] for r in again.rollouts() if r["rejected"] is None]
     assert set(Counter(issued).values()) == {4}
     assert len(set(issued)) == 4 * last  # none trained twice
 
@@ -155,11 +155,11 @@ def test_a_killed_run_continues_with_each_step_once(tmp_path):
     # A step is committed by its checkpoint, which precedes its line in metrics.jsonl.
     assert resumed % 5 == 0 and seen - 10 <= resumed <= seen + 1
     assert [m["step"] for m in again.steps()] == list(steps)
-    trained = Counter(r["step"] for r in again.rollouts() if r["refused"] is None)
+    trained = Counter(r["step"] for r in again.rollouts() if r["rejected"] is None)
     assert trained == dict.fromkeys(steps, 16)
     assert len(list((again.dir / "weights").iterdir())) <= 3  # nothing of the killed process
     assert again.summary()["steps"] == steps[-1]
-    assert again.summary()["groups_admitted"] == 4 * steps[-1]
+    assert again.summary()["groups_accepted"] == 4 * steps[-1]
 
 
 def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path):
@@ -183,7 +183,7 @@ def test_rewards_that_hang_or_raise_never_stop_a_run(tmp_path):
         "rlax.rewards=[{name: even, hang_on: '3', raise_on: '5'}]",
         "rlax.deadlines.reward_s=1.5",
         "rlax.prompt_source.count=12",  # fewer than the groups of a run: each is asked
-        "rlax.curation.gates=[]",
+        "rlax.curation.filters=[]",
         "rlax.rollouts.group_size=2",
         "rlax.evaluation.problems=0",
         "steps=4",
@@ -201,7 +201,7 @@ def test_rewards_that_hang_or_raise_never_stop_a_run(tmp_path):
     assert run.summary()["reward_errors"] >= 4
 
 
-def test_prompts_that_are_too_long_are_refused_before_anything_is_drawn(tmp_path):
+def test_prompts_that_are_too_long_are_rejected_before_anything_is_generated(tmp_path):
     status, out = Run(
         tmp_path, "rlax.rollouts.max_prompt_tokens=1", "rlax.evaluation.problems=0"
     ).end()

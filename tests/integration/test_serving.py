@@ -38,7 +38,7 @@ PLUGINS = "rlax.plugins=[rlax_plugin.testing, bigram_slots]"
 GREEDY = (
     "rlax.rollouts.engine={name: bigram_slots, at_least: 5}",
     "rlax.rollouts.temperature=0",
-    "rlax.rollouts.top_k=7",  # like a temperature of 0 refused for training alone
+    "rlax.rollouts.top_k=7",  # like a temperature of 0 rejected for training alone
     "rlax.rollouts.max_new_tokens=40",
     "rlax.rollouts.slots=4",
 )
@@ -121,7 +121,7 @@ class Trained:
     dir: Path
     steps: list[dict[str, float]]
     scrape: dict[tuple[str, ...], float]  # of the trainer
-    drawn: list[int]  # by a worker, for a stock client
+    generated: list[int]  # by a worker, for a stock client
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def server(trained: Trained) -> Iterator[Server]:
 
 
 def generated(address: str, prompt: np.ndarray, new: int = 40) -> list[int]:
-    """What our own service draws at temperature 0."""
+    """What our own service generates at temperature 0."""
     sampling = SamplingParams(temperature=0, max_new_tokens=new, stop_ids=(STOP,))
     request = GroupRequest(0, 1, prompt, (7,), sampling)
     with grpc.insecure_channel(address) as channel:
@@ -185,7 +185,7 @@ def generated(address: str, prompt: np.ndarray, new: int = 40) -> list[int]:
 
 
 def test_a_worker_of_a_running_trainer_answers_a_stock_client(trained: Trained) -> None:
-    assert 1 <= len(trained.drawn) <= 6 and all(0 <= token < 64 for token in trained.drawn)
+    assert 1 <= len(trained.generated) <= 6 and all(0 <= token < 64 for token in trained.generated)
 
 
 def test_what_the_trainer_exports_is_what_it_writes_down(trained: Trained) -> None:
@@ -226,7 +226,7 @@ def test_text_and_tokens_come_out_as_from_our_own_service(server: Server) -> Non
         (jet.DecodeRequest(max_tokens=3), "neither text_content nor token_content is set"),
     ],
 )
-def test_a_request_that_cannot_be_answered_is_refused(
+def test_a_request_that_cannot_be_answered_is_rejected(
     server: Server, request_: jet.DecodeRequest, said: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:

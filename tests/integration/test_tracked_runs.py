@@ -1,4 +1,4 @@
-"""Trackers in real runs: killed and continued, and refused at the start."""
+"""Trackers in real runs: killed and continued, and rejected at the start."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:
 
 def test_a_tracker_that_cannot_be_opened_ends_the_run_before_it_trains(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    refused = run(tmp_path, f"[{{name: jsonl, path: {tmp_path}/file/below.jsonl}}]")
-    status, out = refused.end()
+    rejected = run(tmp_path, f"[{{name: jsonl, path: {tmp_path}/file/below.jsonl}}]")
+    status, out = rejected.end()
     assert status == 2
     assert "rlax.trackers = " in out and f"{tmp_path}/file is a file" in " ".join(out.split())
-    assert refused.steps() == []
+    assert rejected.steps() == []

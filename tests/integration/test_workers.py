@@ -1,6 +1,6 @@
 """Workers over real gRPC against the controller's half: quarantine, handing over, a new trainer.
 
-Everything runs on one event loop; only the engine, which draws counting numbers, is a script.
+Everything runs on one event loop; only the engine, which generates counting numbers, is a script.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def section(**rollouts: Any) -> RlaxSection:
 
 
 class Counting:
-    """Draws 0, 1, 2, ..., STOP for every sample, ``length`` tokens; reports every so many."""
+    """Generates 0, 1, 2, ..., STOP for every sample, ``length`` tokens; reports every so many."""
 
     def __init__(self, length: int, *, every: int = 1):
         self.length, self.every = length, every
@@ -85,18 +85,25 @@ class Counting:
         done = False
         while not done:
             await asyncio.sleep(TOKEN_S)
-            for drawn in versions:
-                drawn.append(self.version)
+            for generated in versions:
+                generated.append(self.version)
             done = min(map(len, versions)) >= self.length
-            rollouts = [self._rollout(request, i, drawn, done) for i, drawn in enumerate(versions)]
+            rollouts = [
+                self._rollout(request, i, generated, done) for i, generated in enumerate(versions)
+            ]
             if done or len(versions[0]) % self.every == 0:
                 self.last[request.group_id] = rollouts
                 on_group(request.group_id, rollouts)
 
-    def _rollout(self, request: GroupRequest, index: int, drawn: list[int], done: bool) -> Rollout:
-        tokens, logprob = np.arange(len(drawn), dtype=np.int32), np.full(len(drawn), -1, np.float32)
+    def _rollout(
+        self, request: GroupRequest, index: int, generated: list[int], done: bool
+    ) -> Rollout:
+        tokens, logprob = (
+            np.arange(len(generated), dtype=np.int32),
+            np.full(len(generated), -1, np.float32),
+        )
         tokens[-1:] = STOP if done else tokens[-1:]
-        seed, versions = request.seeds[index], np.array(drawn, np.int32)
+        seed, versions = request.seeds[index], np.array(generated, np.int32)
         reason = "stop" if done else "cancelled"
         return Rollout(request.group_id, index, seed, tokens, logprob, logprob, versions, reason)
 
@@ -510,13 +517,13 @@ def test_a_load_that_a_new_trainer_overtakes_counts_for_nothing():
 # --- weights that cannot be loaded, and processes that do not belong here -------------------------
 
 
-def test_nothing_is_drawn_between_a_mismatch_and_the_leases_release():
+def test_nothing_is_generated_between_a_mismatch_and_the_leases_release():
     engine = Counting(100_000)
-    drawing: list[bool] = []
+    generating: list[bool] = []
 
     class Watched(ParameterServer):
         async def Release(self, request: Any, context: Any) -> Any:
-            drawing.append(engine.cancelled == 0)
+            generating.append(engine.cancelled == 0)
             return await super().Release(request, context)
 
     async def main():
@@ -531,7 +538,7 @@ def test_nothing_is_drawn_between_a_mismatch_and_the_leases_release():
             await one.publish(1)
             with pytest.raises(WeightsMismatchError):
                 await worker.life
-            assert drawing == [True, False]
+            assert generating == [True, False]
 
     run(main)
 
@@ -575,7 +582,7 @@ def test_a_quarantine_is_told_until_it_is_heard():
     run(main)
 
 
-def test_a_process_that_was_refused_does_not_deregister_its_namesake():
+def test_a_process_that_was_rejected_does_not_deregister_its_namesake():
     async def main():
         settings = section()
         async with trainer(settings) as one:

@@ -1,4 +1,4 @@
-"""Engines that several files draw from; one takes seconds to compile."""
+"""Engines that several files generate from; one takes seconds to compile."""
 
 from __future__ import annotations
 

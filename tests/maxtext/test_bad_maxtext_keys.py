@@ -42,7 +42,7 @@ def test_weights_to_start_from_must_be_there(
     assert not list(tmp_path.iterdir())  # nothing was started
 
 
-def test_check_refuses_what_the_whole_config_cannot_be() -> None:
+def test_check_rejects_what_the_whole_config_cannot_be() -> None:
     for override, key in (
         ("run_name=../x", "run_name"),
         ("rlax.rollouts.max_new_tokens=9", "max_target_length"),

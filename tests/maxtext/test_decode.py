@@ -33,10 +33,10 @@ def test_logprobs_are_the_trainers(dense, temperature, top_k, top_p):
     sampling = SamplingParams(temperature, top_k, top_p, max_new_tokens=NEW)
     first, second = prompts_of(5, 8)
     requests = [Prefill(first, (0, 5), (1, 2), sampling), Prefill(second, (2,), (3,), sampling)]
-    drawn = dense.draw(requests)
-    assert set(drawn) == {0, 2, 5}
+    generated = dense.generate(requests)
+    assert set(generated) == {0, 2, 5}
     for slot, prompt in ((0, first), (5, first), (2, second)):
-        sample = drawn[slot]
+        sample = generated[slot]
         assert sample.tokens.shape == (NEW,)
         logits = dense.completion_logits(prompt, sample.tokens)
         full, sampled = reference_logprobs(logits, sample.tokens, sampling)
@@ -47,15 +47,15 @@ def test_logprobs_are_the_trainers(dense, temperature, top_k, top_p):
 def test_every_ring_offset_and_a_full_ring_give_the_trainers_logprobs(dense):
     sampling = SamplingParams(max_new_tokens=NEW)
     (prompt,) = prompts_of(6)
-    drawn = []
+    generated = []
     for i in range(2 * NEW):  # a long sample per step, at every offset of the ring, twice around
         dense.engine.insert(
             dense.weights, [Prefill(prompt, (dense.engine.free_slots[0],), (i,), sampling)]
         )
-        drawn += dense.engine.decode(dense.weights, 2, True)
-    drawn += dense.engine.decode(dense.weights, 1000, False)
-    assert len(drawn) == 2 * NEW
-    for sample in drawn:
+        generated += dense.engine.decode(dense.weights, 2, True)
+    generated += dense.engine.decode(dense.weights, 1000, False)
+    assert len(generated) == 2 * NEW
+    for sample in generated:
         logits = dense.completion_logits(prompt, sample.tokens)
         full, _ = reference_logprobs(logits, sample.tokens, sampling)
         np.testing.assert_allclose(sample.logprob_full, full, atol=1e-4)
@@ -64,11 +64,11 @@ def test_every_ring_offset_and_a_full_ring_give_the_trainers_logprobs(dense):
 def test_a_sample_depends_on_its_seed_only(dense):
     first, second = prompts_of(5, 7)
     sampling = SamplingParams(max_new_tokens=NEW)
-    alone = dense.draw([Prefill(first, (0,), (77,), sampling)])[0]
+    alone = dense.generate([Prefill(first, (0,), (77,), sampling)])[0]
     truncated = SamplingParams(0.5, 4, 0.8, max_new_tokens=NEW)
     dense.engine.insert(dense.weights, [Prefill(second, (0, 1, 6), (5, 6, 7), truncated)])
     dense.engine.decode(dense.weights, 3, False)
-    crowded = dense.draw([Prefill(first, (4, 3), (77, 78), sampling)])
+    crowded = dense.generate([Prefill(first, (4, 3), (77, 78), sampling)])
     np.testing.assert_array_equal(crowded[4].tokens, alone.tokens)
     np.testing.assert_allclose(crowded[4].logprob_full, alone.logprob_full, atol=1e-5)
     np.testing.assert_allclose(crowded[4].logprob_sampled, alone.logprob_full, atol=1e-5)
@@ -78,9 +78,9 @@ def test_a_sample_depends_on_its_seed_only(dense):
 def test_a_fresh_start_repeats_bit_for_bit(dense):
     (prompt,) = prompts_of(5)
     request = Prefill(prompt, (0, 1), (9, 10), SamplingParams(max_new_tokens=NEW))
-    once = dense.draw([request])
-    dense.draw([Prefill(prompt, (3,), (1,), SamplingParams(max_new_tokens=5))])
-    again = dense.draw([request])
+    once = dense.generate([request])
+    dense.generate([Prefill(prompt, (3,), (1,), SamplingParams(max_new_tokens=5))])
+    again = dense.generate([request])
     for slot in (0, 1):
         np.testing.assert_array_equal(once[slot].tokens, again[slot].tokens)
         np.testing.assert_array_equal(once[slot].logprob_full, again[slot].logprob_full)
@@ -92,8 +92,8 @@ def test_first_tokens_follow_the_model(dense):
     counts, rounds = np.zeros(VOCAB), 250
     for i in range(rounds):
         seeds = tuple(range(i * SLOTS, (i + 1) * SLOTS))
-        drawn = dense.draw([Prefill(prompt, tuple(range(SLOTS)), seeds, sampling)])
-        np.add.at(counts, [f.tokens[0] for f in drawn.values()], 1)
+        generated = dense.generate([Prefill(prompt, tuple(range(SLOTS)), seeds, sampling)])
+        np.add.at(counts, [f.tokens[0] for f in generated.values()], 1)
     logits = dense.completion_logits(prompt, np.zeros(1, np.int32))[0]
     expected = np.exp(log_softmax(logits / 1.5)) * rounds * SLOTS
     common = expected >= 5
@@ -124,14 +124,14 @@ def test_a_freed_slot_takes_a_new_request_while_a_long_sample_runs(dense):
     assert ended.slot == 4 and dense.engine.steps_total - before == 4
     (ended,) = dense.engine.decode(dense.weights, 1000, True)
     assert ended.slot == 0 and dense.engine.steps_total - before == NEW - 1
-    alone = dense.draw([Prefill(prompt, (6,), (1,), long)])[6]
+    alone = dense.generate([Prefill(prompt, (6,), (1,), long)])[6]
     np.testing.assert_array_equal(ended.tokens, alone.tokens)
 
 
 def test_stop_ids_and_greedy(dense):
     (prompt,) = prompts_of(5)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=NEW)
-    sample = dense.draw([Prefill(prompt, (0,), (1,), greedy)])[0]
+    sample = dense.generate([Prefill(prompt, (0,), (1,), greedy)])[0]
     logits = dense.completion_logits(prompt, sample.tokens)
     np.testing.assert_array_equal(sample.tokens, logits.argmax(axis=-1))
     at_one = log_softmax(logits)[np.arange(NEW), sample.tokens]
@@ -140,7 +140,7 @@ def test_stop_ids_and_greedy(dense):
     stop = int(sample.tokens[3])
     first = int(np.argmax(sample.tokens == stop))
     stopping = SamplingParams(temperature=0.0, max_new_tokens=NEW, stop_ids=(VOCAB + 1, stop))
-    stopped = dense.draw([Prefill(prompt, (0,), (1,), stopping)])[0]
+    stopped = dense.generate([Prefill(prompt, (0,), (1,), stopping)])[0]
     np.testing.assert_array_equal(stopped.tokens, sample.tokens[: first + 1])
 
 
@@ -148,7 +148,7 @@ def test_swapped_weights_change_later_tokens_only(dense):
     (prompt,) = prompts_of(5)
     request = Prefill(prompt, (0,), (4,), SamplingParams(max_new_tokens=NEW))
     other = random_weights(dense.engine, seed=5)
-    old = dense.draw([request])[0]
+    old = dense.generate([request])[0]
     dense.engine.insert(dense.weights, [request])
     assert dense.engine.decode(dense.weights, 4, False) == []
     (mixed,) = dense.engine.decode(other, 1000, False)
@@ -162,14 +162,14 @@ def test_a_router_bias_reaches_the_decode(moe):
     (prompt,) = prompts_of(5)
     sampling = SamplingParams(max_new_tokens=NEW)
     request = Prefill(prompt, (0, 1), (1, 2), sampling)
-    drawn = moe.draw([request])
-    for sample in drawn.values():
+    generated = moe.generate([request])
+    for sample in generated.values():
         logits = moe.completion_logits(prompt, sample.tokens)
         full, _ = reference_logprobs(logits, sample.tokens, sampling)
         np.testing.assert_allclose(sample.logprob_full, full, atol=1e-4)
     bias = jnp.asarray([9.0, 0.0, 0.0, 9.0]) * jnp.ones_like(moe.weights[name])
-    biased = moe.draw([request], moe.weights | {name: bias})
-    assert np.abs(biased[0].logprob_full[0] - drawn[0].logprob_full[0]) > 1e-3
+    biased = moe.generate([request], moe.weights | {name: bias})
+    assert np.abs(biased[0].logprob_full[0] - generated[0].logprob_full[0]) > 1e-3
 
 
 def assert_names_are_the_trainers(config, engine):
@@ -185,7 +185,7 @@ def test_names_are_the_trainers(dense):
     assert_names_are_the_trainers(dense.config, dense.engine)
 
 
-def test_names_are_the_trainers_with_scanned_layers_and_they_draw():
+def test_names_are_the_trainers_with_scanned_layers_and_they_generate():
     config = configure(scan_layers=True)
     engine = DecodeEngine(config)
     assert_names_are_the_trainers(config, engine)
@@ -206,7 +206,7 @@ def test_restore_is_the_inverse_of_published(moe):
         variables.restore(moe.abstract, moe.weights | {bias: jnp.zeros(3)})
 
 
-def test_what_does_not_fit_is_refused(dense):
+def test_what_does_not_fit_is_rejected(dense):
     (prompt,) = prompts_of(5)
     fits = SamplingParams(max_new_tokens=NEW)
     bad = [

@@ -100,7 +100,7 @@ def test_at_equal_weights_every_ratio_is_1_and_no_correction_is_active(undisturb
     for step in steps:
         assert step["staleness/max"] == 1
         assert step["logprob_gap/max"] < 1e-4
-        # Of the two updates, only the first one's weights are those that drew.
+        # Of the two updates, only the first one's weights are those that generated.
         assert 0 < step["logprob_gap/tokens"] < step["objective/tokens"]
         assert step["objective/reprefill_missed"] == 0
     # The first update has a learning rate of 0, so that the second one finds equal weights too.

@@ -173,13 +173,13 @@ def three_steps(tmp, weights):
 
 @pytest.fixture(scope="module")
 def resumed(tmp, weights, three_steps):
-    refusals = {}
+    rejections = {}
 
-    def refused(loop, config):
+    def rejected(loop, config):
         def start(name, directory, loop=loop, **reference):
             with pytest.raises(ConfigError) as error:
                 Policies(config, IN_LOSS, section(reference=reference), str(directory)).start(loop)
-            refusals[name] = str(error.value)
+            rejections[name] = str(error.value)
 
         start("absent", tmp / "elsewhere")
         start("nowhere", tmp, path=str(tmp / "nowhere"))
@@ -187,8 +187,8 @@ def resumed(tmp, weights, three_steps):
         other_model = dataclasses.replace(loop, model_state=doubled)
         start("shapes", tmp, other_model, path=str(tmp / "in_loss" / "reference"))
 
-    later = run(tmp, refused, 4, weights)
-    later.refusals = refusals
+    later = run(tmp, rejected, 4, weights)
+    later.rejections = rejections
     return later
 
 
@@ -289,7 +289,7 @@ def test_loss_gives_a_ratio_of_one_to_the_current_policys_tokens(three_steps):
 
 def test_reference_that_cannot_be_used_is_a_config_error(resumed, tmp):
     key = "rlax.objective.reference.path = "
-    assert all(text.startswith(key) for text in resumed.refusals.values())
-    assert "must be set: this run began without" in resumed.refusals["absent"]
-    assert str(tmp / "nowhere") in resumed.refusals["nowhere"]
-    assert "but the model expects (2, " in resumed.refusals["shapes"]
+    assert all(text.startswith(key) for text in resumed.rejections.values())
+    assert "must be set: this run began without" in resumed.rejections["absent"]
+    assert str(tmp / "nowhere") in resumed.rejections["nowhere"]
+    assert "but the model expects (2, " in resumed.rejections["shapes"]

@@ -156,7 +156,9 @@ def test_an_engine_compiles_nothing_once_a_worker_may_register():
 
     async def generated(requests):
         groups = {}
-        await engine.generate(requests, lambda group_id, drawn: groups.update({group_id: drawn}))
+        await engine.generate(
+            requests, lambda group_id, generated: groups.update({group_id: generated})
+        )
         return groups
 
     def group(number, length, samples, resume=(), **sampling):

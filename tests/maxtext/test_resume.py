@@ -1,4 +1,4 @@
-"""Samples that go on behind their tokens, groups drawn alone, and the canary's log-probs."""
+"""Samples that go on behind their tokens, groups generated alone, and the canary's log-probs."""
 
 import threading
 
@@ -70,7 +70,7 @@ def behind(prompt, tokens, slot, seed, sampling):
     return Prefill(np.concatenate([prompt, tokens]), (slot,), (seed,), sampling, len(tokens))
 
 
-def test_only_continue_makes_room_for_drawn_tokens(other):
+def test_only_continue_makes_room_for_generated_tokens(other):
     assert (other.max_prompt_tokens, other.max_new_tokens) == (PROMPT + NEW - 1, NEW)
     finish = worker_slots._sizes(rollouts("finish"), devices=1)
     assert finish["max_prefill_predict_length"] == PROMPT
@@ -83,7 +83,7 @@ def test_an_interrupted_sample_goes_on_as_if_nothing_had_happened(going_on, othe
     engine, weights = going_on.engine, going_on.weights
     short, long = prompts_of(3, PROMPT)
     requests = [Prefill(short, (0, 5), (1, 2), sampling), Prefill(long, (2,), (3,), sampling)]
-    whole = going_on.draw(requests)
+    whole = going_on.generate(requests)
     engine.insert(weights, requests)
     assert engine.decode(weights, steps, False) == []
     parts = {part.slot: part for part in engine.read([5, 0, 2])}
@@ -112,7 +112,7 @@ def test_an_interrupted_sample_goes_on_as_if_nothing_had_happened(going_on, othe
 
 def test_interrupted_twice_and_stopped_by_a_token(going_on):
     (prompt,) = prompts_of(6)
-    whole = going_on.draw([Prefill(prompt, (0,), (11,), SAMPLING)])[0].tokens
+    whole = going_on.generate([Prefill(prompt, (0,), (11,), SAMPLING)])[0].tokens
     stop = int(whole[8])
     first_stop = int(np.argmax(whole == stop))
     stopping = SamplingParams(max_new_tokens=NEW, stop_ids=(stop,))
@@ -131,9 +131,9 @@ def test_interrupted_twice_and_stopped_by_a_token(going_on):
 def test_under_other_weights_it_goes_on_with_their_logprobs(going_on):
     newer = random_weights(going_on.engine, seed=5)
     (prompt,) = prompts_of(5)
-    old = going_on.draw([Prefill(prompt, (0,), (4,), SAMPLING)])[0]
+    old = going_on.generate([Prefill(prompt, (0,), (4,), SAMPLING)])[0]
     kept = old.tokens[:5]
-    mixed = going_on.draw([behind(prompt, kept, 2, 4, SAMPLING)], newer)[2]
+    mixed = going_on.generate([behind(prompt, kept, 2, 4, SAMPLING)], newer)[2]
     assert mixed.tokens.size == NEW - 5
     whole = np.concatenate([kept, mixed.tokens])
     logits = going_on.completion_logits(prompt, whole, newer)
@@ -147,11 +147,11 @@ def test_under_other_weights_it_goes_on_with_their_logprobs(going_on):
     assert np.abs(stale.logprob_full[5] - mixed.logprob_full[0]) > 1e-2
 
 
-def test_what_leaves_nothing_to_draw_is_refused(going_on):
-    for length, drawn, new in ((5 + NEW, NEW, NEW), (8, 3, 3), (5, 5, NEW)):
+def test_what_leaves_nothing_to_generate_is_rejected(going_on):
+    for length, generated, new in ((5 + NEW, NEW, NEW), (8, 3, 3), (5, 5, NEW)):
         sampling = SamplingParams(max_new_tokens=new)
-        request = Prefill(np.zeros(length, np.int32), (0,), (1,), sampling, drawn)
-        with pytest.raises(ValueError, match="nothing is left to draw, or no prompt"):
+        request = Prefill(np.zeros(length, np.int32), (0,), (1,), sampling, generated)
+        with pytest.raises(ValueError, match="nothing is left to generate, or no prompt"):
             going_on.engine.insert(going_on.weights, [request])
 
 
@@ -160,7 +160,7 @@ def group(group_id, prompt, seeds, sampling=SAMPLING):
     return Job(request, deliver=print, fail=print)
 
 
-def draw_all(scheduler, slots, weights, waiting, version=0):
+def generate_all(scheduler, slots, weights, waiting, version=0):
     """Until nothing waits or runs; the order in which groups ended."""
     order = []
     while waiting or scheduler.active:
@@ -181,29 +181,29 @@ def test_interrupted_groups_go_on_under_new_weights(going_on):
     back = scheduler.interrupt(keep_tokens=True)
     assert back == jobs and slots.free_slots == list(range(SLOTS))
     np.testing.assert_array_equal(back[0].rollouts[2].tokens, reported[2].tokens)
-    assert draw_all(scheduler, slots, newer, back, version=2) == [0, 1]
+    assert generate_all(scheduler, slots, newer, back, version=2) == [0, 1]
     for job, prompt in zip(jobs, prompts, strict=True):
         for rollout in job.rollouts:
             assert rollout.versions.tolist() == [1] * 7 + [2] * (NEW - 7)
-            for weights, drawn in ((going_on.weights, slice(7)), (newer, slice(7, NEW))):
+            for weights, generated in ((going_on.weights, slice(7)), (newer, slice(7, NEW))):
                 logits = going_on.completion_logits(prompt, rollout.tokens, weights)
                 expected, _ = reference_logprobs(logits, rollout.tokens, SAMPLING)
-                found = rollout.logprob_full[drawn]
-                np.testing.assert_allclose(found, expected[drawn], atol=1e-4)
+                found = rollout.logprob_full[generated]
+                np.testing.assert_allclose(found, expected[generated], atol=1e-4)
 
 
-def test_a_training_group_is_the_same_to_the_bit_whatever_was_drawn_before(going_on):
+def test_a_training_group_is_the_same_to_the_bit_whatever_was_generated_before(going_on):
     slots, weights, prompts = going_on.engine, going_on.weights, prompts_of(5, 3, 8, 1, 6)
     scheduler = Scheduler(slots, arrival_steps=4, linger_steps=2, deterministic=True)
     first, again = (group(7, prompts[0], (1, 2, 3, 2**63)) for _ in range(2))
-    draw_all(scheduler, slots, weights, [first])
+    generate_all(scheduler, slots, weights, [first])
     # Lengths differ, so slots and rings are in any state when the group's turn comes.
     uneven = [SamplingParams(max_new_tokens=3 + 2 * i) for i in range(len(prompts))]
     before = [group(-1, *each) for each in zip(prompts, [range(3)] * 5, uneven, strict=True)]
     before += [group(-2, prompts[3], (5,), TRUNCATED), group(3, prompts[2], range(3), uneven[2])]
     after = [group(-3, prompts[1], (4, 5)), group(8, prompts[4], (6,))]
-    draw_all(scheduler, slots, random_weights(slots, seed=9), [group(1, prompts[4], range(7))])
-    order = draw_all(scheduler, slots, weights, [*before, again, *after])
+    generate_all(scheduler, slots, random_weights(slots, seed=9), [group(1, prompts[4], range(7))])
+    order = generate_all(scheduler, slots, weights, [*before, again, *after])
     assert order[-4:] == [3, 7, -3, 8]
     for one, two in zip(first.rollouts, again.rollouts, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
@@ -256,7 +256,7 @@ def test_the_canary_does_not_disturb_what_runs(going_on):
     engine, weights = going_on.engine, going_on.weights
     (prompt,) = prompts_of(5)
     request = Prefill(prompt, (0, 1), (4, 5), SAMPLING)
-    alone = going_on.draw([request])
+    alone = going_on.generate([request])
     other, found = random_weights(engine, seed=5), []
     expected = engine.logprobs(other, canary())
     engine.insert(weights, [request])
@@ -268,9 +268,9 @@ def test_the_canary_does_not_disturb_what_runs(going_on):
     while not ended:
         ended = engine.decode(weights, 1, False)
     scoring.join(30)
-    for drawn in ended:
-        np.testing.assert_array_equal(drawn.tokens, alone[drawn.slot].tokens)
-        np.testing.assert_array_equal(drawn.logprob_full, alone[drawn.slot].logprob_full)
+    for generated in ended:
+        np.testing.assert_array_equal(generated.tokens, alone[generated.slot].tokens)
+        np.testing.assert_array_equal(generated.logprob_full, alone[generated.slot].logprob_full)
     assert len(found) == 20
     for logprobs in found:
         np.testing.assert_array_equal(logprobs, expected)

@@ -150,7 +150,7 @@ def test_its_preset_is_what_trains(run):
         assert "objective/clip_fraction_high" not in line
 
 
-def test_at_the_weights_that_drew_every_ratio_is_1(run):
+def test_at_the_weights_that_generated_every_ratio_is_1(run):
     """The preset takes pi_old from the sampler and updates once per step."""
     for line in metrics(run):
         assert line["staleness/max"] == 1

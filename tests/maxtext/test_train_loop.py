@@ -113,10 +113,10 @@ def test_checkpoint_resume_and_stop(tmp_path, three_steps):
 def test_error_before_a_checkpoint_is_not_wrapped(tmp_path):
     recorder = Recorder()
 
-    def refuse(step):
+    def reject(step):
         raise WorkerError(f"snapshot of {step} failed")
 
-    events = Events(recorder.batches, recorder.on_step_end, before_checkpoint=refuse)
+    events = Events(recorder.batches, recorder.on_step_end, before_checkpoint=reject)
     config = configure(tmp_path, enable_checkpointing=True, checkpoint_period=1)
     with pytest.raises(WorkerError, match="snapshot of 2 failed"):
         run_train_loop(config, events, arrays=ARRAYS, objective=policy_gradient)
@@ -154,7 +154,7 @@ def test_mixture_of_experts_keeps_its_load_balance_loss(tmp_path):
     assert np.abs(run.weights[1][router] - run.weights[0][router]).max() > 1e-3
 
 
-def test_another_source_upstream_is_refused_unless_allowed(tmp_path, monkeypatch):
+def test_another_source_upstream_is_rejected_unless_allowed(tmp_path, monkeypatch):
     module = lean_imports.import_trainer()
     stock = module.record_activation_metrics
     monkeypatch.setattr(

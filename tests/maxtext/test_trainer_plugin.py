@@ -1,4 +1,4 @@
-"""MaxText's trainer as a plug-in: what it publishes and when, and what it refuses."""
+"""MaxText's trainer as a plug-in: what it publishes and when, and what it rejects."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from rlax_plugin.ports.protocols import BuildContext, CheckpointReader
 from rlax_plugin.types import Descent, Prompt
 
 
-class FakeLink:
+class FakePort:
     """A controller that has every batch ready and asks for a stop after some steps."""
 
     def __init__(self, stop_after, canary=True):
@@ -32,7 +32,7 @@ class FakeLink:
         self.canary_tokens = np.array([7, 3, 5, 2, 6] if canary else [], np.int32)
 
     def next_batch(self, step):
-        assert ("publish", step - 1) in self.calls  # or no worker could have drawn it
+        assert ("publish", step - 1) in self.calls  # or no worker could have generated it
         self.calls.append(("batch", step))
         return batch(step)
 
@@ -95,47 +95,47 @@ TWICE = (
 
 @pytest.fixture(scope="module")
 def of_two_steps(tmp_path_factory):
-    """Directory and link of a run that was asked to stop after its second step."""
-    directory, link = tmp_path_factory.mktemp("parent"), FakeLink(stop_after=2)
-    trainer((*saving(directory), *TWICE)).run(link)
-    return directory, link
+    """Directory and trainer port of a run that was asked to stop after its second step."""
+    directory, port = tmp_path_factory.mktemp("parent"), FakePort(stop_after=2)
+    trainer((*saving(directory), *TWICE)).run(port)
+    return directory, port
 
 
 @pytest.fixture
 def two_steps(of_two_steps, tmp_path):
     """The same run, in a directory of the test's own."""
-    directory, link = of_two_steps
+    directory, port = of_two_steps
     shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
-    return link
+    return port
 
 
 def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_path):
-    argv, link = (*saving(tmp_path), *TWICE), two_steps
-    assert link.calls == [
+    argv, port = (*saving(tmp_path), *TWICE), two_steps
+    assert port.calls == [
         ("publish", 0),
         *[("batch", 1), ("publish", 1), ("done", 1)],
         *[("batch", 2), ("publish", 2), ("done", 2)],
         ("checkpoint", 2),
     ]
     for step in (1, 2):
-        report = diagnostics.summarise(link.metrics[step])
+        report = diagnostics.summarise(port.metrics[step])
         assert report["objective/tokens"] == 2 * 36 and report["objective/sequences"] == 2 * 8
         # The first update of step 1 is at the reference and at pi_old, the second no longer.
         assert report["objective/reference_kl_k3"] > 1e-3
         assert abs(report["objective/ratio"] - 1) > 1e-3
-    assert isinstance(link.metrics[2]["learning/grad_norm"], np.ndarray)
+    assert isinstance(port.metrics[2]["learning/grad_norm"], np.ndarray)
 
-    resumed = FakeLink(stop_after=3, canary=False)
+    resumed = FakePort(stop_after=3, canary=False)
     trainer(argv).run(resumed)
     assert resumed.calls[:2] == [("publish", 2), ("batch", 3)]
 
     # A checkpoint that is only read, and is not the newest.
-    reader, read = trainer(argv, tmp_path / "scratch"), FakeLink(stop_after=0)
+    reader, read = trainer(argv, tmp_path / "scratch"), FakePort(stop_after=0)
     assert isinstance(reader, CheckpointReader) and reader.checkpoints() == {2: "3", 3: "5"}
     reader.publish_checkpoint(read, "3")
-    assert read.calls == [("publish", 2)] and read.weights[2].keys() == link.weights[2].keys()
+    assert read.calls == [("publish", 2)] and read.weights[2].keys() == port.weights[2].keys()
     for name, weights in read.weights[2].items():
-        np.testing.assert_array_equal(weights, link.weights[2][name])
+        np.testing.assert_array_equal(weights, port.weights[2][name])
     assert any((w != resumed.weights[3][name]).any() for name, w in read.weights[2].items())
 
 
@@ -145,31 +145,31 @@ def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_ste
     rate = 1e-3
     new = ("run_name=new", f"learning_rate={rate}", "steps=2")
     argv = (*saving(tmp_path), *new, "rlax.warm_start.enabled=true")  # which is skipped
-    starting, link = trainer(argv), FakeLink(stop_after=1, canary=False)
+    starting, port = trainer(argv), FakePort(stop_after=1, canary=False)
     starting.start_from(origin)
-    starting.run(link)
-    assert link.calls[:3] == [("publish", 0), ("batch", 1), ("publish", 1)]
-    assert link.weights[0].keys() == two_steps.weights[2].keys()
-    assert any("norm" in name for name in link.weights[0])
+    starting.run(port)
+    assert port.calls[:3] == [("publish", 0), ("batch", 1), ("publish", 1)]
+    assert port.weights[0].keys() == two_steps.weights[2].keys()
+    assert any("norm" in name for name in port.weights[0])
     for name, value in two_steps.weights[2].items():
-        np.testing.assert_array_equal(link.weights[0][name], value, err_msg=name)
+        np.testing.assert_array_equal(port.weights[0][name], value, err_msg=name)
     # Adam's first step is the learning rate, whatever the gradient: its state is fresh.
-    moved = np.concatenate([(w - link.weights[0][n]).ravel() for n, w in link.weights[1].items()])
+    moved = np.concatenate([(w - port.weights[0][n]).ravel() for n, w in port.weights[1].items()])
     assert np.median(np.abs(moved)) == pytest.approx(rate, rel=0.02)
 
     narrow = trainer((*argv, "run_name=narrow", "base_mlp_dim=32"))
     narrow.start_from(origin)
-    with pytest.raises(ConfigError, match=r"^--from = '.*tiny@2': .* another model: ") as refused:
-        narrow.run(FakeLink(stop_after=1, canary=False))
-    assert refused.match(
+    with pytest.raises(ConfigError, match=r"^--from = '.*tiny@2': .* another model: ") as rejected:
+        narrow.run(FakePort(stop_after=1, canary=False))
+    assert rejected.match(
         r"mlp/wi_0/kernel': shape \(32, 2, 64\) but .* \(32, 2, 32\) \(and 2 more\)$"
     )
 
     shutil.rmtree(tmp_path / "tiny")
-    again, link = trainer(argv), FakeLink(stop_after=2, canary=False)
+    again, port = trainer(argv), FakePort(stop_after=2, canary=False)
     again.start_from(origin)  # it has a checkpoint of its own
-    again.run(link)
-    assert link.calls[:2] == [("publish", 1), ("batch", 2)]
+    again.run(port)
+    assert port.calls[:2] == [("publish", 1), ("batch", 2)]
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_ste
         ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_refused(tmp_path, argv, expected):
+def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):
     with pytest.raises(ConfigError) as error:
-        trainer((TINY, f"base_output_directory={tmp_path}", argv)).run(FakeLink(stop_after=1))
+        trainer((TINY, f"base_output_directory={tmp_path}", argv)).run(FakePort(stop_after=1))
     assert expected in str(error.value)
 
 
@@ -206,7 +206,7 @@ def test_a_batch_that_does_not_fit_is_refused(tmp_path, argv, expected):
         ("mlp_activations=[sillu]", "mlp_activations = ['sillu']: module 'jax.nn' has no attr"),
     ],
 )
-def test_check_finds_what_maxtext_would_refuse(argv, expected):
+def test_check_finds_what_maxtext_would_reject(argv, expected):
     check = rlax_maxtext.rlax_register_trainer()["maxtext"].check
     words = argv.split()
     context = context_of((TINY, *(word for word in words if word.startswith("rlax"))))

@@ -244,7 +244,7 @@ def test_no_logits_of_the_whole_vocabulary_exist_in_a_step(tmp_path):
         ),
     ],
 )
-def test_what_tiles_cannot_do_is_refused(argv, expected):
+def test_what_tiles_cannot_do_is_rejected(argv, expected):
     with pytest.raises(ConfigError) as error:
         rlax_config.load((tests.TINY, "num_vocab_tiling=2", argv))
     assert expected in str(error.value)

@@ -109,8 +109,8 @@ class Case:
         logits = self._forward(weights or self.weights, tokens, positions, segments)
         return np.asarray(logits[0, prompt.size - 1 : row.size - 1], np.float64)
 
-    def draw(self, requests, weights=None):
-        """Inserts and decodes to the end; slot -> Drawn."""
+    def generate(self, requests, weights=None):
+        """Inserts and decodes to the end; slot -> Generated."""
         self.engine.insert(weights or self.weights, requests)
         return {f.slot: f for f in self.engine.decode(weights or self.weights, 1000, False)}
 

@@ -1,4 +1,4 @@
-"""Keys of MaxText's config that are read, set or refused anywhere."""
+"""Keys of MaxText's config that are read, set or rejected anywhere."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ vocab_tiling_ag_once warmup_steps_fraction weight_dtype z_loss_multiplier
 CONFIG_KEYS = Override(
     symbol="maxtext.configs.types",
     use="read",
-    why="keys that are read, set or refused, and the class that ``rlax`` is added to",
-    delete_when="a key is no longer read, set or refused",
-    relies_on="every key; unknown ones are refused; validators of mode before run before those of "
+    why="keys that are read, set or rejected, and the class that ``rlax`` is added to",
+    delete_when="a key is no longer read, set or rejected",
+    relies_on="every key; unknown ones are rejected; validators of mode before run before those of "
     "MaxText",
     names=("MaxTextConfig", *_KEYS.split()),
 )

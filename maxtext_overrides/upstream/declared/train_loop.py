@@ -45,7 +45,7 @@ TRAIN_LOOP = (
         use="replaced",
         signature="(completed_steps, config_steps)",
         sha256="5af1a7fbf5f5e9690e25a7536b6b31c193a58098ce17b224ffb2f88b5953d0be",
-        why="a run that was killed behind its last checkpoint is finished, not refused",
+        why="a run that was killed behind its last checkpoint is finished, not rejected",
         delete_when="train_loop returns when nothing is left to train",
     ),
     Override(

@@ -44,12 +44,12 @@ class Contents:
         in_batch = [group.id for group, _ in batch]
         wanted = sorted(history.scored.keys() - in_batch)
         self._check_ids(Rule.ROLLOUTS_DIFFER, "the rollouts file", others, wanted, None)
-        for group, refused in (*batch, *others):
+        for group, rejected in (*batch, *others):
             if (one := history.scored.get(group.id)) is not None:
-                self._check_scored(group, refused, one)
+                self._check_scored(group, rejected, one)
             elif (one := history.batch.get(group.id)) is not None and one.digest:
-                self._check_unchanged(group, refused, one, segment.step)
-        for group, refused in others:
+                self._check_unchanged(group, rejected, one, segment.step)
+        for group, rejected in others:
             if group.advantages is not None:
                 self._findings.violation(
                     Rule.JUDGEMENT_DIFFERS,
@@ -58,7 +58,7 @@ class Contents:
                     group=group.id,
                 )
             if (one := history.alive.get(group.id)) is not None:
-                one.digest = _digest((group, refused))
+                one.digest = _digest((group, rejected))
 
     def end(self) -> None:
         """Looks for samples of two groups that share a seed."""
@@ -176,9 +176,9 @@ class Contents:
             )
 
     def _check_unchanged(
-        self, group: Group, refused: str | None, one: Alive, step: int | None
+        self, group: Group, rejected: str | None, one: Alive, step: int | None
     ) -> None:
-        if (found := _digest((group, refused))) != one.digest:
+        if (found := _digest((group, rejected))) != one.digest:
             self._findings.violation(
                 Rule.SAMPLES_CHANGED,
                 f"group {group.id} trains with samples of checksum {found}: expected "
@@ -189,12 +189,12 @@ class Contents:
 
     # --- a group that was scored ---------------------------------------------------------------
 
-    def _check_scored(self, group: Group, refused: str | None, one: Alive) -> None:
+    def _check_scored(self, group: Group, rejected: str | None, one: Alive) -> None:
         self._seeds.extend(r.seed for r in group.rollouts)
         self._groups.extend([group.id] * len(group.rollouts))
         problems = (
             (Rule.GENERATION_DIFFERS, self._generation(group, one)),
-            (Rule.JUDGEMENT_DIFFERS, self._judgement(group, refused, one)),
+            (Rule.JUDGEMENT_DIFFERS, self._judgement(group, rejected, one)),
             (Rule.MIXED_VERSIONS, self._mixed(group)),
             (Rule.REPEATED_SEED, _repeated_seed(group)),
         )
@@ -226,17 +226,17 @@ class Contents:
         }
         return _first_difference(said, found)
 
-    def _judgement(self, group: Group, refused: str | None, one: Alive) -> str | None:
+    def _judgement(self, group: Group, rejected: str | None, one: Alive) -> str | None:
         event = one.scored
         assert event is not None
         rewards = group.rewards[~np.isnan(group.rewards)]
         said = {
-            "reason for refusal": event.refused,
+            "reason for rejection": event.rejected,
             "rewards": event.scored,
             "passed samples": event.passed,
         }
         found = {
-            "reason for refusal": refused,
+            "reason for rejection": rejected,
             "rewards": len(rewards),
             "passed samples": int(np.sum(rewards >= self._limits.pass_threshold)),
         }
@@ -293,11 +293,11 @@ def _runs(rollout: Rollout) -> str:
 
 
 def _digest(judged: ScoredGroup) -> str:
-    """Checksum of what was drawn and scored, on which training depends."""
-    group, refused = judged
+    """Checksum of what was generated and scored, on which training depends."""
+    group, rejected = judged
     arrays = ("tokens", "logprob_full", "logprob_sampled", "versions")
     content = [
-        (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), refused),
+        (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), rejected),
         *((r.index, r.seed, r.finish_reason, r.worker, r.reward) for r in group.rollouts),
         *(getattr(r, name).tobytes() for r in group.rollouts for name in arrays),
     ]

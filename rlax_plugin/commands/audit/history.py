@@ -9,7 +9,7 @@ from rlax_plugin.commands.audit.limits import Limits
 from rlax_plugin.commands.audit.report import Figures, Findings, Rule
 from rlax_plugin.records import events as ev
 
-_REFUSED, _DROPPED = -1, -2  # beside the step that a group trained at
+_REJECTED, _DROPPED = -1, -2  # beside the step that a group trained at
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class History:
         self._ends = array("q")  # by group id; 0: alive
         self.next_step = 1
         self._published: dict[int, tuple[str, int]] = {}  # version -> digest, restarts before it
-        self._drawn_with: dict[int, int] = {}  # version -> the first group drawn with it
+        self._generated_with: dict[int, int] = {}  # version -> the first group generated with it
         self.begin_segment(0)
 
     @property
@@ -85,7 +85,7 @@ class History:
 
     def end(self) -> None:
         """Counts what is left, and looks for versions that cannot be."""
-        for version, group in sorted(self._drawn_with.items()):
+        for version, group in sorted(self._generated_with.items()):
             # Not whether its publication was noted: a process may be killed before that.
             if version >= self.next_step:
                 self._findings.violation(
@@ -138,7 +138,7 @@ class History:
             )
         one.generated = event
         for version in (event.oldest_version, event.newest_version):
-            self._drawn_with.setdefault(version, event.group)
+            self._generated_with.setdefault(version, event.group)
         if event.oldest_version < one.min_version:
             self._findings.violation(
                 Rule.TOO_OLD,
@@ -155,7 +155,7 @@ class History:
             )
 
     def _scored(self, event: ev.Scored) -> None:
-        what = "admitted" if event.refused is None else "refused"
+        what = "accepted" if event.rejected is None else "rejected"
         one = self._open(event.group, what, if_ended=Rule.ENDED_TWICE)
         if one is None:
             return
@@ -167,9 +167,9 @@ class History:
             )
         one.scored, one.home = event, self._segment
         self.scored[event.group] = one
-        if event.refused is not None:
-            self._end(event.group, _REFUSED)
-            self._figures.filtered[event.refused] += 1
+        if event.rejected is not None:
+            self._end(event.group, _REJECTED)
+            self._figures.rejected[event.rejected] += 1
 
     def _dropped(self, event: ev.Dropped) -> None:
         if not event.reason.strip():
@@ -209,11 +209,14 @@ class History:
         """What was expected instead. Whether the samples fit is not known here."""
         if not groups or groups != sorted(groups):
             return "at least one, in issue order"
-        limits, drawn = self._limits, [self.alive[g].generated for g in groups if g in self.alive]
-        room = limits.rows - sum(event.samples for event in drawn if event)
+        limits, generated = (
+            self._limits,
+            [self.alive[g].generated for g in groups if g in self.alive],
+        )
+        room = limits.rows - sum(event.samples for event in generated if event)
         wanted = limits.tokens_per_batch
         if wanted:
-            tokens_n = [event.tokens for event in drawn if event]
+            tokens_n = [event.tokens for event in generated if event]
             enough, more = sum(tokens_n) >= wanted, sum(tokens_n[:-1]) >= wanted
             what = f"{wanted} tokens, reached by the last one, found {tokens_n}"
         else:
@@ -273,11 +276,11 @@ class History:
         """For messages, after "is"."""
         one = self.alive.get(group)
         if one is not None:
-            return "open: not scored yet" if one.scored is None else "admitted and not trained yet"
+            return "open: not scored yet" if one.scored is None else "accepted and not trained yet"
         end = self._ends[group]
         if end > 0:
             return f"trained already, at step {end}"
-        return "refused already" if end == _REFUSED else "dropped already"
+        return "rejected already" if end == _REJECTED else "dropped already"
 
     def _end(self, group: int, end: int) -> None:
         del self.alive[group]

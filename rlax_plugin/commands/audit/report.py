@@ -15,9 +15,9 @@ class Rule(enum.StrEnum):
     JOURNAL_BROKEN = "journal-broken"  # a segment is missing, exchanged or damaged
     ISSUE_ORDER = "issue-order"  # group ids count from 0 without gaps
     UNKNOWN_GROUP = "unknown-group"  # an event is about a group that was never issued
-    UNKNOWN_ATTEMPT = "unknown-attempt"  # attempts count from 1; what was drawn was issued
+    UNKNOWN_ATTEMPT = "unknown-attempt"  # attempts count from 1; what was generated was issued
     GENERATED_TWICE = "generated-twice"  # without being issued again in between
-    TOO_OLD = "too-old"  # drawn with a version older than the group was issued for
+    TOO_OLD = "too-old"  # generated with a version older than the group was issued for
     WRONG_ORDER = "wrong-order"  # issued, generated, scored, then trained or dropped
     ENDED_TWICE = "ended-twice"  # a group has one end
     TRAINED_TWICE = "trained-twice"  # the worst way of having two
@@ -36,7 +36,7 @@ class Rule(enum.StrEnum):
     TOO_STALE = "too-stale"  # s minus a token's version is at most max_staleness
     STALENESS_DIFFERS = "staleness-differs"  # Trained says another staleness than its samples
     PUBLISHED_EARLY = "published-early"  # version s is what step s produces
-    UNPRODUCED = "unproduced"  # drawn with a version whose step has no batch
+    UNPRODUCED = "unproduced"  # generated with a version whose step has no batch
     PUBLISHED_TWICE = "published-twice"  # without a restart in between
     RESUMED_AHEAD = "resumed-ahead"  # from a checkpoint of a step that has no batch yet
     SNAPSHOT_DIFFERS = "snapshot-differs"  # the controller's state is not what the events add up to
@@ -60,12 +60,12 @@ class Violation:
 
 @dataclass(slots=True)
 class Figures:
-    """Counts over the whole run; issued = trained + filtered + dropped + open + ready.
+    """Counts over the whole run; issued = trained + rejected + dropped + open + ready.
 
     Attributes:
-      issued, trained, filtered, dropped: groups; the latter two by reason.
+      issued, trained, rejected, dropped: groups; the latter two by reason.
       open: groups issued and not scored when the records end.
-      ready: groups admitted and not trained then.
+      ready: groups accepted and not trained then.
       samples, tokens: trained ones.
       max_staleness: the largest among trained tokens, versions.
     """
@@ -74,7 +74,7 @@ class Figures:
     steps: int = 0
     issued: int = 0
     trained: int = 0
-    filtered: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     open: int = 0
     ready: int = 0

@@ -60,9 +60,9 @@ def _rows(figures: Figures) -> list[tuple[str, int, str]]:
     return [
         ("groups issued", figures.issued, ""),
         ("  trained", figures.trained, f"in {figures.steps:,} steps"),
-        ("  filtered", figures.filtered.total(), _counts(figures.filtered)),
+        ("  rejected", figures.rejected.total(), _counts(figures.rejected)),
         ("  dropped", figures.dropped.total(), _counts(figures.dropped)),
-        ("  ready", figures.ready, "admitted, not trained yet"),
+        ("  ready", figures.ready, "accepted, not trained yet"),
         ("  in flight", figures.open, "issued, not scored yet"),
         ("samples trained", figures.samples, f"{figures.tokens:,} tokens"),
         ("largest staleness", figures.max_staleness, "versions"),

@@ -51,13 +51,13 @@ def warnings(config: Examined) -> Iterator[ConfigWarning]:
 
 def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
     section, rollouts = config.section, config.section.rollouts
-    size, gates = rollouts.group_size, section.curation.gates
+    size, filters = rollouts.group_size, section.curation.filters
     key = "rlax.rollouts.group_size"
     if size == 1 and not _advantages(config, [1.0, 0.0], [0, 1]).any():
         yield key, "is 1, and advantages are relative to the group: every one is 0"
-    elif size > 1 and not gates and not _advantages(config, [1.0] * size, [0] * size).any():
+    elif size > 1 and not filters and not _advantages(config, [1.0] * size, [0] * size).any():
         yield (
-            "rlax.curation.gates",
+            "rlax.curation.filters",
             "is empty: groups whose rewards are all equal take up rows of the batch and teach "
             "nothing; mixed_outcome of rlax_curation keeps them out",
         )

@@ -110,8 +110,8 @@ def _run(config: Examined) -> Words:
             epochs = groups / config.prompts.train
             words["steps"] += f", {epochs:.3g} times the {config.prompts.train:,} prompts"
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
-    gates = ", ".join(choice.name for choice in section.curation.gates)
-    words["prompts"] += f"; groups must pass {gates}" if gates else "; every group trains"
+    filters = ", ".join(choice.name for choice in section.curation.filters)
+    words["prompts"] += f"; groups must pass {filters}" if filters else "; every group trains"
     if config.warm_starts:
         words["warm start"] = (
             f"supervised, at most {section.warm_start.steps:,} steps, until pass@1 on held-out "
@@ -163,8 +163,8 @@ def _objective(config: Examined) -> Words:
     shown = {k: v for k, v in parts.items() if "corrections" not in k and v not in ("one", "none")}
     policy = {
         "sampler": "the sampler's own log-probs",
-        "reprefill": "computed again by the trainer, with the weights that drew the sample as far "
-        "as it keeps them",
+        "reprefill": "computed again by the trainer, with the weights that generated the sample as "
+        "far as it keeps them",
         "proximal": "computed by the trainer, with the weights before the batch's first update",
     }[algorithm.old_policy]
     words = {

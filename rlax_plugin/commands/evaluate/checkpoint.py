@@ -9,7 +9,7 @@ import numpy as np
 
 from rlax_plugin.commands.evaluate.target import Target
 from rlax_plugin.errors import ConfigError, TrainingError
-from rlax_plugin.ports.protocols import Arrays, CheckpointReader, TrainerLink
+from rlax_plugin.ports.protocols import Arrays, CheckpointReader, TrainerPort
 from rlax_plugin.types import Canary
 from rlax_plugin.weights.publisher import Publisher
 
@@ -48,7 +48,7 @@ def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
     return found
 
 
-class CheckpointLink(TrainerLink):
+class CheckpointPort(TrainerPort):
     """Takes weights from a trainer that does not train."""
 
     def __init__(self, publisher: Publisher, canary_tokens: np.ndarray):

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlax_plugin.build import Registry, registry_for
 from rlax_plugin.commands.evaluate.checkpoint import (
-    CheckpointLink,
+    CheckpointPort,
     checkpoint_name,
     checkpoint_reader,
 )
@@ -266,7 +266,7 @@ class _Job:
         source = self._session.source
         tokens = canary_tokens(source.prompts("train"), self._section.rollouts.max_prompt_tokens)
         try:
-            self._reader.publish_checkpoint(CheckpointLink(publisher, tokens), name)
+            self._reader.publish_checkpoint(CheckpointPort(publisher, tokens), name)
             publisher.wait()
         finally:
             publisher.close()

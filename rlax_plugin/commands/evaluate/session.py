@@ -98,7 +98,7 @@ class Session:
         """Measures some of the sets.
 
         Raises:
-          RlaxError: no worker came, or a group cannot be drawn.
+          RlaxError: no worker came, or a group cannot be generated.
         """
         return await self._supervision.unless_failed(self._measure(sets, progress))
 

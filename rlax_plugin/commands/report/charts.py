@@ -67,7 +67,7 @@ _SHOWN_ELSEWHERE = {
     for metric, _ in lines.metrics
 } | {
     "step", "time/step_s", "time/wait_s", "time/train_s", "time/publish_on_loop_s",
-    "curation/groups_issued", "curation/groups_scored", "curation/groups_filtered",
+    "curation/groups_issued", "curation/groups_scored", "curation/groups_rejected",
     "curation/groups_dropped", "rollout/tokens", "train/tokens", "batch/rows",
     "logprob_gap/tokens", "objective/tokens", "objective/sequences",
     "learning/total_weights",
@@ -93,7 +93,7 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
             "Curation",
             present(
                 *_each(special.pass_rates, runs),
-                special.refused_share(runs) if several else special.fates(runs[0]),
+                special.rejected_share(runs) if several else special.fates(runs[0]),
             ),
         ),
         Section(

@@ -76,10 +76,10 @@ def _groups(run: RunData) -> Figure | None:
     issued = run.summary.get("groups_issued")
     if issued is None:
         return None
-    why = run.summary.get("groups_filtered_why") or {}
+    why = run.summary.get("groups_rejected_why") or {}
     told = ", ".join(f"{name}: {count:,}" for name, count in why.items())
-    admitted = f"{run.summary.get('groups_admitted', 0):,} admitted"
-    return Figure("groups issued", f"{issued:,}", f"{admitted}; {told}" if told else admitted)
+    accepted = f"{run.summary.get('groups_accepted', 0):,} accepted"
+    return Figure("groups issued", f"{issued:,}", f"{accepted}; {told}" if told else accepted)
 
 
 def _workers(run: RunData) -> Figure | None:

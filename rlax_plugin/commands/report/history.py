@@ -11,7 +11,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 
-ADMITTED = "admitted"
+ACCEPTED = "accepted"
 
 
 @dataclass(slots=True)
@@ -19,17 +19,17 @@ class StepEvents:
     """What happened between two commits of batches.
 
     Attributes:
-      outcomes: groups that were scored, by ``ADMITTED`` or why they were refused; and admitted
+      outcomes: groups that were scored, by ``ACCEPTED`` or why they were rejected; and accepted
         ones that will not train after all, as "dropped: <why>".
       pass_rates: (samples that passed, samples that were scored) -> groups.
       newest: the newest weight version published when the batch is committed; None: none was.
-      drawn_with: worker -> the newest weight version that it has drawn with by then.
+      generated_with: worker -> the newest weight version that it has generated with by then.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     pass_rates: Counter[tuple[int, int]] = field(default_factory=Counter)
     newest: int | None = None
-    drawn_with: dict[str, int] = field(default_factory=dict)
+    generated_with: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -39,15 +39,15 @@ class History:
     Attributes:
       steps: step -> its events, in order.
       newest: of all weight versions published; None: none was.
-      drawn_with: worker -> the newest weight version that it has drawn with.
-      dropped: group -> why it did not train although it was admitted.
+      generated_with: worker -> the newest weight version that it has generated with.
+      dropped: group -> why it did not train although it was accepted.
       resumed: steps after which another process took the run over.
       problems: what could not be read.
     """
 
     steps: dict[int, StepEvents] = field(default_factory=dict)
     newest: int | None = None
-    drawn_with: dict[str, int] = field(default_factory=dict)
+    generated_with: dict[str, int] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     resumed: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class History:
     def add(self, event: ev.Event, at: StepEvents) -> None:
         match event:
             case ev.Scored():
-                at.outcomes[event.refused or ADMITTED] += 1
+                at.outcomes[event.rejected or ACCEPTED] += 1
                 if event.scored:
                     at.pass_rates[event.passed, event.scored] += 1
             case ev.Dropped():
@@ -65,8 +65,8 @@ class History:
                 self.newest = max(event.version, -1 if self.newest is None else self.newest)
             case ev.Generated():
                 for worker in event.worker.split("+"):
-                    newest = self.drawn_with.get(worker, event.newest_version)
-                    self.drawn_with[worker] = max(newest, event.newest_version)
+                    newest = self.generated_with.get(worker, event.newest_version)
+                    self.generated_with[worker] = max(newest, event.newest_version)
             case ev.Resumed():
                 self.resumed.append(event.step)
 
@@ -91,9 +91,9 @@ def read_history(files: RunFiles, progress: Callable[[str, int, int], object]) -
             at = history.steps.setdefault(step, StepEvents())
             for event in segment.events:
                 history.add(event, at)
-            if segment.step:  # afterwards nothing may be left to draw
+            if segment.step:  # afterwards nothing may be left to generate
                 at.newest = history.newest
-                at.drawn_with = dict(history.drawn_with)
+                at.generated_with = dict(history.generated_with)
             progress("journal", segment.number, last)
     except RlaxError as error:
         history.problems.append(f"{error}; what comes after it in the journal is not shown")

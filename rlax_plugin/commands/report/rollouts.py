@@ -169,8 +169,8 @@ def _rows(table: pa.Table) -> Iterable[tuple[dict[str, Any], dict[str, np.ndarra
 
 
 def _fate(file: str, row: Mapping[str, Any], run: RunData) -> str:
-    if row["refused"]:
-        return f"refused: {row['refused']}"
+    if row["rejected"]:
+        return f"rejected: {row['rejected']}"
     if file.startswith("batches/"):
         return "trained"
     dropped = run.history.dropped.get(row["group_id"]) if run.history else None

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rlax_plugin.commands.report.evaluations import SOLVED, Measured
-from rlax_plugin.commands.report.history import ADMITTED, History
+from rlax_plugin.commands.report.history import ACCEPTED, History
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.series import (
     COLOURS,
@@ -144,10 +144,10 @@ def fates(run: RunData) -> Chart | None:
     spans = _spans(run.history)
     outcomes = {step: at.outcomes for step, at in run.history.steps.items()}
     sums = [sum((outcomes[step] for step in span), Counter[str]()) for span in spans]
-    names = sorted({name for found in sums for name in found}, key=lambda n: (n != ADMITTED, n))
+    names = sorted({name for found in sums for name in found}, key=lambda n: (n != ACCEPTED, n))
     figure = go.Figure(layout=layout(_STEP, "groups per step", barmode="stack", bargap=0))
     for index, name in enumerate(names):
-        label = name if name == ADMITTED or name.startswith("dropped") else f"refused: {name}"
+        label = name if name == ACCEPTED or name.startswith("dropped") else f"rejected: {name}"
         figure.add_bar(
             x=[float(np.mean(span)) for span in spans],
             y=[found[name] / len(span) for found, span in zip(sums, spans, strict=True)],
@@ -155,18 +155,18 @@ def fates(run: RunData) -> Chart | None:
             marker={"color": COLOURS[(2, 1, 3, 4, 5, 6, 7, 0)[index % 8]], "line": {"width": 0}},
         )
     dropped = any(name.startswith("dropped") for name in names)
-    caption = "A group that was dropped had been admitted before." if dropped else ""
+    caption = "A group that was dropped had been accepted before." if dropped else ""
     return Chart("outcomes", "What became of the groups", caption, figure)
 
 
-def refused_share(runs: Sequence[RunData]) -> Chart | None:
-    """Share of scored groups that gates refused, per run."""
+def rejected_share(runs: Sequence[RunData]) -> Chart | None:
+    """Share of scored groups that filters rejected, per run."""
     shares = [
-        _ratio(100 * column(run, "curation/groups_filtered"), column(run, "curation/groups_scored"))
+        _ratio(100 * column(run, "curation/groups_rejected"), column(run, "curation/groups_scored"))
         for run in runs
     ]
-    y = "refused groups, % of those scored"
-    return _chart_of("refused", "Groups refused by the gates", y, runs, [("refused", shares)])
+    y = "rejected groups, % of those scored"
+    return _chart_of("rejected", "Groups rejected by the filters", y, runs, [("rejected", shares)])
 
 
 def _ratio(values: np.ndarray, over: np.ndarray) -> np.ndarray:
@@ -187,12 +187,12 @@ def _chart_of(
 
 
 def weight_versions(run: RunData) -> Chart | None:
-    """Weight versions published, and those that each worker has drawn with."""
+    """Weight versions published, and those that each worker has generated with."""
     steps = run.history.steps if run.history else {}
     found = [(step, at) for step, at in steps.items() if at.newest is not None]
     if not found:
         return None
-    workers = sorted({worker for _, at in found for worker in at.drawn_with})
+    workers = sorted({worker for _, at in found for worker in at.generated_with})
     x = [step for step, _ in found]
     newest = np.array([at.newest for _, at in found], np.float64)
     figure = make_subplots(rows=2, shared_xaxes=True, vertical_spacing=0.08)
@@ -200,8 +200,8 @@ def weight_versions(run: RunData) -> Chart | None:
     xs, published = thinned(x), {"color": NEUTRAL, "width": 2, "shape": "hv"}
     figure.add_scatter(x=xs, y=thinned(newest), name="published", line=published, row=1, col=1)
     for number, worker in enumerate(workers):
-        # A worker that has drawn nothing yet has no version.
-        pulled = np.array([at.drawn_with.get(worker, np.nan) for _, at in found], np.float64)
+        # A worker that has generated nothing yet has no version.
+        pulled = np.array([at.generated_with.get(worker, np.nan) for _, at in found], np.float64)
         look = {"color": COLOURS[number % len(COLOURS)], "width": 2, "shape": "hv"}
         common = {"x": xs, "line": look, "mode": "lines", "legendgroup": worker}
         figure.add_scatter(y=thinned(pulled), name=worker, row=1, col=1, **common)
@@ -214,8 +214,8 @@ def weight_versions(run: RunData) -> Chart | None:
     return Chart(
         f"weights-{run.name}",
         "Weights published and pulled",
-        "Above, the newest version and the newest that each worker has drawn with; below, how far "
-        "behind that is when a batch is committed: a worker that evaluates draws nothing.",
+        "Above, the newest version and the newest that each worker has used; below, how far behind "
+        "that is when a batch is committed: a worker that evaluates generates nothing.",
         figure,
         of=run.name,
     )

@@ -77,7 +77,7 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
         autoescape=False,  # these are programs, not pages
     )
     texts = {file: environment.get_template(t).render(words) for file, t in sources.items()}
-    _refuse_shadow(name, texts[module])
+    _reject_shadow(name, texts[module])
     for file, text in texts.items():
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _check_name(name: str) -> None:
         raise ConfigError("NAME", name, "a module of this name is installed: choose another")
 
 
-def _refuse_shadow(name: str, text: str) -> None:
+def _reject_shadow(name: str, text: str) -> None:
     """A name under which, or as whose class, the module would hide what it needs itself."""
     tree = ast.parse(text)
     imported = {

@@ -43,7 +43,7 @@ def check_advantage(slot: AdvantageSlot, part: Inspection) -> None:
         return
     with part.rule(
         "is a pure function: called twice, it returns the same, and its arguments are untouched",
-        "work on copies, keep no state and draw no random numbers",
+        "work on copies, keep no state and generate no random numbers",
     ):
         of = outcomes(MIXED)
         before = (of.rewards_n.copy(), of.lengths_n.copy(), of.group_n.copy())

@@ -1,4 +1,4 @@
-"""Contracts of curation: samplers choose prompts, gates judge groups."""
+"""Contracts of curation: samplers choose prompts, filters judge groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.ports.protocols import Gate, PassRates, Sampler
+from rlax_plugin.ports.protocols import Filter, PassRates, Sampler
 from rlax_plugin.testing.builders import make_group, make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.types import Group
@@ -73,7 +73,7 @@ def check_sampler(build: Callable[[], Sampler], part: Inspection) -> None:
         return
     with part.rule(
         "all randomness comes from rng: the same generator gives the same choices",
-        "draw from the rng that choose is given, never from random, numpy.random or a generator "
+        "sample from the rng that choose is given, never from random, numpy.random or a generator "
         "of its own: a resumed run makes every recorded choice once more",
     ):
         with _other_randomness(1):
@@ -112,7 +112,7 @@ def _changed(group: Group, **changes: Any) -> Group:
 
 
 def _random_group(rng: np.random.Generator) -> Group:
-    """Of any size, length and difficulty: among many, one meets what a gate may look for."""
+    """Of any size, length and difficulty: among many, one meets what a filter may look for."""
     samples = int(rng.choice([1, 2, 4, 8, 16, 32]))
     if rng.random() < 0.5:
         rewards = (rng.random(samples) < rng.random()).astype(float)
@@ -141,7 +141,7 @@ def _told(group: Group) -> str:
     )
 
 
-def check_gate(gate: Gate, part: Inspection) -> None:
+def check_filter(filter: Filter, part: Inspection) -> None:
     """Reasons that can be counted."""
     mixed = make_group((1.0, 0.0, 0.5))
     longer = make_group((1.0, 0.0), lengths=(3, 3))
@@ -166,12 +166,12 @@ def check_gate(gate: Gate, part: Inspection) -> None:
     groups |= {_told(group): group for group in (_random_group(rng) for _ in range(_RANDOM_GROUPS))}
     answers: dict[str, str | None] = {}
     with part.rule(
-        "refuse returns None or one short phrase, also where rewards are NaN",
-        "return None to admit a group and a reason such as 'too easy' to refuse it, never a bool; "
+        "reject returns None or one short phrase, also where rewards are NaN",
+        "return None to accept a group and a reason such as 'too easy' to reject it, never a bool; "
         "leave out NaN with rewards[~np.isnan(rewards)], which may leave none",
     ):
         for what, group in groups.items():
-            reason = answers[what] = gate.refuse(group)
+            reason = answers[what] = filter.reject(group)
             if reason is None:
                 continue
             require(isinstance(reason, str), f"for {what} it returned {reason!r}")
@@ -179,9 +179,9 @@ def check_gate(gate: Gate, part: Inspection) -> None:
             require(short, f"for {what}: {reason[:80]!r}, of {len(reason)} characters")
     with part.rule(
         "the same group gets the same answer",
-        "judge by the group alone: a gate is asked once, and in any order",
+        "judge by the group alone: a filter is asked once, and in any order",
     ):
         # Backwards, those with short names first: they are what is told.
         for what in sorted(reversed(answers), key=lambda what: what not in named):
-            one, two = answers[what], gate.refuse(groups[what])
+            one, two = answers[what], filter.reject(groups[what])
             require(one == two, f"{what}: {one!r}, then {two!r}")

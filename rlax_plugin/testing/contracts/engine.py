@@ -37,7 +37,7 @@ def check_rollout_engine(
     tolerance: float = 1e-5,
     deadline_s: float = 60.0,
 ) -> None:
-    """Draws with two published versions; see ``check_engine``."""
+    """Generates with two published versions; see ``check_engine``."""
     scenarios = _Scenarios(make_engine, versions, request, tolerance)
     for scenario, expected, mend in (
         (
@@ -46,15 +46,15 @@ def check_rollout_engine(
             f"health() returns {', '.join(_FIGURES)} as floats; {_LOADS}",
         ),
         (
-            scenarios.draws,
+            scenarios.generates,
             "every sample has a log-prob <= 0 and a version per token, and ends as it says",
             "return one Rollout per seed in order: int32 tokens below the engine's vocabulary, "
-            "float32 log-probs in nats of the tokens drawn, the stop token kept; finish_reason "
+            "float32 log-probs in nats of the tokens generated, the stop token kept; finish_reason "
             "'stop' after a stop id, 'length' at max_new_tokens",
         ),
         (
             scenarios.seeds,
-            "a seed decides a sample's tokens, whatever slot, neighbours or engine draw it",
+            "a seed decides a sample's tokens, whatever slot, neighbours or engine generate it",
             "make the random key from the request's seed and the token's place alone, for example "
             "jax.random.fold_in(key(seed), place)",
         ),
@@ -65,7 +65,7 @@ def check_rollout_engine(
             "load; progress(), if there is one, tells of what waits as well",
         ),
         (
-            scenarios.refuses,
+            scenarios.rejects,
             "wrong weights are a WeightsError, and the old ones stay in use",
             "load with rlax_plugin.api.load_verified, swap only what it returned",
         ),
@@ -105,12 +105,12 @@ class _Scenarios:
             for name in _FIGURES:
                 require(isinstance(figures.get(name), float), f"health() is {figures}")
 
-    async def draws(self) -> None:
+    async def generates(self) -> None:
         async with _Engine(self._make_engine) as engine:
             await engine.load_weights(self._old)
             one, two = self._group(0), self._group(1, seeds=(91, 92))
             before = engine.health()["tokens_total"]
-            groups = await _drawn(engine, one, two)
+            groups = await _generated(engine, one, two)
             for request in (one, two):
                 known = vocabulary_of(engine)
                 _check_group(request, groups[request.group_id], self._old.version, known)
@@ -118,32 +118,32 @@ class _Scenarios:
             counted = engine.health()["tokens_total"] - before
             require(counted >= tokens, f"tokens_total grew by {counted:g} for {tokens} tokens")
             await engine.load_weights(self._new)
-            (rollouts,) = (await _drawn(engine, self._group(2))).values()
+            (rollouts,) = (await _generated(engine, self._group(2))).values()
             _check_group(self._group(2), rollouts, self._new.version)
 
     async def seeds(self) -> None:
         async with _Engine(self._make_engine) as engine, _Engine(self._make_engine) as other:
             await engine.load_weights(self._old)
             await other.load_weights(self._old)
-            groups = await _drawn(engine, self._group(0), self._group(1, seeds=(91, 92)))
+            groups = await _generated(engine, self._group(0), self._group(1, seeds=(91, 92)))
             among = groups[0]
             last = _SEEDS[-1]
-            alone = (await _drawn(other, self._group(5, seeds=(last,))))[5][0]
+            alone = (await _generated(other, self._group(5, seeds=(last,))))[5][0]
             self._require_same(among[-1], alone, "beside others and alone")
-            again = (await _drawn(engine, self._group(0)))[0]
+            again = (await _generated(engine, self._group(0)))[0]
             self._require_same(among[0], again[0], "the first time and the second")
             different = {tuple(r.tokens.tolist()) for r in among}
-            require(len(different) > 1, f"seeds {_SEEDS} all draw {among[0].tokens.tolist()}")
+            require(len(different) > 1, f"seeds {_SEEDS} all generate {among[0].tokens.tolist()}")
 
     async def min_version(self) -> None:
         async with _Engine(self._make_engine) as engine:
             await engine.load_weights(self._old)
             wanted = self._group(0, min_version=self._new.version)
-            waiting = asyncio.ensure_future(_drawn(engine, wanted))
+            waiting = asyncio.ensure_future(_generated(engine, wanted))
             try:
-                await _drawn(engine, self._group(1))
+                await _generated(engine, self._group(1))
                 done, _ = await asyncio.wait([waiting], timeout=_WAIT_S)
-                require(not done, f"it was drawn with version {engine.version}")
+                require(not done, f"it was generated with version {engine.version}")
                 if (progress := getattr(engine, "progress", None)) is not None:
                     key = wanted.group_id, wanted.attempt
                     require(key in progress(), f"progress() says nothing of {key}: {progress()}")
@@ -153,10 +153,10 @@ class _Scenarios:
             finally:
                 waiting.cancel()
 
-    async def refuses(self) -> None:
+    async def rejects(self) -> None:
         async with _Engine(self._make_engine) as engine:
             await engine.load_weights(self._old)
-            expected = (await _drawn(engine, self._group(0)))[0]
+            expected = (await _generated(engine, self._group(0)))[0]
             name, spec = min(self._new.tensors.items())
             wrong = {
                 "another fingerprint": {name: replace(spec, fingerprint=spec.fingerprint ^ 1)},
@@ -169,17 +169,17 @@ class _Scenarios:
                     await engine.load_weights(version)
                 except WeightsError:
                     found, held = engine.version, self._old.version
-                    require(found == held, f"version is {found} after {what} was refused")
+                    require(found == held, f"version is {found} after {what} was rejected")
                 else:
                     require(False, f"weights with {what} than published were loaded")
-            found = (await _drawn(engine, self._group(0)))[0]
-            self._require_same(expected[0], found[0], "before and after weights were refused")
+            found = (await _generated(engine, self._group(0)))[0]
+            self._require_same(expected[0], found[0], "before and after weights were rejected")
 
     async def cancels(self) -> None:
         async with _Engine(self._make_engine) as engine:
             await engine.load_weights(self._old)
             never = self._group(0, min_version=self._new.version + 1)
-            tasks = [asyncio.ensure_future(_drawn(engine, r)) for r in (never, self._group(1))]
+            tasks = [asyncio.ensure_future(_generated(engine, r)) for r in (never, self._group(1))]
             await asyncio.sleep(0)
             for task in tasks:
                 task.cancel()
@@ -190,7 +190,7 @@ class _Scenarios:
                 return figures["active"] == figures["waiting"] == 0
 
             require(await eventually(idle, 10.0), f"health() stays at {engine.health()}")
-            await _drawn(engine, self._group(2))
+            await _generated(engine, self._group(2))
 
     def _group(self, group_id: int, **changes: Any) -> GroupRequest:
         return replace(self._request, group_id=group_id, **{"seeds": _SEEDS, **changes})
@@ -198,7 +198,7 @@ class _Scenarios:
     def _require_same(self, one: Rollout, other: Rollout, when: str) -> None:
         same = np.array_equal(one.tokens, other.tokens)
         tokens = f"{one.tokens.tolist()} and {other.tokens.tolist()}"
-        require(same, f"{when}, seed {one.seed} draws {tokens}")
+        require(same, f"{when}, seed {one.seed} generates {tokens}")
         apart = float(np.abs(one.logprob_full - other.logprob_full).max())
         require(apart <= self._tolerance, f"{when}, its log-probs are {apart:.2g} apart")
 
@@ -218,7 +218,7 @@ class _Engine:
             await asyncio.to_thread(close)
 
 
-async def _drawn(engine: RolloutEngine, *requests: GroupRequest) -> dict[int, list[Rollout]]:
+async def _generated(engine: RolloutEngine, *requests: GroupRequest) -> dict[int, list[Rollout]]:
     """Group id -> rollouts; each group must be told of as finished once."""
     finished: dict[int, list[Rollout]] = {}
 
@@ -253,4 +253,4 @@ def _check_group(
         for values in (r.logprob_full, r.logprob_sampled):
             require(values.max() <= 1e-6, f"a log-prob is {values.max():.4g}")
         found = sorted({int(v) for v in r.versions})
-        require(found == [version], f"drawn with version {version}, it says {found}")
+        require(found == [version], f"generated with version {version}, it says {found}")

@@ -22,8 +22,8 @@ def _calls(run_dir: Path) -> Mapping[str, list[dict[str, Any]]]:
     return {
         "rlax_on_run_start": [{"run_dir": str(run_dir), "config_hash": "0123456789ab"}],
         "rlax_on_group_scored": [
-            {"group": mixed, "refused": None},
-            {"group": failed, "refused": "all rewards equal"},
+            {"group": mixed, "rejected": None},
+            {"group": failed, "rejected": "all rewards equal"},
         ],
         "rlax_on_step_end": [
             {"step": 1, "metrics": {"reward/mean": 0.5, "objective/entropy": float("nan")}},

@@ -223,7 +223,7 @@ def _check_tracing(
 
     with part.rule(
         "is a pure function: called twice, it returns the same",
-        "keep no state and draw no random numbers in it",
+        "keep no state and generate no random numbers in it",
     ):
         require(_equal(plain(arrays), plain(arrays), exact=True), "two calls differ")
     with part.rule(

@@ -61,8 +61,8 @@ def check_weight_store(store: WeightStore, directory: Path, part: Inspection) ->
         _require_same(store.load(path("0"), arrays), arrays)
     if not part.sound:
         return
-    with part.rule("a path that exists is refused, and stays as it is", "look before writing"):
-        _require_refused(lambda: store.save(path("0"), weights(1)), "save to an existing path")
+    with part.rule("a path that exists is rejected, and stays as it is", "look before writing"):
+        _require_rejected(lambda: store.save(path("0"), weights(1)), "save to an existing path")
         _require_same(store.load(path("0"), arrays), arrays)
     with part.rule("a save that fails raises, and leaves nothing that can be loaded", _ATOMIC):
         _check_failed_save(store, path("failed"))
@@ -73,7 +73,7 @@ def check_weight_store(store: WeightStore, directory: Path, part: Inspection) ->
     with part.rule("wrong bytes are told from an outage", _KINDS):
         store.save(path("outage"), arrays)
         _check_kinds(store, directory / "outage")
-    with part.rule("another structure is refused: a WeightsError", _STRUCTURE):
+    with part.rule("another structure is rejected: a WeightsError", _STRUCTURE):
         kernel = arrays["layer.kernel"]
         others: dict[str, dict[str, np.ndarray]] = {
             "a name more": {**arrays, "gate": kernel},
@@ -82,7 +82,7 @@ def check_weight_store(store: WeightStore, directory: Path, part: Inspection) ->
             "another dtype": {**arrays, "layer.kernel": kernel.astype(ml_dtypes.bfloat16)},
         }
         for what, like in others.items():
-            _require_refused(lambda like=like: store.load(path("0"), like), what)
+            _require_rejected(lambda like=like: store.load(path("0"), like), what)
     with part.rule(
         "a missing version is a WeightsUnreadableError, and deleting it again is silent",
         "ignore what is gone in delete; in load a reader must hear that it came too late, which "
@@ -110,7 +110,7 @@ def _require_same(found: Any, expected: dict[str, np.ndarray]) -> None:
         require(got.tobytes() == array.tobytes(), f"{name!r} has other bits")
 
 
-def _require_refused(
+def _require_rejected(
     action: Callable[[], Any], what: str, kinds: tuple[type[Exception], ...] = (WeightsError,)
 ) -> None:
     try:
@@ -160,7 +160,7 @@ def _check_kinds(store: WeightStore, directory: Path) -> None:
             continue
         except WeightsError as error:
             what = f"load raised {type(error).__name__}, which means wrong bytes, where"
-            require(False, f"{what} the operating system refused to open {file.name}: {error}")
+            require(False, f"{what} the operating system rejected to open {file.name}: {error}")
         finally:
             file.unlink()
             aside.rename(file)
@@ -183,7 +183,7 @@ def _check_failed_save(store: WeightStore, path: str) -> None:
     for like in (bad, good, {"a": good["a"]}):
         names = ", ".join(like)
         load = functools.partial(store.load, path, like)
-        _require_refused(load, f"load of {names} after it", (WeightsError, OSError))
+        _require_rejected(load, f"load of {names} after it", (WeightsError, OSError))
     store.save(path, good)  # a version is published once more after a restart
     _require_same(store.load(path, good), good)
 

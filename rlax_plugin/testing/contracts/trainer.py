@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 from rlax_plugin.ports.protocols import CheckpointReader, Trainer
 from rlax_plugin.testing.contracts.inspection import Inspection, require
-from rlax_plugin.testing.fakes import FakeTrainerLink
+from rlax_plugin.testing.fakes import FakeTrainerPort
 
 _ORDER = (
     "publish what it starts from; then for each step: next_batch(step), update, publish(step) in "
     "fresh buffers, step_done(step)"
 )
 _CHECKPOINT = (
-    "call link.before_checkpoint(step) and then write its own checkpoint, at the latest after the "
-    "last step and when link.stop_requested"
+    "call port.before_checkpoint(step) and then write its own checkpoint, at the latest after the "
+    "last step and when port.stop_requested"
 )
 
 
 def check_training(
     make_trainer: Callable[[], Trainer],
-    make_link: Callable[..., FakeTrainerLink],
+    make_port: Callable[..., FakeTrainerPort],
     steps: int,
     part: Inspection,
 ) -> None:
@@ -28,38 +28,38 @@ def check_training(
 
     Args:
       make_trainer: makes one of the same run each time; what it has written is still there.
-      make_link: takes the keyword arguments of ``FakeTrainerLink``.
+      make_port: takes the keyword arguments of ``FakeTrainerPort``.
       steps: the run's, at least 3.
     """
     with part.rule("stops after the step in which it is asked to, with a checkpoint", _CHECKPOINT):
-        link = make_link(stop_after=1)
-        make_trainer().run(link)
-        link.close()
-        require(link.last_step == 1, f"asked to stop in step 1, it ended after {link.last_step}")
-        saved = ("before_checkpoint", 1) in link.calls
-        require(saved, f"no before_checkpoint(1) among {link.calls}")
+        port = make_port(stop_after=1)
+        make_trainer().run(port)
+        port.close()
+        require(port.last_step == 1, f"asked to stop in step 1, it ended after {port.last_step}")
+        saved = ("before_checkpoint", 1) in port.calls
+        require(saved, f"no before_checkpoint(1) among {port.calls}")
     if not part.sound:
         return
     with part.rule(
         "goes on from its checkpoint, step by step to the last one", f"{_ORDER}; {_CHECKPOINT}"
     ):
-        link = make_link()
-        make_trainer().run(link)
-        link.close()
-        first = link.calls[0]
+        port = make_port()
+        make_trainer().run(port)
+        port.close()
+        first = port.calls[0]
         require(first == ("publish", 1), f"started again after step 1, its first call is {first}")
-        require(link.last_step == steps, f"it ended after step {link.last_step} of {steps}")
-        saved = ("before_checkpoint", steps) in link.calls
-        require(saved, f"no before_checkpoint({steps}) among {link.calls}")
+        require(port.last_step == steps, f"it ended after step {port.last_step} of {steps}")
+        saved = ("before_checkpoint", steps) in port.calls
+        require(saved, f"no before_checkpoint({steps}) among {port.calls}")
     reader = make_trainer()
     if part.sound and isinstance(reader, CheckpointReader):
         with part.rule(
             "lists its checkpoints, and publishes one under its step",
-            "return {step: name} from checkpoints(), and call link.publish(step, ...) with the "
+            "return {step: name} from checkpoints(), and call port.publish(step, ...) with the "
             "weights of the checkpoint of that name",
         ):
             names = reader.checkpoints()
             require(steps in names, f"no step {steps} among {dict(names)}")
-            link = make_link()
-            reader.publish_checkpoint(link, names[steps])
-            require(link.calls == [("publish", steps)], f"its calls are {link.calls}")
+            port = make_port()
+            reader.publish_checkpoint(port, names[steps])
+            require(port.calls == [("publish", steps)], f"its calls are {port.calls}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from installs import GATE, PARTS, install, on_path, write
+from installs import FILTER, PARTS, install, on_path, write
 from typer.testing import CliRunner, Result
 
 from rlax_plugin.cli import app
@@ -76,7 +76,7 @@ def test_a_bad_config_is_one_message_of_a_process_and_its_status_2(folder: Path)
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda v: v[0])
 @pytest.mark.parametrize("command", [("check",), ("train",), SERVE, ("plugins",)])
-def test_every_command_refuses_a_bad_config(
+def test_every_command_rejects_a_bad_config(
     folder: Path, command: tuple[str, ...], bad: tuple[str, str]
 ) -> None:
     result = rlax(*command, str(folder / "run.yml"), bad[0])
@@ -94,7 +94,7 @@ def test_fast_check_is_silent_about_what_only_the_parts_know(folder: Path) -> No
     assert "error: steps" in result.stderr and "must be none" in result.stderr
 
 
-def test_check_refuses_an_objective_that_corrects_twice(folder: Path) -> None:
+def test_check_rejects_an_objective_that_corrects_twice(folder: Path) -> None:
     twice = "rlax.objective.importance_weight.name=truncated"
     result = rlax("check", "--fast", str(folder / "run.yml"), twice)
     assert result.exit_code == 2 and "more than once" in result.stderr
@@ -106,7 +106,7 @@ def test_plugins_lists_what_is_installed(folder: Path) -> None:
     listed = {row["name"]: row for row in json.loads(rlax("plugins", "--json").stdout)["installed"]}
     parts = listed["tc_parts"]
     assert (parts["distribution"], parts["version"]) == ("tc-dist", "0.3")
-    assert parts["offers"]["trainer"] == ["train"] and "gate" not in parts["offers"]
+    assert parts["offers"]["trainer"] == ["train"] and "filter" not in parts["offers"]
     assert "No module named 'tc_nowhere'" in listed["tc_broken"]["error"]
     table = rlax("plugins").stdout
     assert "tc_parts" in table and "tc-dist" in table and "trainer: train" in table
@@ -138,10 +138,10 @@ def test_plugins_shows_what_a_config_would_use(folder: Path) -> None:
 
 
 def test_unlisted_plugin_that_offers_the_name(folder: Path) -> None:
-    install(folder, "tc_gates", GATE % {"gate": "narrow"})
-    result = rlax("check", str(folder / "run.yml"), "rlax.curation.gates=[{name: narrow}]")
+    install(folder, "tc_filters", FILTER % {"filter": "narrow"})
+    result = rlax("check", str(folder / "run.yml"), "rlax.curation.filters=[{name: narrow}]")
     assert result.exit_code == 2
-    assert "plug-in 'tc_gates' offers this gate" in " ".join(result.stderr.split())
+    assert "plug-in 'tc_filters' offers this filter" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,6 @@ def test_wrong_usage_is_status_2(folder: Path) -> None:
     assert result.exit_code == 2 and "--controller = 'nowhere': must be host:port" in result.stderr
 
 
-def test_parameter_server_refuses_addresses_beyond_loopback(folder: Path) -> None:
+def test_parameter_server_rejects_addresses_beyond_loopback(folder: Path) -> None:
     result = rlax("parameter-server", str(folder / "run.yml"), "--host", "0.0.0.0")
     assert result.exit_code == 2 and "must be a loopback address" in result.stderr

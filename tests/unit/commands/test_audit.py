@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from histories import REASON, Draft, History, group, place, refused, rollout, scored
+from histories import REASON, Draft, History, group, place, rejected, rollout, scored
 
 from rlax_plugin.commands.audit import Report, Rule, audit
 from rlax_plugin.records import events as ev
@@ -150,7 +150,7 @@ def too_old(h: History) -> None:
     fourth(h).rescore(h.groups[7], (group(7, 0, "h", attempt=2), None))
 
 
-def drawn_in_the_future(h: History) -> None:
+def of_a_version_to_come(h: History) -> None:
     """A group that never trains."""
     old = h.groups[9]
     h.segments[4].rescore(old, (group(9, 4, "b"), None))
@@ -167,8 +167,8 @@ def seed_of_another(h: History) -> None:
 
 FALSIFIED = [
     ("a version older than asked for", too_old, Rule.TOO_OLD, 4, None, 7),
-    ("a version that no step has produced", drawn_in_the_future, Rule.UNPRODUCED, None, None, 9),
-    ("drawn twice at once", lambda h: first(h).replace(g := scored(h.groups[3])[0], g, g),
+    ("a version that no step has produced", of_a_version_to_come, Rule.UNPRODUCED, None, None, 9),
+    ("generated twice at once", lambda h: first(h).replace(g := scored(h.groups[3])[0], g, g),
      Rule.GENERATED_TWICE, 1, None, 3),
     ("a seed of another group", seed_of_another, Rule.REPEATED_SEED, None, None, 7),
     ("a group trains at steps 2 and 3", trained_twice, Rule.TRAINED_TWICE, 4, 3, 4),
@@ -180,7 +180,7 @@ FALSIFIED = [
     ("dropped for no reason", replace(fourth, ev.Dropped(6, REASON), ev.Dropped(6, " ")),
      Rule.DROPPED_WITHOUT_REASON, 4, None, 6),
     ("trained, then dropped", say(second, ev.Dropped(0, REASON)), Rule.ENDED_TWICE, 2, None, 0),
-    ("refused, then admitted", say(second, *scored((group(2, 0, "c"), None))[1:]),
+    ("rejected, then accepted", say(second, *scored((group(2, 0, "c"), None))[1:]),
      Rule.ENDED_TWICE, 2, None, 2),
     ("samples change before they train", in_batch(other_tokens), Rule.SAMPLES_CHANGED, 2, 2, 3),
     ("a sample is missing", in_batch(a_sample_less), Rule.BATCH_DIFFERS, 2, 2, 3),
@@ -199,9 +199,9 @@ FALSIFIED = [
     ("attempt 3 follows 1", replace(second, ev.Reissued(5, 2, "worker lost"),
                                     ev.Reissued(5, 3, "worker lost")),
      Rule.UNKNOWN_ATTEMPT, 2, None, 5),
-    ("drawn at an attempt that never was", lambda h: second(h).events.pop(3),
+    ("generated at an attempt that never was", lambda h: second(h).events.pop(3),
      Rule.UNKNOWN_ATTEMPT, 2, None, 5),
-    ("scored and never drawn", without_generated, Rule.WRONG_ORDER, 1, None, 1),
+    ("scored and never generated", without_generated, Rule.WRONG_ORDER, 1, None, 1),
     ("scored twice", say(first, *scored((group(3, 0, "d"), None))[1:]),
      Rule.WRONG_ORDER, 1, None, 3),
     ("another prompt", changed_seventh(prompt=group(7, 2, "z").prompt),
@@ -209,7 +209,7 @@ FALSIFIED = [
     ("advantages outside of a batch", advantages_outside_of_a_batch,
      Rule.JUDGEMENT_DIFFERS, 1, None, 3),
     ("another reason on disk",
-     lambda h: first(h).others.__setitem__(0, refused(2, 0, "c", "too hard")),
+     lambda h: first(h).others.__setitem__(0, rejected(2, 0, "c", "too hard")),
      Rule.JUDGEMENT_DIFFERS, 1, None, 2),
     ("one seed for two samples", changed_seventh(rollouts=seventh([2, 2], [2, 2, 2], seed=1)),
      Rule.REPEATED_SEED, 4, None, 7),

@@ -22,7 +22,7 @@ FIGURES = {
     "steps": 3,
     "issued": 11,
     "trained": 6,
-    "filtered": {"too easy": 1},
+    "rejected": {"too easy": 1},
     "dropped": {REASON: 1},
     "open": 2,
     "ready": 1,

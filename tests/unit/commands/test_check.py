@@ -75,7 +75,7 @@ def test_staleness_in_words(bounds: str, expected: str) -> None:
     ("override", "key", "text"),
     [
         ("rlax.evaluation.problems=0", "rlax.evaluation.problems", "is 0"),
-        ("rlax.curation.gates=[]", "rlax.curation.gates", "teach nothing"),
+        ("rlax.curation.filters=[]", "rlax.curation.filters", "teach nothing"),
         ("rlax.rollouts.slots=600", "rlax.rollouts.slots", "half of the slots"),
         ("rlax.rollouts.temperature=0.1", "rlax.rollouts.temperature", "alike"),
         ("model_name=qwen3-0.6b", "rlax.rollouts.max_new_tokens", "5 leaves"),
@@ -120,7 +120,7 @@ def test_slots_that_steps_ahead_fill_are_not_doubted() -> None:
 def test_a_group_of_one_teaches_nothing_where_advantages_are_relative() -> None:
     one = ("--fast", DEMO, "rlax.rollouts.group_size=1", "rlax.rollouts.slots=32")
     assert "every one is 0" in doubted(*one)["rlax.rollouts.group_size"]
-    alone = ("rlax.objective.preset=reinforce_plus_plus", "rlax.curation.gates=[]")
+    alone = ("rlax.objective.preset=reinforce_plus_plus", "rlax.curation.filters=[]")
     assert doubted(*one, *alone) == {}
 
 

@@ -1,4 +1,4 @@
-"""``rlax objective``: the list, one preset, its example, and what it refuses."""
+"""``rlax objective``: the list, one preset, its example, and what it rejects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rlax(*arguments: str) -> str:
     return result.output
 
 
-def refused(*arguments: str) -> str:
+def rejected(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["objective", *arguments])
     assert result.exit_code == 2
     return result.output
@@ -107,7 +107,7 @@ def test_installed_plugins_are_found_by_what_they_offer(tmp_path: Path) -> None:
         output = rlax("te_preset")
         install(tmp_path, "te_others", TERM)
         with on_path(tmp_path / "."):  # another path: what is installed is looked up again
-            both = refused("te_preset")
+            both = rejected("te_preset")
     assert "te_preset  A stranger's" in output
     assert example(output)[0] == ["1.1", "1.1000", "0.8660", "0.0833", "-0.1588"]  # twice grpo's
     assert "rlax.objective.grad_1.name = 'te_up': plug-ins 'te_others' and 'te_terms' both" in both
@@ -115,7 +115,7 @@ def test_installed_plugins_are_found_by_what_they_offer(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    assert "did you mean 'grpo'?" in refused("grop")
-    assert "must be a key below rlax.objective." in refused("grpo", "rlax.seed=1")
-    assert "unknown key; did you mean 'epochs'" in refused("grpo", "rlax.objective.epoch=2")
-    assert "no plug-in or module of this name" in refused("grpo", "--plugin", "no_such")
+    assert "did you mean 'grpo'?" in rejected("grop")
+    assert "must be a key below rlax.objective." in rejected("grpo", "rlax.seed=1")
+    assert "unknown key; did you mean 'epochs'" in rejected("grpo", "rlax.objective.epoch=2")
+    assert "no plug-in or module of this name" in rejected("grpo", "--plugin", "no_such")

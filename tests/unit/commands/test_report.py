@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
 from rlax_plugin.commands.report import charts, figures
-from rlax_plugin.commands.report.history import ADMITTED
+from rlax_plugin.commands.report.history import ACCEPTED
 from rlax_plugin.commands.report.rollouts import read_rollouts
 from rlax_plugin.commands.report.run import RunData, no_progress, open_run, read_run
 from rlax_plugin.commands.report.series import smoothed, thinned
@@ -38,12 +38,12 @@ def test_the_journal_is_told_step_by_step(files):
     history = read_run(files).history
     assert history is not None
     assert {step: dict(at.outcomes) for step, at in history.steps.items()} == {
-        1: {ADMITTED: 3, "too easy": 1},
-        2: {ADMITTED: 2},
-        3: {ADMITTED: 3, "dropped: its worker was quarantined": 1},
+        1: {ACCEPTED: 3, "too easy": 1},
+        2: {ACCEPTED: 2},
+        3: {ACCEPTED: 3, "dropped: its worker was quarantined": 1},
     }
     assert {step: at.newest for step, at in history.steps.items()} == {1: 0, 2: 1, 3: 2}
-    assert history.steps[2].drawn_with == {"w0": 1}
+    assert history.steps[2].generated_with == {"w0": 1}
     assert history.steps[1].pass_rates == {(1, 2): 4}
     assert history.resumed == [2]
     assert list(history.dropped) == [6]
@@ -82,7 +82,7 @@ def test_each_sample_is_shown_as_it_was_recorded(files):
     columns = index["columns"]
     fates = dict(zip(columns["group"], (index["fates"][f] for f in columns["fate"]), strict=True))
     assert fates[0] == fates[7] == "trained"
-    assert fates[2] == "refused: too easy"
+    assert fates[2] == "rejected: too easy"
     assert fates[6] == "dropped: its worker was quarantined"
     assert fates[9] == "not trained yet"
     row = columns["group"].index(4) + 1  # its second sample
@@ -95,7 +95,7 @@ def test_each_sample_is_shown_as_it_was_recorded(files):
 
 def test_tokens_come_in_chunks_with_runs_of_versions(files):
     judged = samples.from_parquet(files.get("batches/00000003.parquet"), "")
-    group, refused = judged[0]
+    group, rejected = judged[0]
     first = replace(
         group.rollouts[0],
         tokens=np.array([7, 8, 9], np.int32),
@@ -103,7 +103,7 @@ def test_tokens_come_in_chunks_with_runs_of_versions(files):
         logprob_full=np.array([-0.25, -np.inf, -1.0004], np.float32),
         logprob_sampled=np.zeros(3, np.float32),
     )
-    judged[0] = (replace(group, rollouts=(first, *group.rollouts[1:])), refused)
+    judged[0] = (replace(group, rollouts=(first, *group.rollouts[1:])), rejected)
     files.put("batches/00000003.parquet", samples.to_parquet(3, samples.to_table(judged)))
     found = read_rollouts(files, read_run(files), no_progress)
     chunk = json.loads(found.chunks[0])
@@ -193,7 +193,7 @@ def test_configs_and_figures_side_by_side():
     one = RunData("one", "/runs/one", config={"steps": 5, "rlax": {"seed": 0, "trackers": []}})
     two = RunData("two", "/runs/two", config={"steps": 5, "rlax": {"seed": 1}})
     one.metrics = {"step": [1.0, 2.0], "reward/mean": [0.25, 0.5]}
-    two.summary = {"complete": True, "wall_s": 606.0, "groups_issued": 12, "groups_admitted": 9}
+    two.summary = {"complete": True, "wall_s": 606.0, "groups_issued": 12, "groups_accepted": 9}
     missing = "\N{EN DASH}"
     assert figures.config_differences([one, two]) == [
         ("rlax.seed", ["0", "1"]),

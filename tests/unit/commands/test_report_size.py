@@ -23,7 +23,7 @@ WORDS = np.array(
 
 
 def group(number: int, rng: np.random.Generator, lengths: list[int]):
-    """A group as a large model draws it: a vocabulary of 50,000, four characters a token."""
+    """A group as a large model generates it: a vocabulary of 50,000, four characters a token."""
     made = make_group([0.0] * len(lengths), id=number, lengths=lengths)
 
     def text(length: int) -> str:

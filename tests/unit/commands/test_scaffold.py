@@ -70,12 +70,12 @@ def test_a_package_names_its_plugin(packages: Path, kind: str) -> None:
 
 
 def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
-    result = rlax("new-plugin", "my_gate", "--kind", "gate", "--directory", str(tmp_path))
+    result = rlax("new-plugin", "my_filter", "--kind", "filter", "--directory", str(tmp_path))
     assert result.exit_code == 0
-    assert (tmp_path / "my_gate/src/my_gate/__init__.py").exists()
-    for said in ("python -m pytest", "rlax check-plugin my_gate", "gates: [{name: my_gate}]"):
+    assert (tmp_path / "my_filter/src/my_filter/__init__.py").exists()
+    for said in ("python -m pytest", "rlax check-plugin my_filter", "filters: [{name: my_filter}]"):
         assert said in result.stdout
-    again = rlax("new-plugin", "my_gate", "--kind", "gate", "--directory", str(tmp_path))
+    again = rlax("new-plugin", "my_filter", "--kind", "filter", "--directory", str(tmp_path))
     assert again.exit_code == 2 and "exists: remove it" in again.stderr
 
 
@@ -94,7 +94,7 @@ def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
         ("mine", "rewards", "no such kind; did you mean 'reward'?.*known: .*observer"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, name: str, kind: str, message: str) -> None:
+def test_what_cannot_be_is_rejected(tmp_path: Path, name: str, kind: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         write_package(name, kind, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -101,7 +101,7 @@ def test_a_real_process_says_the_same(one: Bad, place: Path) -> None:
 
 @pytest.mark.parametrize("command", ["serve", "plugins"])
 @pytest.mark.parametrize("one", bad_configs.NAMES[:3], ids=lambda one: one.id)
-def test_other_commands_refuse_a_name_as_well(one: Bad, command: str, place: Path) -> None:
+def test_other_commands_reject_a_name_as_well(one: Bad, command: str, place: Path) -> None:
     words = arguments(one, place)
     more = ["--controller", "127.0.0.1:1", "--name", "w"] if command == "serve" else []
     result = CliRunner().invoke(app, [command, *more, *words], catch_exceptions=False)
@@ -131,7 +131,7 @@ def test_a_field_takes_nan_only_if_it_says_so() -> None:
         Theirs(plain=-math.inf)
 
 
-def test_a_start_that_is_refused_leaves_no_directory(place: Path) -> None:
+def test_a_start_that_is_rejected_leaves_no_directory(place: Path) -> None:
     """Also where that shows only beside what other runs have left."""
     words = ["train", str(place / "run.yml"), "run_name=new", "--from", str(place / "nothing")]
     result = CliRunner().invoke(app, words, catch_exceptions=False)

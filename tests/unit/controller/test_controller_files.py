@@ -82,17 +82,17 @@ def test_why_rewards_failed_is_recorded_and_shown(tmp_path: Path) -> None:
     assert reward_errors(found, "test") == "reward errors 25.0 %, such as KeyError: 'x'"
 
 
-def test_another_config_is_refused_by_the_keys_that_differ(tmp_path: Path) -> None:
+def test_another_config_is_rejected_by_the_keys_that_differ(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.put_json("config.json", {"config_hash": "abc"})
     files.put("config.yml", b"{steps: 1, a: 1, b: 1, c: 1, d: 1, rlax: {seed: 0}}")
     files.put("journal/1", b"")
     config = {"steps": 2, "rlax": {"seed": 7}}
     check_same_run(files, "abc", config, ())
-    with raises(ConfigError) as refused:
+    with raises(ConfigError) as rejected:
         check_same_run(files, "xyz", config, ())
-    assert "a is 1 there and not set here, b is 1" in refused.value.reason
-    assert "1 more key differs" in refused.value.reason and "steps" not in refused.value.reason
+    assert "a is 1 there and not set here, b is 1" in rejected.value.reason
+    assert "1 more key differs" in rejected.value.reason and "steps" not in rejected.value.reason
     with raises(ConfigError, match=r"\(rlax\.seed is 0 there and 7 here\)"):
         check_same_run(files, "xyz", {"a": 1, "b": 1, "c": 1, "d": 1, "rlax": {"seed": 7}}, ())
 

@@ -132,10 +132,10 @@ def test_what_cannot_be_started_from_is_one_error(tmp_path: Path, wanted: str, r
     put_run(RunFiles(tmp_path / "other"), 5).put("config.yml", text.encode())
     put_run(RunFiles(tmp_path / "broken"), 5).put("config.yml", b"steps: 1")
     typed = wanted if "://" in wanted else f"{tmp_path}/{wanted}"
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         decide(RunFiles(tmp_path / "new"), typed)
-    assert refused.match(reason)
-    assert (refused.value.key, refused.value.value) == ("--from", typed)
+    assert rejected.match(reason)
+    assert (rejected.value.key, rejected.value.value) == ("--from", typed)
     assert not (tmp_path / "new/descent.json").exists()
 
 
@@ -146,7 +146,7 @@ def test_a_record_that_is_damaged_is_an_error(tmp_path: Path) -> None:
             descent.recorded(RunFiles(tmp_path))
 
 
-def test_weights_that_do_not_fit_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_rejected_before_anything_starts(tmp_path: Path) -> None:
     old = put_run(RunFiles(tmp_path / "old"), 5, 6)
     other = weights(5) | {"bias": np.zeros(3, np.float32)}
     old.put("checkpoints/5.npz", pack(other))
@@ -197,14 +197,14 @@ def test_the_command_that_goes_on_leaves_other_weights_out(tmp_path: Path) -> No
     files.put("checkpoints/4/items/x", b"")
     config = {"learning_rate": 2, "load_parameters_path": "/base"}
     argv = ("my config.yml", "run_name=mine", "learning_rate=2")
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         check_same_run(files, "xyz", config, argv)
-    assert refused.value.reason.endswith(
+    assert rejected.value.reason.endswith(
         "rlax train 'my config.yml' learning_rate=2 run_name=mine-2 load_parameters_path= "
         f"--from {tmp_path}/runs/mine"
     )
     files.delete("checkpoints")
     files.put("journal/1.json", b"")
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         check_same_run(files, "xyz", config, argv)
-    assert "--from" not in refused.value.reason
+    assert "--from" not in rejected.value.reason

@@ -91,7 +91,7 @@ def test_tokens_of_a_worker_that_is_not_trusted_are_not_gone_on_with(make):
         begun = make_rollout(tokens=[5], worker="bad", finish_reason="cancelled")
         resumed = dataclasses.replace(request, resume=(begun,) * len(request.seeds))
         answers.open[0] = (resumed, future)
-        answers.draw(0, 0, worker="bad")
+        answers.generate(0, 0, worker="bad")
         await settle()
         run.quarantine("bad")
         rollouts, scored = answers.unscored.pop(0)
@@ -128,15 +128,15 @@ def test_too_stale_groups_are_dropped_and_replaced(make):
     asyncio.run(main())
 
 
-def test_refused_groups_are_refilled_until_the_limit_names_the_gates(make):
+def test_rejected_groups_are_refilled_until_the_limit_names_the_filters(make):
     async def main():
-        flow, answers, run = make(groups=2, gates=[MixedOnly()], refill=3)
+        flow, answers, run = make(groups=2, filters=[MixedOnly()], refill=3)
         await run.start()
         await settle()
         await answers.answer(0, 0)
         for i in range(1, 6):
             await answers.answer(i, 0, rewards=(1.0, 1.0))
-        with pytest.raises(TrainingError, match=r"only 1 of 2 were admitted.*all rewards equal"):
+        with pytest.raises(TrainingError, match=r"only 1 of 2 were accepted.*all rewards equal"):
             await asyncio.wait_for(flow.batch(1), 60)
 
     asyncio.run(main())
@@ -144,7 +144,7 @@ def test_refused_groups_are_refilled_until_the_limit_names_the_gates(make):
 
 def test_a_run_whose_rewards_fail_ends_with_one_of_their_errors(make):
     async def main():
-        flow, answers, run = make(groups=2, gates=[MixedOnly()], refill=2)
+        flow, answers, run = make(groups=2, filters=[MixedOnly()], refill=2)
         await run.start()
         await settle()
         await answers.answer(0, 0, rewards=(1.0, 1.0))
@@ -152,7 +152,7 @@ def test_a_run_whose_rewards_fail_ends_with_one_of_their_errors(make):
             await answers.answer(i, 0, rewards=(None, None))
         with pytest.raises(TrainingError) as failure:
             await asyncio.wait_for(flow.batch(1), 60)
-        assert "(refused: 3 because all rewards failed, 1 because " in str(failure.value)
+        assert "(rejected: 3 because all rewards failed, 1 because " in str(failure.value)
         assert str(failure.value).endswith("such as: it raised; logs/rewards.log says more")
 
     asyncio.run(main())
@@ -198,7 +198,7 @@ def test_a_deep_pipeline_that_waits_for_its_trainer_is_no_failure(make):
 # --- batches of tokens, and packed ones ----------------------------------------------------------
 
 
-async def draw_all(run, version, lengths):
+async def generate_all(run, version, lengths):
     """Answers everything that is open with the lengths that belong to it."""
     for group in sorted(run.answers.open):
         await run.answers.answer(group, version, length=lengths[group])
@@ -217,24 +217,24 @@ def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
         await answers.answer(0, 0, length=lengths[0])
         # 4 of 16 tokens are half a group's: with group 1 there is room for one, not for two.
         assert sorted(answers.open) == [1, 2]
-        await draw_all(run, 0, lengths)  # 4 + 2 + 10 tokens, and group 3, issued in between
+        await generate_all(run, 0, lengths)  # 4 + 2 + 10 tokens, and group 3, issued in between
         groups, stats = await waiting
         assert [g.id for g in groups] == [0, 1, 2]
         assert stats.issued == 4 and sorted(answers.open) == [3]
         run.publish(1)
         await settle()
-        assert sorted(answers.open) == [3, 4]  # a worker may still draw 3 with version 1
+        assert sorted(answers.open) == [3, 4]  # a worker may still generate 3 with version 1
         await answers.answer(3, 0, length=lengths[3])
         waiting = asyncio.ensure_future(flow.batch(2))
         await settle()
         assert flow.run_state.totals.dropped == Counter({"too stale": 1})  # it did not
         assert sorted(answers.open) == [4, 5]
-        await draw_all(run, 1, lengths)
+        await generate_all(run, 1, lengths)
         groups, _ = await waiting
         assert [g.id for g in groups] == [4, 5]  # 2 + 14 tokens
         run.publish(2)
         await settle()
-        await draw_all(run, 2, lengths)
+        await generate_all(run, 2, lengths)
         last, _ = await flow.batch(3)
         assert [g.id for g in last] == [6, 7]  # 14 and 16: one alone is not enough
         run.publish(3)
@@ -255,7 +255,7 @@ def test_packed_batches_take_what_fits_and_the_rest_trains_next(make):
         await run.start()
         await settle()
         assert sorted(answers.open) == [0, 1, 2, 3, 4, 5]
-        await draw_all(run, 0, lengths)
+        await generate_all(run, 0, lengths)
         trained = []
         for step in (1, 2):
             groups, _ = await flow.batch(step)
@@ -264,9 +264,9 @@ def test_packed_batches_take_what_fits_and_the_rest_trains_next(make):
             await settle()
         # Nine and eight fill a row of 17; nothing is split, nothing is overtaken.
         assert trained == [[0, 1], [2, 3]]
-        # Groups 4 and 5 were drawn with version 0, which is too old for step 3.
+        # Groups 4 and 5 were generated with version 0, which is too old for step 3.
         assert flow.run_state.totals.dropped == Counter({"too stale": 2})
-        await draw_all(run, 2, dict.fromkeys(range(6, 12), 8))
+        await generate_all(run, 2, dict.fromkeys(range(6, 12), 8))
         groups, _ = await flow.batch(3)
         assert [g.id for g in groups] == [6, 7]
 
@@ -279,7 +279,7 @@ def test_tokens_that_never_come_end_the_run_with_their_number(make):
         await run.start()
         await settle()
         while answers.open:
-            await draw_all(run, 0, dict.fromkeys(range(99), 3))
+            await generate_all(run, 0, dict.fromkeys(range(99), 3))
         with pytest.raises(TrainingError, match=r"4 groups were issued and only 24 of 99 tokens"):
             await asyncio.wait_for(flow.batch(1), 60)
 

@@ -1,4 +1,4 @@
-"""What is looked at before a run starts: places that hang or refuse, and what cannot train."""
+"""What is looked at before a run starts: places that hang or reject, and what cannot train."""
 
 from __future__ import annotations
 

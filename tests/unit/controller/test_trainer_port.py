@@ -43,7 +43,7 @@ def make(loop, next_groups=groups, snapshot=groups, begun=nothing, **deadlines):
     )
     told: list[tuple] = []
     publisher = Published()
-    link = Link(
+    port = Link(
         loop=loop,
         section=section,
         begun=begun,
@@ -56,7 +56,7 @@ def make(loop, next_groups=groups, snapshot=groups, begun=nothing, **deadlines):
         progress=lambda *args: told.append(("progress", *args)),
         canary_tokens=TOKENS,
     )
-    return link, told, publisher
+    return port, told, publisher
 
 
 def settle(loop):
@@ -64,37 +64,37 @@ def settle(loop):
 
 
 def test_a_step_is_told_in_order(loop):
-    link, told, publisher = make(loop)
-    link.publish(3, {})
-    assert not link.training
+    port, told, publisher = make(loop)
+    port.publish(3, {})
+    assert not port.training
     for step in (4, 5):
-        assert link.next_batch(step)["x"].tolist() == [step]
-        assert link.training
-        link.publish(step, {})
-        link.step_done(step, {})
+        assert port.next_batch(step)["x"].tolist() == [step]
+        assert port.training
+        port.publish(step, {})
+        port.step_done(step, {})
     settle(loop)
     assert told == [("started", 3), ("finished", 4, 4), ("finished", 5, 5)]
     assert publisher.steps == [3, 4, 5]
 
 
 def test_a_canary_of_the_given_tokens_reaches_the_publisher(loop):
-    link, _, publisher = make(loop)
-    assert link.canary_tokens is TOKENS
-    canary = Canary(link.canary_tokens, np.array([-1, -2], np.float32), 1e-4)
-    link.publish(1, {}, canary)
-    link.publish(2, {})
+    port, _, publisher = make(loop)
+    assert port.canary_tokens is TOKENS
+    canary = Canary(port.canary_tokens, np.array([-1, -2], np.float32), 1e-4)
+    port.publish(1, {}, canary)
+    port.publish(2, {})
     assert publisher.canaries == [canary, None]
 
 
 def test_a_failure_of_the_flow_is_the_trainers(loop):
     async def broken(step):
-        raise TrainingError("the gates are too strict")
+        raise TrainingError("the filters are too strict")
 
-    link, *_ = make(loop, broken)
-    with pytest.raises(TrainingError, match="gates are too strict"):
-        link.next_batch(1)
+    port, *_ = make(loop, broken)
+    with pytest.raises(TrainingError, match="filters are too strict"):
+        port.next_batch(1)
     with pytest.raises(TrainingError, match="without a batch"):
-        link.step_done(1, {})
+        port.step_done(1, {})
 
 
 def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):
@@ -108,13 +108,13 @@ def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):
         finally:
             ended.set()
 
-    link, *_ = make(loop, hang, hang, batch_s=0.05, weights_s=0.04)
-    link.next_batch(1)
+    port, *_ = make(loop, hang, hang, batch_s=0.05, weights_s=0.04)
+    port.next_batch(1)
     with pytest.raises(DeadlineError, match=r"batch of step 2.*0.05 s.*rlax.deadlines.batch_s"):
-        link.next_batch(2)
+        port.next_batch(2)
     assert ended.wait(60)
     with pytest.raises(DeadlineError, match=r"snapshot of step 2.*rlax.deadlines.weights_s"):
-        link.before_checkpoint(2)
+        port.before_checkpoint(2)
 
 
 def test_what_precedes_the_first_batch_may_take_as_long_as_it_needs(loop, monkeypatch):
@@ -130,26 +130,26 @@ def test_what_precedes_the_first_batch_may_take_as_long_as_it_needs(loop, monkey
         await asyncio.sleep(0)
         order.append("evaluated")
 
-    async def drawn(step):
+    async def generated(step):
         order.append(step)
         return await groups(step)
 
-    link, *_ = make(loop, drawn, begun=evaluation, batch_s=0.05, startup_s=0.05)
+    port, *_ = make(loop, generated, begun=evaluation, batch_s=0.05, startup_s=0.05)
     for step in (1, 2):
-        link.next_batch(step)
+        port.next_batch(step)
     assert order == ["evaluated", 1, 2]
     assert deadlines_s == [None, 0.1, 0.05]  # start-up counts once
 
     async def broken():
         raise TrainingError("no worker can load it")
 
-    link, *_ = make(loop, drawn, begun=broken)
+    port, *_ = make(loop, generated, begun=broken)
     with pytest.raises(TrainingError, match="no worker can load it"):
-        link.next_batch(1)
+        port.next_batch(1)
 
 
 def test_a_requested_stop_is_seen(loop):
-    link, *_ = make(loop)
-    assert not link.stop_requested
-    link.request_stop()
-    assert link.stop_requested
+    port, *_ = make(loop)
+    assert not port.stop_requested
+    port.request_stop()
+    assert port.stop_requested

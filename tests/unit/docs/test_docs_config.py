@@ -67,7 +67,7 @@ def test_every_place_of_a_part_has_its_kind() -> None:
         "plugins": names,
         "prompt_source": part,
         "rewards": [part],
-        "curation": {"gates": [part]},
+        "curation": {"filters": [part]},
         "objective": {"corrections": [part]},
         "trackers": [part],
         "evaluation": {"sets": {reference.NAME: {"prompt_source": part, "rewards": [part]}}},

@@ -180,7 +180,7 @@ def test_every_observer_is_called_in_the_run(run: Run) -> None:
     told = log(run)
     steps = len(run.steps())
     assert f"run {run.dir.relative_to(run.dir.parents[1])} of config" in told
-    assert told.count("]: admitted") >= 4 * steps and "'a' got [" in told
+    assert told.count("]: accepted") >= 4 * steps and "'a' got [" in told
     assert len(re.findall(r": reward [01]\.", told)) == steps and "version 0 is at" in told
     assert [f"{name} is gone: no heartbeat" in told for name in WORKERS] == [True, True]
     assert told.count("the run failed: ") == 1 and "/batches" in told

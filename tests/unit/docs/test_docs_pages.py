@@ -50,7 +50,7 @@ def parse(words: list[str]) -> None:
     """Reads a command line without running anything.
 
     Raises:
-      click's UsageError: it would be refused.
+      click's UsageError: it would be rejected.
     """
     with contextlib.suppress(typer.Exit):  # of --help
         context = GROUP.make_context("rlax", list(words))

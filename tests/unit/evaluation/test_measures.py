@@ -88,7 +88,7 @@ def test_every_measure_by_hand():
     # Two problems: the interval of a mean reaches from the one to the other.
     assert found["pass_at_1"].ci95 == (0.25, 0.5) and found["length_mean"].ci95 == (2.5, 6.5)
     assert found["reward_mean"].ci95 == pytest.approx((0.5 / 4, 2 / 3))
-    # The same problem drawn twice has lengths 1, 1, 2, 2, 3, 3, 4, 4.
+    # The same problem generated twice has lengths 1, 1, 2, 2, 3, 3, 4, 4.
     assert found["length_p95"].ci95 == (4.0, 8.0)
     assert all((e.n, e.problems) == (4, 2) for e in found.values())
     assert measures(OUTCOMES, **ALL) == found
@@ -127,7 +127,7 @@ def test_without_any_score_there_is_no_mean_reward():
         ({"sets": {"a/b": {}}}, r"rlax.evaluation.sets.a/b: .*letters, digits and _"),
     ],
 )
-def test_sets_that_cannot_be_measured_are_refused(settings, message):
+def test_sets_that_cannot_be_measured_are_rejected(settings, message):
     with pytest.raises(ConfigError, match=message):
         Evaluation.model_validate(settings)
 
@@ -172,7 +172,7 @@ class Source:
         ),
     ],
 )
-def test_sets_that_workers_cannot_take_are_refused(other, sets, message):
+def test_sets_that_workers_cannot_take_are_rejected(other, sets, message):
     settings = section(evaluation={"sets": sets})
     with pytest.raises(ConfigError, match=message):
         problem_sets(settings, Source(), lambda kind, choice, key: other, None, {})

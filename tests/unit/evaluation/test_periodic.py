@@ -20,9 +20,9 @@ class Parts:
 
     def __init__(self) -> None:
         self.lacks_keeper = False
-        self.may_draw, self.may_record = asyncio.Event(), asyncio.Event()
+        self.may_generate, self.may_record = asyncio.Event(), asyncio.Event()
         self.may_record.set()
-        self.drawn: list[int] = []
+        self.generated: list[int] = []
         self.notes: list[str] = []
         self.error: Exception | None = None
 
@@ -37,8 +37,8 @@ class Parts:
 
     async def run(self, version: int, *, pinned: bool) -> Evaluated:
         assert pinned
-        self.drawn.append(version)
-        await self.may_draw.wait()
+        self.generated.append(version)
+        await self.may_generate.wait()
         if self.error is not None:
             raise self.error
         return Evaluated(version, {"test": {}})
@@ -75,7 +75,7 @@ def test_one_that_is_being_recorded_is_not_given_up() -> None:
         periodic.published(5)
         await settled()
         parts.may_record.clear()
-        parts.may_draw.set()
+        parts.may_generate.set()
         await settled()  # its worker is released, its file is being written
         periodic.published(10)
         assert parts.notes == ["evaluation of step 10 is skipped: that of step 5 is still running"]
@@ -93,7 +93,7 @@ def test_one_that_waits_for_a_second_worker_makes_room_for_the_next() -> None:
             periodic.published(version)
             await settled()
             parts.lacks_keeper = True
-        assert parts.drawn == [5, 10] and periodic.skipped == 1
+        assert parts.generated == [5, 10] and periodic.skipped == 1
         assert parts.notes == ["evaluation of step 5 is skipped: no second worker was ready"]
         await periodic.cancel()
         assert parts.notes[1:] == ["evaluation of step 10 is skipped: the run is stopped"]
@@ -107,13 +107,13 @@ def test_training_does_not_depend_on_one(error: Exception) -> None:
     async def main() -> None:
         periodic, parts = make()
         parts.error = error
-        parts.may_draw.set()
+        parts.may_generate.set()
         periodic.published(5)
         await settled()
         assert parts.notes == [f"evaluation of step 5 is skipped: {error!r}"]
         await periodic.finish()
         periodic.published(10)
         await settled()
-        assert parts.drawn == [5, 10]
+        assert parts.generated == [5, 10]
 
     asyncio.run(main())

@@ -67,7 +67,7 @@ def test_pass_at_k_is_unbiased():
     ("n", "correct_b", "k"),
     [(4, [1], 0), (4, [1], 5), (4, [5], 1), (4, [-1], 1), (4, [0.5], 1), (4, [[1]], 1)],
 )
-def test_pass_at_k_refuses_what_makes_no_sense(n, correct_b, k):
+def test_pass_at_k_rejects_what_makes_no_sense(n, correct_b, k):
     with pytest.raises(ValueError):
         pass_at_k(n, correct_b, k)
 

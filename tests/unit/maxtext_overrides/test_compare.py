@@ -276,11 +276,11 @@ def test_a_version_that_cannot_be_had(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     asked = []
 
-    def refused(command, **_):
+    def rejected(command, **_):
         asked.append(command)
         return subprocess.CompletedProcess(command, 1, "", "ERROR: tried\nERROR: No such version\n")
 
-    monkeypatch.setattr(subprocess, "run", refused)
+    monkeypatch.setattr(subprocess, "run", rejected)
     assert comparing.main(["99.9"]) == 2
     assert capsys.readouterr().err == "error: cannot fetch maxtext==99.9: ERROR: No such version\n"
     assert asked[0][-1] == "maxtext==99.9" and "--no-deps" in asked[0]
@@ -302,7 +302,7 @@ def test_a_wheel_is_fetched_once(monkeypatch, tmp_path) -> None:
 SYMBOL = "maxtext_overrides.upstream.signatures.resolve"
 
 
-def test_a_refused_run_shows_the_diff_where_the_tested_wheel_was_fetched(
+def test_a_rejected_run_shows_the_diff_where_the_tested_wheel_was_fetched(
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Overrides are refused when what they replace is not what was tested."""
+"""Overrides are rejected when what they replace is not what was tested."""
 
 import logging
 
@@ -51,7 +51,7 @@ def test_a_difference_names_symbol_expected_found_and_versions(changes, expected
     assert "rlax.allow_untested_maxtext=true" in str(error.value)
 
 
-def test_what_is_no_function_any_more_is_refused() -> None:
+def test_what_is_no_function_any_more_is_rejected() -> None:
     symbol = "maxtext_overrides.upstream.signatures.log"
     with pytest.raises(OverrideError, match=r"signatures\.log cannot be read"):
         check([declared(symbol=symbol)])

@@ -117,7 +117,7 @@ def run(*argv: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_command_lists_searches_and_refuses() -> None:
+def test_the_command_lists_searches_and_rejects() -> None:
     _, everything = run()
     assert all(metric.name in everything for metric in METRICS)
     _, lengths = run("staleness")

@@ -154,14 +154,14 @@ def test_a_sink_that_hangs_costs_flush_s_and_no_more(tmp_path: Path) -> None:
 
 
 def test_a_sink_that_cannot_be_opened_stops_the_run_at_once(tmp_path: Path) -> None:
-    def refuse(run: TrackedRun) -> Sink:
+    def reject(run: TrackedRun) -> Sink:
         raise ConnectionError("no such host")
 
     async def run() -> tuple[BackgroundTracker, Any]:
         heard: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, what: heard.set_result(what["exception"]))
-        tracker = BackgroundTracker("far", refuse, context(tmp_path), DEADLINE_S)
+        tracker = BackgroundTracker("far", reject, context(tmp_path), DEADLINE_S)
         return tracker, await asyncio.wait_for(heard, DEADLINE_S)
 
     tracker, error = asyncio.run(run())
@@ -221,11 +221,11 @@ def test_a_missing_package_is_named_with_what_to_install(
 def strict(path: Path) -> Iterator[dict[str, Any]]:
     """Lines, as a reader that takes no NaN."""
 
-    def refuse(constant: str) -> None:
+    def reject(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
 
     for line in path.read_text().splitlines():
-        yield json.loads(line, parse_constant=refuse)
+        yield json.loads(line, parse_constant=reject)
 
 
 def test_jsonl_is_strict_and_has_each_step_once(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_gae_by_hand():
     found = advantages([8, 2], [3, 1], values_nt=values, token_rewards_nt=paid, **options)
     np.testing.assert_allclose(found[0], [-0.75, 1, 4])
     np.testing.assert_allclose(found[1, 0], 1.5)
-    # Without values: the sample's reward, and a discount that would do nothing is refused.
+    # Without values: the sample's reward, and a discount that would do nothing is rejected.
     whole = options | {"gamma": 1, "lam": 1}
     np.testing.assert_array_equal(advantages([8, 2], [3, 1], **whole)[:, 0], [8, 2])
     with pytest.raises(ConfigError, match=r"gamma = 0.5: must be 1 without the values of a critic"):

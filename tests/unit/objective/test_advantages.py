@@ -79,7 +79,7 @@ def test_advantages_without_any_reward_are_0() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* encountered in divide")
-def test_what_no_advantage_can_be_is_refused(slot, message: str) -> None:
+def test_what_no_advantage_can_be_is_rejected(slot, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         of_groups(slot, GROUPS)
 

@@ -198,7 +198,7 @@ def test_sizes_are_those_of_inputs():
     assert sizes([example(), group([rollout(0, [4], [-4], [0])], [0.0], (5,))]) == [4, 3, 1]
 
 
-# --- refused -------------------------------------------------------------------------------------
+# --- rejected -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -224,12 +224,12 @@ def test_sizes_are_those_of_inputs():
         ),
     ],
 )
-def test_samples_that_cannot_be_right_are_refused(broken, message):
+def test_samples_that_cannot_be_right_are_rejected(broken, message):
     with pytest.raises(TrainingError, match=message):
         build_batch(5, [broken(example())], rows=2, length=8)
 
 
-def test_samples_that_do_not_fit_are_refused():
+def test_samples_that_do_not_fit_are_rejected():
     with pytest.raises(TrainingError, match=r"sample 0 of group 7 needs 4 positions .* have 3"):
         build_batch(5, [example()], rows=2, length=3)
     with pytest.raises(TrainingError, match=r"groups \[7\] hold 2 samples .*, rows: 1 of 8"):

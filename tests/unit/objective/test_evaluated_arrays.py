@@ -55,7 +55,7 @@ WITH_KL = {"preset": "grpo", "kl": {"coefficient": 0.1}}
         ),
     ],
 )
-def test_an_array_that_changes_nothing_is_refused(array, without, said, using):
+def test_an_array_that_changes_nothing_is_rejected(array, without, said, using):
     with pytest.raises(ValueError, match=f"^{array} has no effect: .*") as error:
         evaluate(without, **{array: np.full((2, 3), 0.3)})
     assert said in str(error.value)

@@ -1,4 +1,4 @@
-"""What presets say of themselves, and which combinations of their slots are refused."""
+"""What presets say of themselves, and which combinations of their slots are rejected."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ TIS = [{"name": "truncated_importance_sampling"}]
         ),
     ],
 )
-def test_a_ratio_that_enters_twice_is_refused(preset, changes, first, second):
+def test_a_ratio_that_enters_twice_is_rejected(preset, changes, first, second):
     with pytest.raises(ConfigError, match="by the policy's ratio more than once") as e:
         slots_of(preset, **changes)
     assert f"rlax.objective.{first}" in str(e.value) and second in str(e.value)
@@ -108,7 +108,7 @@ def test_with_reprefill_only_a_ratio_to_the_samplers_policy_shows_age():
             slots_of(preset, max_staleness=2, old_policy="reprefill", **changes)
     for preset in ("cispo", "aipo", "topr"):
         slots_of(preset, max_staleness=2, old_policy="reprefill")
-    # One copy is kept: of what is older than it pi_old is not the policy that drew it.
+    # One copy is kept: of what is older than it pi_old is not the policy that generated it.
     with pytest.raises(ConfigError, match="corrects nothing"):
         slots_of("cispo", max_staleness=3, old_policy="reprefill")
     slots_of("aipo", max_staleness=3, old_policy="reprefill")
@@ -143,7 +143,7 @@ def test_several_updates_need_a_ratio(preset):
         ),
     ],
 )
-def test_options_that_contradict_each_other_or_do_nothing_are_refused(changes, message):
+def test_options_that_contradict_each_other_or_do_nothing_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
         slots_of("dapo", **changes)
 

@@ -1,4 +1,4 @@
-"""Samplers, gates and the pass-rate table, by numbers."""
+"""Samplers, filters and the pass-rate table, by numbers."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def test_learnability_prefers_prompts_that_pass_half_the_time():
     assert 0 < share[0] < 0.15 and 0 < share[1] < 0.15
 
 
-def test_mixed_outcome_admits_only_groups_with_a_difference():
-    gate = curation.MixedOutcome()
-    assert gate.refuse(group(0.0, 1.0)) is None
-    assert gate.refuse(group(1.0, 1.0)) == "all rewards equal"
-    assert gate.refuse(group(1.0, None)) == "all rewards equal"
+def test_mixed_outcome_accepts_only_groups_with_a_difference():
+    filter = curation.MixedOutcome()
+    assert filter.reject(group(0.0, 1.0)) is None
+    assert filter.reject(group(1.0, 1.0)) == "all rewards equal"
+    assert filter.reject(group(1.0, None)) == "all rewards equal"
 
 
-def test_difficulty_band_names_the_side_and_refuses_an_empty_band():
-    gate = curation.DifficultyBand(curation.BandConfig(low=0.2, high=0.8), pass_threshold=0.5)
-    assert gate.refuse(group(1.0, 0.0, 0.0, 0.0)) is None  # .25
-    assert gate.refuse(group(0.0, 0.0)) == "too hard"
-    assert gate.refuse(group(1.0, 1.0)) == "too easy"
+def test_difficulty_band_names_the_side_and_rejects_an_empty_band():
+    filter = curation.DifficultyBand(curation.BandConfig(low=0.2, high=0.8), pass_threshold=0.5)
+    assert filter.reject(group(1.0, 0.0, 0.0, 0.0)) is None  # .25
+    assert filter.reject(group(0.0, 0.0)) == "too hard"
+    assert filter.reject(group(1.0, 1.0)) == "too easy"
     with pytest.raises(ConfigError, match=r"low = 0\.9.*high = 0\.1"):
         curation.BandConfig(low=0.9, high=0.1)

@@ -1,4 +1,4 @@
-"""The engine thread and its scheduler, with slots that draw tokens without a model."""
+"""The engine thread and its scheduler, with slots that generate tokens without a model."""
 
 import asyncio
 import queue
@@ -15,7 +15,7 @@ from scripted_slots import (
     ScriptedSlots,
     Source,
     Store,
-    drawn,
+    generated,
     play,
     request,
     until,
@@ -31,7 +31,7 @@ from rlax_plugin.rollouts.scheduler import Scheduler
 def test_groups_arrive_complete_and_in_index_order():
     async def scenario(engine, slots):
         await engine.load_weights(version(3))
-        groups = await drawn(
+        groups = await generated(
             engine, request(7, [100, 200, 300]), request(8, [400], 9, stop_ids=(408,))
         )
         assert [r.seed for r in groups[7]] == [100, 200, 300]
@@ -47,10 +47,10 @@ def test_groups_arrive_complete_and_in_index_order():
     play(scenario)
 
 
-def test_a_group_larger_than_the_slots_is_admitted_in_parts():
+def test_a_group_larger_than_the_slots_is_accepted_in_parts():
     async def scenario(engine, slots):
         await engine.load_weights(version(0))
-        groups = await drawn(engine, request(0, range(0, 1000, 100)))
+        groups = await generated(engine, request(0, range(0, 1000, 100)))
         assert [r.seed for r in groups[0]] == list(range(0, 1000, 100))
         assert [len(entry[1]) for entry in slots.inserts()] == [4, 4, 2]
 
@@ -61,7 +61,7 @@ def test_with_a_backlog_a_freed_slot_is_filled_within_two_steps():
     async def scenario(engine, slots):
         await engine.load_weights(version(0))
         short = [request(i, [100 * i], new=5) for i in range(1, 7)]
-        await drawn(engine, request(0, [0], new=50), *short)
+        await generated(engine, request(0, [0], new=50), *short)
         steps = [entry[0] for entry in slots.inserts()]
         # Four at once; three end 4 steps later and their slots are filled at most 2 steps on.
         assert steps[:4] == [0] * 4
@@ -74,20 +74,20 @@ def test_with_a_backlog_a_freed_slot_is_filled_within_two_steps():
 def test_free_slots_mean_short_calls_and_a_full_house_long_ones():
     async def scenario(engine, slots):
         await engine.load_weights(version(0))
-        await drawn(engine, request(0, [1, 2], new=10))
+        await generated(engine, request(0, [1, 2], new=10))
         assert {e[1:] for e in slots.log if e[0] == "decode"} == {(3, True)}
         slots.log.clear()
-        await drawn(engine, request(1, [1, 2, 3, 4], new=10))
+        await generated(engine, request(1, [1, 2, 3, 4], new=10))
         assert [e[1:] for e in slots.log if e[0] == "decode"] == [(50, True)]
 
     play(scenario, arrival_steps=3)
 
 
-def test_what_a_client_may_cancel_is_drawn_in_shorter_calls():
+def test_what_a_client_may_cancel_is_generated_in_shorter_calls():
     async def scenario(engine, slots):
         await engine.load_weights(version(0))
         slots.log.clear()
-        await drawn(engine, request(-1, [1, 2, 3, 4], new=50))
+        await generated(engine, request(-1, [1, 2, 3, 4], new=50))
         assert [e[1:] for e in slots.log if e[0] == "decode"] == [(20, True)] * 3
 
     play(scenario, interrupt_steps=20)
@@ -96,8 +96,8 @@ def test_what_a_client_may_cancel_is_drawn_in_shorter_calls():
 def test_a_group_waits_for_its_version_while_others_pass():
     async def scenario(engine, slots):
         await engine.load_weights(version(1))
-        gated = asyncio.ensure_future(drawn(engine, request(0, [1], min_version=2)))
-        passed = await drawn(engine, request(1, [5]))
+        gated = asyncio.ensure_future(generated(engine, request(0, [1], min_version=2)))
+        passed = await generated(engine, request(1, [5]))
         assert passed[1][0].versions[0] == 1 and not gated.done()
         await engine.load_weights(version(2))
         assert (await gated)[0][0].versions[0] == 2
@@ -110,10 +110,10 @@ def test_running_samples_finish_on_the_old_weights():
         await engine.load_weights(version(1))
         slots.gate.clear()
         slots.decoding.clear()
-        running = asyncio.ensure_future(drawn(engine, request(0, [1, 2], new=20)))
+        running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=20)))
         await until(slots.decoding)
         swap = asyncio.ensure_future(engine.load_weights(version(2)))
-        late = asyncio.ensure_future(drawn(engine, request(1, [3])))
+        late = asyncio.ensure_future(generated(engine, request(1, [3])))
         while engine._swap is None:
             await asyncio.sleep(0)
         assert engine.version == 1
@@ -132,21 +132,21 @@ def test_cancelled_generation_frees_its_slots():
         await engine.load_weights(version(0))
         slots.gate.clear()
         slots.decoding.clear()
-        lost = asyncio.ensure_future(drawn(engine, request(0, [1, 2, 3, 4], new=50)))
-        gated = asyncio.ensure_future(drawn(engine, request(2, [9], min_version=9)))
+        lost = asyncio.ensure_future(generated(engine, request(0, [1, 2, 3, 4], new=50)))
+        gated = asyncio.ensure_future(generated(engine, request(2, [9], min_version=9)))
         await until(slots.decoding)
         lost.cancel()
         gated.cancel()
         await asyncio.gather(lost, gated, return_exceptions=True)
         slots.gate.set()
-        assert len((await drawn(engine, request(1, [1, 2, 3, 4])))[1]) == 4
+        assert len((await generated(engine, request(1, [1, 2, 3, 4])))[1]) == 4
         while engine.health()["active"] or engine.health()["waiting"]:
             await asyncio.sleep(0.001)
 
     play(scenario)
 
 
-def test_what_exceeds_the_limits_is_refused_by_name():
+def test_what_exceeds_the_limits_is_rejected_by_name():
     async def scenario(engine, slots):
         for bad, message in [
             (request(4, [1], new=51), "group 4: max_new_tokens 51, rlax.rollouts.max_new_tokens"),
@@ -164,11 +164,11 @@ def test_a_failing_engine_fails_everything_that_waits():
         await engine.load_weights(version(0))
         slots.fail_with = RuntimeError("out of memory")
         with pytest.raises(WorkerError, match="out of memory"):
-            await drawn(engine, request(0, [1]), request(1, [2], min_version=5))
+            await generated(engine, request(0, [1]), request(1, [2], min_version=5))
         with pytest.raises(WorkerError, match="out of memory"):
             engine.health()
         with pytest.raises(WorkerError, match="out of memory"):
-            await drawn(engine, request(2, [3]))
+            await generated(engine, request(2, [3]))
         with pytest.raises(WorkerError, match="out of memory"):
             await engine.load_weights(version(1))
 
@@ -199,19 +199,19 @@ def test_an_error_in_on_group_ends_generate():
     async def scenario(engine, slots):
         await engine.load_weights(version(0))
 
-        def refuse(group_id, rollouts):
+        def reject(group_id, rollouts):
             raise KeyError(group_id)
 
         with pytest.raises(KeyError):
-            await engine.generate([request(0, [1]), request(1, [2], new=50)], refuse)
-        assert (await drawn(engine, request(2, [1])))[2][0].seed == 1
+            await engine.generate([request(0, [1]), request(1, [2], new=50)], reject)
+        assert (await generated(engine, request(2, [1])))[2][0].seed == 1
 
     play(scenario)
 
 
 def test_closing_fails_what_waits():
     async def scenario(engine, slots):
-        waiting = asyncio.ensure_future(drawn(engine, request(0, [1])))
+        waiting = asyncio.ensure_future(generated(engine, request(0, [1])))
         await asyncio.sleep(0)
         await asyncio.to_thread(engine.close)
         with pytest.raises(WorkerError, match="closed"):
@@ -295,7 +295,7 @@ def test_jetstream_requests_run_on_the_same_scheduler():
 
 def test_jetstream_requests_are_turned_away_when_too_many_wait():
     async def scenario(engine, slots):
-        waiting = asyncio.ensure_future(drawn(engine, request(0, range(16), min_version=1)))
+        waiting = asyncio.ensure_future(generated(engine, request(0, range(16), min_version=1)))
         await asyncio.sleep(0)
         with pytest.raises(queue.Full):
             JetStreamDriver(engine).place_request_on_prefill_queue(Active([1]))

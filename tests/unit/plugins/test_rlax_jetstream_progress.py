@@ -1,4 +1,4 @@
-"""What the engine tells of groups on their way, and what it refuses, on slots without a model."""
+"""What the engine tells of groups on their way, and what it rejects, on slots without a model."""
 
 import asyncio
 import dataclasses
@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from rlax_jetstream.driver import JetStreamDriver, RequestError
-from scripted_slots import ScriptedSlots, drawn, play, request, until, version
+from scripted_slots import ScriptedSlots, generated, play, request, until, version
 from test_rlax_jetstream import Active
 
 from rlax_plugin.errors import WorkerError
@@ -42,13 +42,13 @@ def test_every_group_gets_on_while_a_swap_waits():
         await engine.load_weights(version(1))
         slots.gate = OneByOne()
         slots.decoding.clear()
-        running = asyncio.ensure_future(drawn(engine, request(0, [1, 2], new=600)))
+        running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=600)))
         await until(slots.decoding)
         swap = asyncio.ensure_future(engine.load_weights(version(2)))
         while engine._swap is None:
             await asyncio.sleep(0)
-        late = asyncio.ensure_future(drawn(engine, request(1, [3], new=600)))
-        newer = asyncio.ensure_future(drawn(engine, request(2, [4], new=600, min_version=2)))
+        late = asyncio.ensure_future(generated(engine, request(1, [3], new=600)))
+        newer = asyncio.ensure_future(generated(engine, request(2, [4], new=600, min_version=2)))
         while engine.backlog < 2:
             await asyncio.sleep(0)
         seen = [engine.progress()]
@@ -81,7 +81,7 @@ def test_a_hung_engine_tells_the_same_of_every_group():
         slots.gate.clear()
         slots.decoding.clear()
         groups = [request(0, [1, 2, 3], new=20), request(1, [4, 5]), request(2, [6], min_version=2)]
-        hung = asyncio.ensure_future(drawn(engine, *groups))
+        hung = asyncio.ensure_future(generated(engine, *groups))
         await until(slots.decoding)
         found = engine.progress()
         assert found.keys() == {(0, 1), (1, 1), (2, 1)}
@@ -109,7 +109,7 @@ def test_what_other_programs_ask_is_no_group_of_a_run():
 
 
 @pytest.mark.parametrize("tokens", [[1, 10**6 + 1000], [-1, 2]])
-def test_tokens_outside_of_the_vocabulary_are_refused(tokens):
+def test_tokens_outside_of_the_vocabulary_are_rejected(tokens):
     async def scenario(engine, slots):
         await engine.load_weights(version(0))
         assert engine.vocabulary == 10**6 + 1000

@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scripted_slots import ScriptedSlots, drawn, play, request, tokens_of, until, version
+from scripted_slots import ScriptedSlots, generated, play, request, tokens_of, until, version
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
 from rlax_plugin.rollouts.jobs import Job
@@ -41,14 +41,14 @@ def canary(version, wrong=0.0, tolerance=1e-4, length=6):
     ],
     ids=["name", "shape", "fingerprint", "canary", "not finite", "other weights", "too long"],
 )
-def test_wrong_weights_are_refused_and_the_old_ones_stay(bad, error, message):
+def test_wrong_weights_are_rejected_and_the_old_ones_stay(bad, error, message):
     async def scenario(engine, slots):
         await engine.load_weights(version(1, canary=canary(1)))
         with pytest.raises(WeightsError, match=message) as caught:
             await engine.load_weights(bad)
         assert caught.type is error
         assert engine.version == 1
-        assert (await drawn(engine, request(0, [1])))[0][0].versions[0] == 1
+        assert (await generated(engine, request(0, [1])))[0][0].versions[0] == 1
         assert slots.inserts()[0][2] == 1  # the weights in use
         await engine.load_weights(version(2, canary=canary(2)))
         assert engine.version == 2
@@ -65,11 +65,11 @@ def test_a_difference_within_the_tolerance_is_none():
 
 
 async def swapped_while_running(engine, slots, requests):
-    """Draws with version 1; version 2 arrives during the first decode call."""
+    """Generates with version 1; version 2 arrives during the first decode call."""
     await engine.load_weights(version(1))
     slots.gate.clear()
     slots.decoding.clear()
-    running = asyncio.ensure_future(drawn(engine, *requests))
+    running = asyncio.ensure_future(generated(engine, *requests))
     await until(slots.decoding)
     swap = asyncio.ensure_future(engine.load_weights(version(2)))
     while engine._swap is None:
@@ -190,7 +190,7 @@ def test_a_group_begun_elsewhere_is_completed():
             part(300, 2, 6),
             part(400, 3, 0),
         ]
-        groups = await drawn(engine, request(0, seeds, new=10, resume=resume))
+        groups = await generated(engine, request(0, seeds, new=10, resume=resume))
         assert groups[0][0] is resume[0]
         assert_complete(groups[0], seeds, [10] * 4)
         assert [r.index for r in groups[0]] == [0, 1, 2, 3]
@@ -206,7 +206,9 @@ def test_a_group_complete_elsewhere_is_handed_back_at_once():
     async def scenario(engine, slots):
         resume = [part(100, 0, 3, "stop"), part(200, 1, 10, "length")]
         begun = request(0, [100, 200], new=10, min_version=9, resume=resume)
-        assert await drawn(engine, begun) == {0: resume}  # nothing to draw, so no weights either
+        assert await generated(engine, begun) == {
+            0: resume
+        }  # nothing to generate, so no weights either
 
     play(scenario)
 
@@ -215,8 +217,8 @@ def test_a_sample_does_not_go_back_to_older_weights():
     async def scenario(engine, slots):
         await engine.load_weights(version(1))
         begun = request(0, [100], new=10, min_version=1, resume=[part(100, 0, 6, number=2)])
-        waiting = asyncio.ensure_future(drawn(engine, begun))
-        await drawn(engine, request(1, [5]))
+        waiting = asyncio.ensure_future(generated(engine, begun))
+        await generated(engine, request(1, [5]))
         assert not waiting.done()
         await engine.load_weights(version(2))
         assert (await waiting)[0][0].versions.tolist() == [2] * 10
@@ -229,14 +231,14 @@ def test_a_running_sample_waits_while_older_weights_are_kept():
         await engine.load_weights(version(2))
         slots.gate.clear()
         slots.decoding.clear()
-        running = asyncio.ensure_future(drawn(engine, request(0, [100], new=10)))
+        running = asyncio.ensure_future(generated(engine, request(0, [100], new=10)))
         await until(slots.decoding)
         kept = asyncio.ensure_future(engine.load_weights(version(1)))  # for an evaluation
         while engine._swap is None:
             await asyncio.sleep(0)
         slots.gate.set()
         await kept
-        assert (await drawn(engine, request(1, [5])))[1][0].versions[0] == 1
+        assert (await generated(engine, request(1, [5])))[1][0].versions[0] == 1
         assert not running.done()
         await engine.load_weights(version(3))
         versions = (await running)[0][0].versions.tolist()
@@ -251,19 +253,19 @@ def test_a_running_sample_waits_while_older_weights_are_kept():
     [
         ("continue", [part(100, 0, 3)], "resume holds other samples than seeds"),
         ("continue", [part(200, 0, 3), part(100, 1, 3)], "other samples than seeds"),
-        ("continue", [part(100, 0, 3), part(200, 1, 10)], "nothing left to draw"),
+        ("continue", [part(100, 0, 3), part(200, 1, 10)], "nothing left to generate"),
         ("finish", [part(100, 0, 3), part(200, 1, 0)], "rlax.rollouts.on_new_weights is finish"),
     ],
 )
-def test_what_cannot_be_resumed_is_refused(mode, resume, message):
+def test_what_cannot_be_resumed_is_rejected(mode, resume, message):
     async def scenario(engine, slots):
         with pytest.raises(WorkerError, match=f"group 0: .*{message}"):
-            await drawn(engine, request(0, [100, 200], new=10, resume=resume))
+            await generated(engine, request(0, [100, 200], new=10, resume=resume))
 
     play(scenario, rollouts={"on_new_weights": mode})
 
 
-def test_deterministic_training_groups_are_drawn_alone_sample_i_in_slot_i():
+def test_deterministic_training_groups_are_generated_alone_sample_i_in_slot_i():
     slots = ScriptedSlots()
     scheduler = Scheduler(slots, arrival_steps=4, linger_steps=2, deterministic=True)
 
@@ -287,8 +289,8 @@ def test_deterministic_training_groups_are_drawn_alone_sample_i_in_slot_i():
 def test_deterministic_groups_must_fit():
     async def scenario(engine, slots):
         with pytest.raises(WorkerError, match=r"5 samples, rlax\.rollouts\.slots is 4"):
-            await drawn(engine, request(0, range(5)))
+            await generated(engine, request(0, range(5)))
         await engine.load_weights(version(0))
-        assert len((await drawn(engine, request(0, range(4))))[0]) == 4
+        assert len((await generated(engine, request(0, range(4))))[0]) == 4
 
     play(scenario, deterministic=True)

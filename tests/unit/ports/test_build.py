@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installs import GATE, PARTS, install, on_path, write
+from installs import FILTER, PARTS, install, on_path, write
 
 from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for
 from rlax_plugin.config import Choice, RlaxSection
@@ -56,14 +56,14 @@ def context(**changes: Any) -> BuildContext:
 def test_every_choice_of_a_config_is_looked_at(folder: Path) -> None:
     registry = validated()
     chosen = section(
-        curation={"gates": [{"name": "mixed_outcome"}]}, trackers=[{"name": "track", "slots": 2}]
+        curation={"filters": [{"name": "mixed_outcome"}]}, trackers=[{"name": "track", "slots": 2}]
     )
     assert [(use.key, use.kind, use.choice.name) for use in registry.uses(chosen)] == [
         ("rlax.prompt_source", "prompt_source", "source"),
         ("rlax.rewards.0", "reward", "right"),
         ("rlax.rollouts.engine", "rollout_engine", "engine"),
         ("rlax.curation.sampler", "sampler", "shuffled"),
-        ("rlax.curation.gates.0", "gate", "mixed_outcome"),
+        ("rlax.curation.filters.0", "filter", "mixed_outcome"),
         ("rlax.objective.preset", "objective", "grpo"),
         ("rlax.objective.aggregation", "aggregation", "sequence_mean"),
         ("rlax.objective.importance_weight", "importance_weight", "one"),
@@ -104,53 +104,55 @@ def test_options_are_validated_under_their_full_key(folder: Path) -> None:
 
 
 def test_a_plugin_validators_own_error_gets_the_full_key(folder: Path) -> None:
-    gate = {"name": "pass_rate_band", "low": 0.9, "high": 0.5}
+    filter = {"name": "pass_rate_band", "low": 0.9, "high": 0.5}
     registry = validated()
-    name = next(n for n in registry.offers["gate"] if "low" in _fields(registry, n))
-    error = problem(curation={"gates": [gate | {"name": name}]})
-    assert error.key == "rlax.curation.gates.0.low" and error.value == 0.9
+    name = next(n for n in registry.offers["filter"] if "low" in _fields(registry, n))
+    error = problem(curation={"filters": [filter | {"name": name}]})
+    assert error.key == "rlax.curation.filters.0.low" and error.value == 0.9
 
 
-def _fields(registry: Registry, gate: str) -> set[str]:
-    return set(registry.offers["gate"][gate].extension.config_class.model_fields)
+def _fields(registry: Registry, filter: str) -> set[str]:
+    return set(registry.offers["filter"][filter].extension.config_class.model_fields)
 
 
 def test_a_name_of_an_installed_but_unlisted_plugin_says_which(folder: Path) -> None:
-    install(folder, "tb_gates", GATE % {"gate": "narrow"})
+    install(folder, "tb_filters", FILTER % {"filter": "narrow"})
     install(folder, "tb_broken", "raise ImportError('cannot be recommended')")
-    error = problem(curation={"gates": [{"name": "narrow", "high": 1.0}]})
+    error = problem(curation={"filters": [{"name": "narrow", "high": 1.0}]})
     assert str(error) == (
-        "rlax.curation.gates.0.name = 'narrow': plug-in 'tb_gates' offers this gate, but is not "
-        "listed: add it to rlax.plugins"
+        "rlax.curation.filters.0.name = 'narrow': plug-in 'tb_filters' offers this filter, but is "
+        "not listed: add it to rlax.plugins"
     )
-    error = problem(curation={"gates": [{"name": "tb_gates:narrow", "high": 1.0}]})
-    assert "plug-in 'tb_gates' offers this gate, but is not listed" in error.reason
-    plugins = ["tb_parts", "tb_gates"]
-    error = problem(plugins=plugins, curation={"gates": [{"name": "narrow"}]})
-    assert str(error) == "rlax.curation.gates.0.high: must be given"
+    error = problem(curation={"filters": [{"name": "tb_filters:narrow", "high": 1.0}]})
+    assert "plug-in 'tb_filters' offers this filter, but is not listed" in error.reason
+    plugins = ["tb_parts", "tb_filters"]
+    error = problem(plugins=plugins, curation={"filters": [{"name": "narrow"}]})
+    assert str(error) == "rlax.curation.filters.0.high: must be given"
 
 
 def test_a_name_that_a_built_in_and_a_listed_plugin_offer_needs_the_plugins(folder: Path) -> None:
     """None of the two takes the other's place, in whatever order they are known."""
-    write(folder, "tb_second", GATE % {"gate": "mixed_outcome"})
+    write(folder, "tb_second", FILTER % {"filter": "mixed_outcome"})
     for plugins in (["tb_parts", "tb_second"], ["tb_second", "tb_parts", "rlax_curation"]):
-        error = problem(plugins=plugins, curation={"gates": [{"name": "mixed_outcome"}]})
-        assert (error.key, error.value) == ("rlax.curation.gates.0.name", "mixed_outcome")
+        error = problem(plugins=plugins, curation={"filters": [{"name": "mixed_outcome"}]})
+        assert (error.key, error.value) == ("rlax.curation.filters.0.name", "mixed_outcome")
         spelled = {"rlax_curation:mixed_outcome", "tb_second:mixed_outcome"}
         assert set(error.reason.partition("write ")[2].split(" or ")) == spelled
-        chosen = {"gates": [{"name": "tb_second:mixed_outcome", "high": 1}]}
+        chosen = {"filters": [{"name": "tb_second:mixed_outcome", "high": 1}]}
         registry = validated(plugins=plugins, curation=chosen)
         built = context(plugins=plugins, curation=chosen)
-        own = registry.part("gate", built.section.curation.gates[0], "k", built)
+        own = registry.part("filter", built.section.curation.filters[0], "k", built)
         assert own == ("built", 0.1)
-        assert registry.offer("gate", "rlax_curation:mixed_outcome", "k").plugin == "rlax_curation"
+        assert (
+            registry.offer("filter", "rlax_curation:mixed_outcome", "k").plugin == "rlax_curation"
+        )
     for plugin in ("tb_third", "tb_fourth"):
-        write(folder, plugin, GATE % {"gate": "narrow"})
+        write(folder, plugin, FILTER % {"filter": "narrow"})
     two = ["tb_parts", "tb_third", "tb_fourth"]
-    error = problem(plugins=two, curation={"gates": [{"name": "narrow"}]})
+    error = problem(plugins=two, curation={"filters": [{"name": "narrow"}]})
     assert error.reason.endswith("write tb_third:narrow or tb_fourth:narrow")
-    error = problem(curation={"gates": [{"name": "tb_parts:mixed_outcome"}]})
-    assert error.reason.startswith("no plug-in offers this gate; did you mean 'mixed_outcome'?")
+    error = problem(curation={"filters": [{"name": "tb_parts:mixed_outcome"}]})
+    assert error.reason.startswith("no plug-in offers this filter; did you mean 'mixed_outcome'?")
 
 
 def test_a_preset_keeps_the_parts_that_its_author_meant(folder: Path) -> None:
@@ -221,7 +223,7 @@ def test_a_part_of_a_preset_can_be_told_from_another_ones(folder: Path) -> None:
         ("{'a': Extension(NoOptions, 'build')}", r"build must be a function \(config, context\)"),
         ("{'a': Extension(NoOptions, lambda config: 1)}", "build must be a function"),
         ("{'a': Extension(NoOptions, build, lambda: 1)}", "check must be a function"),
-        ("1 / 0", "failed in rlax_register_gate: ZeroDivisionError"),
+        ("1 / 0", "failed in rlax_register_filter: ZeroDivisionError"),
     ],
 )
 def test_wrong_registrations_name_plugin_and_hook(
@@ -234,12 +236,12 @@ def test_wrong_registrations_name_plugin_and_hook(
         class Lax(BaseModel): a: int = 1
         class Named(Section): name: str
         @hookimpl
-        def rlax_register_gate(): return {returned}
+        def rlax_register_filter(): return {returned}
     """
     write(folder, "tb_wrong", source)
     with pytest.raises(PluginError, match=expected) as caught:
         Registry(Manager(["tb_wrong"]))
-    assert "'tb_wrong'" in str(caught.value) and "rlax_register_gate" in str(caught.value)
+    assert "'tb_wrong'" in str(caught.value) and "rlax_register_filter" in str(caught.value)
 
 
 def test_parts_are_built_with_validated_options_and_may_build_others(folder: Path) -> None:
@@ -256,15 +258,15 @@ def test_a_failing_build_says_whose_it_is(folder: Path) -> None:
     source = """
         from rlax_plugin.api import Extension, NoOptions, hookimpl
         @hookimpl
-        def rlax_register_gate():
+        def rlax_register_filter():
             return {"broken": Extension(NoOptions, lambda config, context: 1 / 0)}
     """
     write(folder, "tb_fails", source)
     registry = Registry(Manager(["tb_fails"]))
     with pytest.raises(ZeroDivisionError) as caught:
-        registry.part("gate", Choice(name="broken"), "rlax.curation.gates.0", context())
+        registry.part("filter", Choice(name="broken"), "rlax.curation.filters.0", context())
     assert caught.value.__notes__ == [
-        "while plug-in 'tb_fails' built rlax.curation.gates.0 = 'broken'"
+        "while plug-in 'tb_fails' built rlax.curation.filters.0 = 'broken'"
     ]
 
 

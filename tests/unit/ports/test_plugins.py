@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from installs import GATE, install, on_path, write
+from installs import FILTER, install, on_path, write
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.validation import validate
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def refusal(*names: str) -> str:
+def rejection(*names: str) -> str:
     with pytest.raises(PluginError) as caught:
         Manager(names)
     return str(caught.value)
@@ -64,11 +64,11 @@ def test_every_kind_has_one_entry_and_a_config_of_its_usage_chooses_it() -> None
 
 
 def test_only_listed_plugins_are_imported(folder: Path) -> None:
-    install(folder, "tp_listed", GATE % {"gate": "a"})
-    install(folder, "tp_other", GATE % {"gate": "b"})
+    install(folder, "tp_listed", FILTER % {"filter": "a"})
+    install(folder, "tp_other", FILTER % {"filter": "b"})
     manager = Manager(["tp_listed"])
     assert "tp_listed" in sys.modules and "tp_other" not in sys.modules
-    ((name, offers),) = manager.call("rlax_register_gate")
+    ((name, offers),) = manager.call("rlax_register_filter")
     assert (name, list(offers)) == ("tp_listed", ["a"])
 
 
@@ -79,7 +79,7 @@ def test_installed_lists_without_importing(folder: Path) -> None:
     assert "tp_one" not in sys.modules
 
 
-def test_one_name_from_two_distributions_is_refused(folder: Path) -> None:
+def test_one_name_from_two_distributions_is_rejected(folder: Path) -> None:
     install(folder, "tp_twice", OBSERVER, target="tp_first", distribution="dist-a")
     install(folder, "tp_twice", OBSERVER, target="tp_second", distribution="dist-b")
     with pytest.raises(PluginError, match="dist-a and dist-b"):
@@ -116,11 +116,11 @@ def test_a_plugin_may_be_a_module_or_an_instance(folder: Path) -> None:
 
 def test_unknown_plugin_names_the_nearest_one(folder: Path) -> None:
     install(folder, "tp_arithmetic", OBSERVER)
-    message = refusal("tp_arithmetc")
+    message = rejection("tp_arithmetc")
     assert message.startswith("rlax.plugins = 'tp_arithmetc': no plug-in or module of this name")
     assert "did you mean 'tp_arithmetic'?" in message and "known: " in message
-    assert "no plug-in or module" in refusal("tp_no_package.tp_module")
-    assert "no plug-in or module" in refusal("../tp_arithmetic")
+    assert "no plug-in or module" in rejection("tp_no_package.tp_module")
+    assert "no plug-in or module" in rejection("../tp_arithmetic")
 
 
 def test_a_failing_import_is_told_with_its_cause_and_line(folder: Path) -> None:
@@ -132,14 +132,14 @@ def test_a_failing_import_is_told_with_its_cause_and_line(folder: Path) -> None:
     assert f"{folder / 'tp_needs.py'}:2" in str(caught.value)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
     write(folder, "tp_raises", "1 / 0\n")
-    assert "cannot be imported: ZeroDivisionError" in refusal("tp_raises")
-    assert "has no attribute 'nothing'" in refusal("tp_entry")
+    assert "cannot be imported: ZeroDivisionError" in rejection("tp_raises")
+    assert "has no attribute 'nothing'" in rejection("tp_entry")
 
 
-def test_the_same_plugin_twice_is_refused(folder: Path) -> None:
+def test_the_same_plugin_twice_is_rejected(folder: Path) -> None:
     install(folder, "tp-alias", OBSERVER, target="tp_aliased")
-    assert "is listed twice" in refusal("tp_aliased", "tp_aliased")
-    assert "is the same plug-in as 'tp-alias'" in refusal("tp-alias", "tp_aliased")
+    assert "is listed twice" in rejection("tp_aliased", "tp_aliased")
+    assert "is the same plug-in as 'tp-alias'" in rejection("tp-alias", "tp_aliased")
 
 
 HEAD = "import pluggy\nfrom rlax_plugin.api import hookimpl\n"
@@ -188,12 +188,12 @@ HEAD = "import pluggy\nfrom rlax_plugin.api import hookimpl\n"
 )
 def test_what_breaks_the_hook_contract(folder: Path, source: str, expected: str) -> None:
     write(folder, "tp_bad", HEAD + source)
-    message = refusal("tp_bad")
+    message = rejection("tp_bad")
     assert message.startswith("rlax.plugins = 'tp_bad': ")
     assert expected in message
 
 
-def test_a_class_in_place_of_an_instance_is_refused(folder: Path) -> None:
+def test_a_class_in_place_of_an_instance_is_rejected(folder: Path) -> None:
     source = """
         from rlax_plugin.api import hookimpl
 
@@ -203,7 +203,7 @@ def test_a_class_in_place_of_an_instance_is_refused(folder: Path) -> None:
                 pass
     """
     install(folder, "tp_class", source, target="tp_class:Plugin")
-    assert "is the class Plugin: register an instance of it" in refusal("tp_class")
+    assert "is the class Plugin: register an instance of it" in rejection("tp_class")
 
 
 def test_a_failing_observer_is_named(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 The flow, its state, recorder, journal, ledger, recovery and audit are the real ones. Hypothesis
 plays workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
-quarantined, rewards are slow or fail, groups are refused, versions come late, and the process dies
+quarantined, rewards are slow or fail, groups are rejected, versions come late, and the process dies
 at any moment, with or without its local disk. Batches are of a number of groups or of tokens, and
 packed into more or fewer rows than that takes.
 """
@@ -54,7 +54,7 @@ class Run(RuleBasedStateMachine):
         self.settings = {
             "j": bounds[0],
             "k": bounds[1],
-            "gates": [MixedOnly()],
+            "filters": [MixedOnly()],
             "refill": 1000,
             "oversample": oversample,
             "batches": batches,
@@ -78,7 +78,7 @@ class Run(RuleBasedStateMachine):
         self.run_.answers.slow_rewards = True
         await settle()
         totals = self.run_.run_state.totals
-        ended = totals.trained + sum(totals.filtered.values()) + sum(totals.dropped.values())
+        ended = totals.trained + sum(totals.rejected.values()) + sum(totals.dropped.values())
         assert totals.issued == ended + len(self.run_.run_state.open) + len(
             self.run_.run_state.ready
         )
@@ -105,20 +105,20 @@ class Run(RuleBasedStateMachine):
 
     @precondition(lambda self: self.run_.answers.open)
     @rule(data=st.data(), rewards=REWARDS, worker=WORKERS, newest=st.booleans(), length=LENGTHS)
-    def a_group_is_drawn(self, data, rewards, worker, newest, length):
+    def a_group_is_generated(self, data, rewards, worker, newest, length):
         group = self.pick(self.run_.answers.open, data)
         request, _ = self.run_.answers.open[group]
-        if not self.can_draw(group):
+        if not self.can_generate(group):
             return
         version = self.run_.latest if newest else request.min_version
-        self.act(self.run_.answers.draw, group, version, rewards, worker, length)
+        self.act(self.run_.answers.generate, group, version, rewards, worker, length)
 
     @precondition(lambda self: self.run_.answers.unscored)
     @rule(data=st.data())
     def a_group_is_scored(self, data):
         self.act(self.run_.answers.reward, self.pick(self.run_.answers.unscored, data))
 
-    def can_draw(self, group):
+    def can_generate(self, group):
         """Whether a version that is new enough is there.
 
         A spare that is issued again, because its worker was lost, waits for the version that the
@@ -129,10 +129,12 @@ class Run(RuleBasedStateMachine):
         return request.min_version <= self.run_.latest
 
     @rule(worker=WORKERS, rewards=REWARDS, length=LENGTHS)
-    def everything_is_drawn_and_scored(self, worker, rewards, length):
+    def everything_is_generated_and_scored(self, worker, rewards, length):
         for group in sorted(self.run_.answers.open):
-            if self.can_draw(group):
-                self.act(self.run_.answers.draw, group, self.run_.latest, rewards, worker, length)
+            if self.can_generate(group):
+                self.act(
+                    self.run_.answers.generate, group, self.run_.latest, rewards, worker, length
+                )
         for group in sorted(self.run_.answers.unscored):
             self.act(self.run_.answers.reward, group)
 
@@ -189,7 +191,7 @@ class Run(RuleBasedStateMachine):
         for _ in range(30):  # at least one sample of a token each time
             if self.step > step:
                 return
-            self.everything_is_drawn_and_scored("a", (0.0, 1.0), length)
+            self.everything_is_generated_and_scored("a", (0.0, 1.0), length)
             self.look()
         raise AssertionError(f"the batch of step {step + 1} does not come")
 

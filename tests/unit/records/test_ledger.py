@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from histories import History, bits, group, refused, scored
+from histories import History, bits, group, rejected, scored
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import events as ev
@@ -48,7 +48,7 @@ def states(path: Path) -> dict[int, tuple[Any, ...]]:
 
 
 def test_the_tail_is_what_no_segment_holds(ledger: Ledger) -> None:
-    first, second = (group(0, 0, "a"), None), refused(1, 0, "b", "too easy")
+    first, second = (group(0, 0, "a"), None), rejected(1, 0, "b", "too easy")
     assert tail(ledger) == ([], [])
     issued = ev.Issued(0, ("a", "b", "c"), 0)
     last = add(ledger, issued, *scored(first), judged=(first,))
@@ -110,14 +110,14 @@ def test_the_ledger_is_rebuilt_from_the_journal(tmp_path: Path) -> None:
     assert states(path) == {
         0: ("a", "trained", None, 1),
         1: ("b", "trained", None, 1),
-        2: ("c", "filtered", "too easy", None),
+        2: ("c", "rejected", "too easy", None),
         3: ("d", "trained", None, 2),
         4: ("e", "trained", None, 2),
         5: ("f", "trained", None, 3),
         6: ("g", "dropped", reason, None),
         7: ("h", "trained", None, 3),
         8: ("a", "reissued", "the trainer was restarted", None),
-        9: ("b", "admitted", None, None),
+        9: ("b", "accepted", None, None),
         10: ("c", "issued", None, None),
     }
     add(ledger, ev.Generated(8, 2, "w0", 1, 1, 2, 5))
@@ -147,7 +147,7 @@ def test_an_interrupted_transaction_changes_nothing(ledger: Ledger) -> None:
     assert tail(ledger)[0] == [ev.Issued(0, ("a",), 0)]
 
 
-def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_ledger_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     path.write_bytes(b"some other file, long enough to be looked at" * 100)
     with pytest.raises(RlaxError, match=r"ledger\.sqlite cannot be opened"):

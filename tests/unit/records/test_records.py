@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from histories import History, bits, group, in_batch, refused, rollout
+from histories import History, bits, group, in_batch, rejected, rollout
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import events as ev
@@ -43,7 +43,7 @@ def test_an_event_is_one_line_and_comes_back(event: ev.Event) -> None:
     assert ev.decode(json.loads(line)) == event
 
 
-def test_what_is_no_event_is_refused() -> None:
+def test_what_is_no_event_is_rejected() -> None:
     for document in (
         {},
         {"event": "exploded", "group": 1},
@@ -85,7 +85,7 @@ def odd(number: int) -> Group:
 
 JUDGED: list[ScoredGroup] = [
     (odd(4), None),
-    refused(2, 1, "c", "too easy"),
+    rejected(2, 1, "c", "too easy"),
     (group(3, 1, "d"), None),
 ]
 

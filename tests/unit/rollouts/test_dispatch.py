@@ -76,7 +76,7 @@ def test_a_request_that_is_wrong_is_not_tried_again():
     async def main():
         fleet, dispatcher, lost = make()
         stub = await join(fleet, "a", failing(grpc.StatusCode.INVALID_ARGUMENT))
-        with pytest.raises(WorkerError, match="a refused: INVALID_ARGUMENT: told 3"):
+        with pytest.raises(WorkerError, match="a rejected: INVALID_ARGUMENT: told 3"):
             await dispatcher.submit(request(3))
         assert stub.calls == [[3]] and lost == []
         await dispatcher.close()
@@ -147,7 +147,7 @@ def test_attempts_of_earlier_trainer_processes_do_not_count():
     ],
 )
 def test_answers_are_held_against_what_was_asked(changes, message):
-    """Of two samples of 4 and 5 tokens, drawn with version 5."""
+    """Of two samples of 4 and 5 tokens, generated with version 5."""
     asked = dataclasses.replace(
         request(0),
         min_version=changes.get("min_version", 0),

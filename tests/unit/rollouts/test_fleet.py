@@ -88,7 +88,7 @@ def test_a_pause_of_the_controller_itself_loses_nobody(monkeypatch):
         ({"slots": 0}, "0 slots"),
     ],
 )
-def test_workers_that_do_not_belong_here_are_refused(changes, reason):
+def test_workers_that_do_not_belong_here_are_rejected(changes, reason):
     async def main():
         fleet, _, _ = make()
         fields = {"worker": "a", "address": "127.0.0.1:1", "slots": 4, "config_hash": "abc"}

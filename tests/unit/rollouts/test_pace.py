@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scripted_slots import drawn, play, request, until, version
+from scripted_slots import generated, play, request, until, version
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.trainer_port import Link
@@ -120,7 +120,7 @@ def test_a_batch_that_is_late_says_what_it_would_have_needed(loop):
         pass
 
     pace, _, _ = make(batch_s=0.05, startup_s=0.05, reward_s=2)
-    link = Link(
+    port = Link(
         loop=loop,
         section=RlaxSection.model_validate(
             VALUES | {"deadlines": {"batch_s": 0.05, "startup_s": 0.05}}
@@ -138,7 +138,7 @@ def test_a_batch_that_is_late_says_what_it_would_have_needed(loop):
     )
     expected = r"batch of step 1 took .* needed about 12 s \(set rlax.deadlines.batch_s to more"
     with pytest.raises(DeadlineError, match=expected):
-        link.next_batch(1)
+        port.next_batch(1)
 
 
 class Array:
@@ -177,7 +177,7 @@ def test_the_jetstream_engine_tells_how_long_decoding_and_reading_take():
         assert figures["read_bytes"] == figures["decode_s_total"] == figures["steps_total"] == 0
         await engine.load_weights(version(1))
         slots.gate.clear()
-        running = asyncio.ensure_future(drawn(engine, request(0, [1], new=5)))
+        running = asyncio.ensure_future(generated(engine, request(0, [1], new=5)))
         await until(slots.decoding)
         await asyncio.sleep(0.1)
         slots.gate.set()

@@ -14,7 +14,7 @@ from rlax_plugin.rollouts.dispatch import MAX_FAILURES
 from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rpc import rlax_pb2 as pb
 
-PINNED = 5  # the version that the scripts of dispatching.py draw with
+PINNED = 5  # the version that the scripts of dispatching.py generate with
 
 
 async def beat(fleet: Fleet, name: str, version: int, pin: int | None = None) -> int | None:
@@ -56,7 +56,7 @@ def test_each_kind_of_group_goes_to_its_own_workers():
     run(main)
 
 
-def test_a_worker_ends_what_it_draws_for_training_before_it_is_told():
+def test_a_worker_ends_what_it_generates_for_training_before_it_is_told():
     async def main():
         fleet, dispatcher, _ = make()
         go_on = asyncio.Event()
@@ -167,13 +167,13 @@ def test_keepers_that_training_needs_are_not_held_against_the_version():
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_tokens_of_another_version_are_refused_if_anybody_waits_for_them(cancelled):
+def test_tokens_of_another_version_are_rejected_if_anybody_waits_for_them(cancelled):
     async def main():
         fleet, dispatcher, lost = make()
         stub = await join(fleet, "a", answer)
         await join(fleet, "b", answer)
         fleet.pin(4)
-        await beat(fleet, "a", 4, pin=4)  # and then draws with 5
+        await beat(fleet, "a", 4, pin=4)  # and then generates with 5
         exact = dispatcher.submit(request(-1), exactly=4)
         while not stub.calls:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Two different prompts with one id are refused before anything is trained on them."""
+"""Two different prompts with one id are rejected before anything is trained on them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_long_references_are_shortened_to_where_they_differ():
     assert len(found) < 500 and "\n" not in found
 
 
-def test_training_prompts_are_refused_with_their_source():
+def test_training_prompts_are_rejected_with_their_source():
     source = Source(train=[make_prompt("7", "a"), make_prompt("8"), make_prompt("7", "b")])
     with pytest.raises(ConfigError, match=r"references 'a' and 'b'") as error:
         training_prompts(section(), source)
@@ -91,7 +91,7 @@ def test_training_prompts_are_refused_with_their_source():
         ),
     ],
 )
-def test_problems_of_an_evaluation_are_refused_with_their_source(settings, key, name):
+def test_problems_of_an_evaluation_are_rejected_with_their_source(settings, key, name):
     source = Source(validation=[make_prompt("7", "a"), make_prompt("7", "b")])
 
     def sets(**more):

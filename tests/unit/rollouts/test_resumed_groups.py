@@ -1,4 +1,4 @@
-"""What a lost worker had drawn of a group travels to the next one, unless nobody may trust it."""
+"""What a lost worker had generated of a group travels to the next one, unless it is quarantined."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reporting(*reports: tuple[int, ...], then: Script = GONE) -> Script:
     return script
 
 
-def test_what_was_drawn_travels_along_to_the_next_worker():
+def test_what_was_generated_travels_along_to_the_next_worker():
     async def main():
         asked: list[GroupRequest] = []
 
@@ -71,7 +71,7 @@ def test_what_was_drawn_travels_along_to_the_next_worker():
     run(main)
 
 
-def test_partials_that_are_refused_are_forgotten_and_none_are_sent():
+def test_partials_that_are_rejected_are_forgotten_and_none_are_sent():
     async def main():
         def drop(request: GroupRequest) -> GroupRequest:
             return dataclasses.replace(request, resume=())
@@ -171,7 +171,7 @@ def first_complete(tokens: int) -> Script:
     return script
 
 
-def test_a_sample_names_those_who_drew_it():
+def test_a_sample_names_those_who_generated_it():
     async def main():
         fleet, dispatcher, _ = make()
         await join(fleet, "a", first_complete(1))
@@ -191,7 +191,7 @@ def test_a_sample_names_those_who_drew_it():
     run(main)
 
 
-def test_what_waits_forgets_what_a_quarantined_worker_drew():
+def test_what_waits_forgets_what_a_quarantined_worker_generated():
     async def main():
         fleet, dispatcher, _ = make()
         await join(fleet, "bad", reporting((4, 3)))
@@ -210,7 +210,7 @@ def test_what_waits_forgets_what_a_quarantined_worker_drew():
     run(main)
 
 
-def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_refused():
+def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_rejected():
     async def main():
         fleet, dispatcher, lost = make()
         await join(fleet, "bad", reporting((4, 3)))

@@ -80,13 +80,13 @@ def test_large_groups_fit(changes):
         ),
     ],
 )
-def test_groups_that_no_message_holds_are_refused_by_key(changes, key, samples, most):
+def test_groups_that_no_message_holds_are_rejected_by_key(changes, key, samples, most):
     with pytest.raises(ConfigError, match=f"at most {most} samples fit") as failure:
         wire.check_messages(section(**changes))
     assert failure.value.key == f"rlax.{key}" and failure.value.value == samples
 
 
-def test_a_sample_that_no_message_holds_is_refused_by_its_length():
+def test_a_sample_that_no_message_holds_is_rejected_by_its_length():
     with pytest.raises(ConfigError, match="a single sample may take 1,073,746") as failure:
         wire.check_messages(section(rollouts={"max_new_tokens": 2**26, "max_prompt_tokens": 1}))
     assert failure.value.key == "rlax.rollouts.max_new_tokens"

@@ -17,12 +17,12 @@ from rlax_plugin.rpc.wire import (
     request_to_proto,
 )
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
-from rlax_plugin.worker.service import refusal
+from rlax_plugin.worker.service import rejection
 
 SEEDS = (2**64 - 1, 5)
 
 
-def drawn(index: int, tokens: int, reason: str = "cancelled", **changes) -> Rollout:
+def generated(index: int, tokens: int, reason: str = "cancelled", **changes) -> Rollout:
     ids, logprob = 10 + np.arange(tokens, dtype=np.int32), np.full(tokens, -0.5, np.float32)
     versions = np.full(tokens, 6, np.int32)
     fields = {"seed": SEEDS[index], "tokens": ids, "logprob_full": logprob}
@@ -68,7 +68,7 @@ def test_requests_survive_the_wire():
 
 
 def test_what_is_to_be_resumed_survives_the_wire():
-    sent = request(resume=(drawn(0, 3), drawn(1, 4, "length")))
+    sent = request(resume=(generated(0, 3), generated(1, 4, "length")))
     found = request_from_proto(pb.GroupSpec.FromString(request_to_proto(sent).SerializeToString()))
     assert [r.finish_reason for r in found.resume] == ["cancelled", "length"]
     assert [(r.group_id, r.index, r.seed) for r in found.resume] == [
@@ -95,7 +95,7 @@ def test_replies_survive_the_wire():
         ({"tokens": b"12345"}, "garbled"),
     ],
 )
-def test_answers_that_do_not_fit_are_refused(changes, message):
+def test_answers_that_do_not_fit_are_rejected(changes, message):
     with pytest.raises(WorkerError, match=message):
         reply_from_proto(reply(**changes), "w", SEEDS)
 
@@ -111,20 +111,29 @@ def test_answers_that_do_not_fit_are_refused(changes, message):
         ({"sampling": SamplingParams(top_p=0.0)}, "top_p 0"),
         ({"seeds": tuple(range(17))}, "17 samples, must be 1 to 16"),
         ({"seeds": ()}, "0 samples"),
-        ({"resume": (drawn(0, 4, "length"), drawn(1, 0))}, None),
-        ({"resume": (drawn(0, 1),)}, "resume has other samples"),
-        ({"resume": (drawn(0, 1), drawn(0, 1))}, "resume has other samples"),
-        ({"resume": (drawn(0, 1), drawn(1, 5))}, "resume sample 1 has 5 tokens, 4 were"),
-        ({"resume": (drawn(0, 1), drawn(1, 0, "stop"))}, "resume sample 1 is empty"),
-        ({"resume": (drawn(0, 1, "tired"), drawn(1, 0))}, "resume sample 0 ended by 'tired'"),
-        ({"resume": (drawn(0, 1, versions=np.zeros(2)), drawn(1, 0))}, "sample 0 has uneven"),
-        ({"resume": (drawn(0, 4), drawn(1, 0))}, "sample 0 is unfinished with all of its 4 tokens"),
+        ({"resume": (generated(0, 4, "length"), generated(1, 0))}, None),
+        ({"resume": (generated(0, 1),)}, "resume has other samples"),
+        ({"resume": (generated(0, 1), generated(0, 1))}, "resume has other samples"),
+        ({"resume": (generated(0, 1), generated(1, 5))}, "resume sample 1 has 5 tokens, 4 were"),
+        ({"resume": (generated(0, 1), generated(1, 0, "stop"))}, "resume sample 1 is empty"),
+        (
+            {"resume": (generated(0, 1, "tired"), generated(1, 0))},
+            "resume sample 0 ended by 'tired'",
+        ),
+        (
+            {"resume": (generated(0, 1, versions=np.zeros(2)), generated(1, 0))},
+            "sample 0 has uneven",
+        ),
+        (
+            {"resume": (generated(0, 4), generated(1, 0))},
+            "sample 0 is unfinished with all of its 4 tokens",
+        ),
         ({"prompt_tokens": np.array([7, 63], np.int32)}, None),
         ({"prompt_tokens": np.array([64, 7], np.int32)}, "prompt has token id 64, .*from 0 to 63"),
         ({"prompt_tokens": np.array([7, -1], np.int32)}, "prompt has token id -1"),
     ],
 )
-def test_workers_refuse_what_no_engine_should_see(changes, message):
+def test_workers_reject_what_no_engine_should_see(changes, message):
     rollouts = {"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16, "group_size": 2}
     section = RlaxSection.model_validate(
         {
@@ -134,7 +143,7 @@ def test_workers_refuse_what_no_engine_should_see(changes, message):
             "evaluation": {"samples": 4, "k": [1]},
         }
     )
-    found = refusal(request_to_proto(request(**changes)), section, 64)
+    found = rejection(request_to_proto(request(**changes)), section, 64)
     if message is None:
         assert found is None
     else:

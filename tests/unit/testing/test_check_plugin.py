@@ -10,7 +10,7 @@ import pytest
 from broken_answers import ANSWERS
 from broken_objectives import OBJECTIVES
 from broken_plugins import BROKEN
-from installs import GATE, on_path, write
+from installs import FILTER, on_path, write
 from typer.testing import CliRunner, Result
 
 from rlax_plugin.build import Registry
@@ -79,24 +79,24 @@ def test_all_findings_of_all_parts_are_told(folder: Path) -> None:
     source = """
         from rlax_plugin.api import Extension, NoOptions, hookimpl
 
-        class Gate:
+        class Filter:
             def __init__(self, answer):
                 self.answer = answer
 
-            def refuse(self, group):
+            def reject(self, group):
                 return self.answer
 
         def extension(answer):
-            return Extension(NoOptions, lambda config, context: Gate(answer))
+            return Extension(NoOptions, lambda config, context: Filter(answer))
 
         @hookimpl
-        def rlax_register_gate():
+        def rlax_register_filter():
             return {"bool": extension(True), "fine": extension("too easy"), "none": extension(""),
                     "unbuilt": Extension(NoOptions, lambda config, context: None)}
     """
-    write(folder, "tb_gates", source)
+    write(folder, "tb_filters", source)
     with pytest.raises(ContractError) as caught:
-        check_plugin("tb_gates")
+        check_plugin("tb_filters")
     found = {finding.where.split("[")[1]: finding.found for finding in caught.value.findings}
     assert found == {
         "'bool']": "for mixed rewards it returned True",
@@ -106,31 +106,31 @@ def test_all_findings_of_all_parts_are_told(folder: Path) -> None:
 
 
 def test_required_options_are_asked_for_and_given(folder: Path) -> None:
-    gate = """
+    filter = """
         from rlax_plugin.api import Extension, Section, hookimpl
 
         class Config(Section):
             most: float
 
-            def refuse(self, group):
+            def reject(self, group):
                 return None
 
         @hookimpl
-        def rlax_register_gate():
+        def rlax_register_filter():
             return {"narrow": Extension(Config, lambda config, context: config)}
     """
-    write(folder, "tb_options", gate)
+    write(folder, "tb_options", filter)
     with pytest.raises(ConfigError, match="must be given") as caught:
         check_plugin("tb_options")
-    assert "options={'gate/narrow': {'most': ...}}" in str(caught.value)
-    assert "rlax check-plugin tb_options --options gate/narrow.most=..." in str(caught.value)
-    with pytest.raises(ConfigError, match=r"options\['gate/wide'\]: no such part.*gate/narrow"):
-        check_plugin("tb_options", options={"gate/wide": {"most": 1.0}})
-    (checked,) = check_plugin("tb_options", options={"gate/narrow": {"most": 1.0}})
-    assert (checked.kind, checked.name) == ("gate", "narrow")
+    assert "options={'filter/narrow': {'most': ...}}" in str(caught.value)
+    assert "rlax check-plugin tb_options --options filter/narrow.most=..." in str(caught.value)
+    with pytest.raises(ConfigError, match=r"options\['filter/wide'\]: no such part.*filter/narrow"):
+        check_plugin("tb_options", options={"filter/wide": {"most": 1.0}})
+    (checked,) = check_plugin("tb_options", options={"filter/narrow": {"most": 1.0}})
+    assert (checked.kind, checked.name) == ("filter", "narrow")
 
     assert rlax("check-plugin", "tb_options").exit_code == 2
-    result = rlax("check-plugin", "tb_options", "--options", "gate/narrow.most=1.5")
+    result = rlax("check-plugin", "tb_options", "--options", "filter/narrow.most=1.5")
     assert result.exit_code == 0 and "narrow" in result.stdout
     result = rlax("check-plugin", "tb_options", "--options", "narrow=1.5")
     assert result.exit_code == 2 and "must be KIND/NAME.KEY=VALUE" in result.stderr
@@ -148,10 +148,10 @@ def test_the_command_tells_what_holds_and_what_does_not(folder: Path) -> None:
     assert result.exit_code == 0
     assert "mixed_outcome" in text and "the same group gets the same answer" in text
 
-    write(folder, "tb_bad_gate", GATE % {"gate": "narrow"})
-    options = ("--options", "gate/narrow.high=1")
-    result = rlax("check-plugin", "tb_bad_gate", *options)
+    write(folder, "tb_bad_filter", FILTER % {"filter": "narrow"})
+    options = ("--options", "filter/narrow.high=1")
+    result = rlax("check-plugin", "tb_bad_filter", *options)
     assert result.exit_code == 1 and result.stdout == ""
-    assert "plug-in 'tb_bad_gate', rlax_register_gate['narrow']" in result.stderr
-    assert "AttributeError: 'tuple' object has no attribute 'refuse'" in result.stderr
+    assert "plug-in 'tb_bad_filter', rlax_register_filter['narrow']" in result.stderr
+    assert "AttributeError: 'tuple' object has no attribute 'reject'" in result.stderr
     assert "to mend: " in result.stderr

@@ -47,7 +47,7 @@ def test_an_outage_must_not_be_damage():
         check_store(Raises(WeightsError))
     assert len(caught.value.findings) == 2
     text = str(caught.value)
-    assert "where the operating system refused to open weights.npz" in text
+    assert "where the operating system rejected to open weights.npz" in text
     assert "load of what was not saved raised WeightsError, which means wrong bytes" in text
 
 

@@ -1,4 +1,4 @@
-"""Engine ``scripted``: draws that nothing but weights and seeds can change, and proven weights."""
+"""Engine ``scripted``: only weights and seeds change its samples, and weights are verified."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Groups:
         return [rollouts for found, rollouts in self.reports if found == group_id][-1]
 
 
-def draw(engine: ScriptedEngine, version: WeightVersion, *requests: GroupRequest) -> Groups:
+def generate(engine: ScriptedEngine, version: WeightVersion, *requests: GroupRequest) -> Groups:
     async def run() -> Groups:
         groups = Groups()
         await engine.load_weights(version)
@@ -90,7 +90,7 @@ def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> bool:
 
 
 def test_log_probs_are_the_policys(tmp_path: Path) -> None:
-    rollouts = draw(engine(), publish(tmp_path, 0), request()).last()
+    rollouts = generate(engine(), publish(tmp_path, 0), request()).last()
     assert [r.index for r in rollouts] == [0, 1, 2, 3]
     weights = policy.initial_weights(0)
     for rollout in rollouts:
@@ -106,9 +106,9 @@ def test_log_probs_are_the_policys(tmp_path: Path) -> None:
     assert {r.tokens.dtype for r in rollouts} == {np.dtype(np.int32)}
 
 
-def test_truncated_draws_report_both_log_probs(tmp_path: Path) -> None:
+def test_truncated_generates_report_both_log_probs(tmp_path: Path) -> None:
     sampling = SamplingParams(temperature=1.0, top_k=5, max_new_tokens=30)
-    rollouts = draw(engine(), publish(tmp_path, 0), request(sampling=sampling)).last()
+    rollouts = generate(engine(), publish(tmp_path, 0), request(sampling=sampling)).last()
     assert {r.finish_reason for r in rollouts} == {"length"}
     weights = policy.initial_weights(0)
     for r in rollouts:
@@ -123,25 +123,25 @@ def test_truncated_draws_report_both_log_probs(tmp_path: Path) -> None:
 def test_samples_follow_the_distribution(tmp_path: Path) -> None:
     sampling = SamplingParams(max_new_tokens=1)
     many = request(seeds=tuple(range(20_000)), sampling=sampling)
-    drawn = [int(r.tokens[0]) for r in draw(engine(), publish(tmp_path, 0), many).last()]
+    generated = [int(r.tokens[0]) for r in generate(engine(), publish(tmp_path, 0), many).last()]
     expected = np.exp(policy.log_probs(policy.initial_weights(0), np.array([7])))[0]
-    found = np.bincount(drawn, minlength=64) / len(drawn)
-    assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / len(drawn))
+    found = np.bincount(generated, minlength=64) / len(generated)
+    assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / len(generated))
 
 
 def test_neighbours_slots_and_workers_change_nothing(tmp_path: Path) -> None:
     version = publish(tmp_path, 0)
-    alone = draw(engine(), version, request(1)).last(1)
-    among = draw(engine(section=["rlax.rollouts.slots=5"]), version, *map(request, range(3)))
+    alone = generate(engine(), version, request(1)).last(1)
+    among = generate(engine(section=["rlax.rollouts.slots=5"]), version, *map(request, range(3)))
     assert same(alone, among.last(1))
-    fewer = draw(engine(), version, request(1, seeds=(1002,))).last(1)
+    fewer = generate(engine(), version, request(1, seeds=(1002,))).last(1)
     assert np.array_equal(fewer[0].tokens, alone[2].tokens)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int) -> None:
     version = publish(tmp_path, 0)
-    whole = draw(engine("continue"), version, request()).last()
+    whole = generate(engine("continue"), version, request()).last()
     assert any(len(r.tokens) > after for r in whole)
     parts = tuple(
         r
@@ -156,13 +156,13 @@ def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int) ->
         )
         for r in whole
     )
-    assert same(draw(engine("continue"), version, request(resume=parts)).last(), whole)
+    assert same(generate(engine("continue"), version, request(resume=parts)).last(), whole)
 
 
 def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monkeypatch) -> None:
     """An engine is ended in the middle of a group; another goes on from its last report."""
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
-    whole = draw(engine("continue"), old, request()).last()
+    whole = generate(engine("continue"), old, request()).last()
 
     async def interrupted() -> list[Rollout]:
         some = asyncio.Event()
@@ -181,8 +181,8 @@ def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monke
     assert "cancelled" in {r.finish_reason for r in found}
     lengths = [len(r.tokens) for r in found]
     assert max(lengths) == 3
-    assert same(draw(engine("continue"), old, request(resume=tuple(found))).last(), whole)
-    mixed = draw(engine("continue"), new, request(resume=tuple(found))).last()
+    assert same(generate(engine("continue"), old, request(resume=tuple(found))).last(), whole)
+    mixed = generate(engine("continue"), new, request(resume=tuple(found))).last()
     for rollout, length, before in zip(mixed, lengths, whole, strict=True):
         assert np.array_equal(rollout.tokens[:length], before.tokens[:length])
         rest = len(rollout.tokens) - length
@@ -190,7 +190,7 @@ def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monke
 
 
 def test_a_group_is_answered_once(tmp_path: Path) -> None:
-    """A report that is due when the last token is drawn would be a second answer."""
+    """A report that is due when the last token is generated would be a second answer."""
 
     async def run() -> Groups:
         groups = Groups()
@@ -213,7 +213,7 @@ def changed_after(
     new: WeightVersion,
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[Rollout]:
-    """Draws a group; new weights arrive once it has made so many steps, and before the next."""
+    """Generates a group; new weights arrive once it has made so many steps, and before the next."""
 
     async def run() -> list[Rollout]:
         groups, worker = Groups(), engine(mode, token_s=1)
@@ -235,7 +235,7 @@ def test_discard_keeps_what_has_ended(tmp_path: Path, monkeypatch) -> None:
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 32)))
     wanted = request(sampling=sampling, seeds=tuple(range(16)))
-    purely_old, purely_new = (draw(engine(), v, wanted).last() for v in (old, new))
+    purely_old, purely_new = (generate(engine(), v, wanted).last() for v in (old, new))
     ended = [len(r.tokens) == 1 for r in purely_old]
     assert 0 < sum(ended) < 16
     found = changed_after(1, "discard", wanted, old, new, monkeypatch)
@@ -249,7 +249,7 @@ def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str, monkeyp
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     endless = request(sampling=SamplingParams(max_new_tokens=40))
     found = changed_after(2, mode, endless, old, new, monkeypatch)
-    purely_old, purely_new = (draw(engine(), v, endless).last() for v in (old, new))
+    purely_old, purely_new = (generate(engine(), v, endless).last() for v in (old, new))
     if mode == "finish":
         assert same(found, purely_old)
     elif mode == "discard":
@@ -320,7 +320,9 @@ def test_wrong_weights_are_found_before_they_are_used(tmp_path: Path, fault: str
 
     found: list[Rollout] = []
     asyncio.run(run())
-    assert same(found, draw(engine(), versions[0], request()).last())  # drawn with the old ones
+    assert same(
+        found, generate(engine(), versions[0], request()).last()
+    )  # generated with the old ones
     assert (tmp_path / "v1/weights.npz").read_bytes() == bytes_before  # other workers' too
 
 
@@ -334,7 +336,7 @@ def test_only_the_named_worker_is_faulty(tmp_path: Path, monkeypatch) -> None:
         asyncio.run(faulty.load_weights(version))
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     version = publish(tmp_path, 0)
     more = {**version.tensors, "gate": TensorSpec((2,), "float32", 1)}
     wider = {**version.tensors, "bias": TensorSpec((65,), "float32", 1)}
@@ -343,7 +345,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
             asyncio.run(engine().load_weights(replace(version, tensors=tensors)))
 
 
-def test_a_canary_that_is_no_number_or_of_another_length_is_refused(tmp_path: Path) -> None:
+def test_a_canary_that_is_no_number_or_of_another_length_is_rejected(tmp_path: Path) -> None:
     version = publish(tmp_path, 0)
     assert version.canary is not None
     logprobs = version.canary.logprobs

@@ -1,4 +1,4 @@
-"""Fakes refuse what a run would never give them; builders make records that fit."""
+"""Fakes reject what a run would never give them; builders make records that fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlax_plugin.rpc.rlax_pb2_grpc import RolloutStub
 from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.testing import (
     FakeEngine,
-    FakeTrainerLink,
+    FakeTrainerPort,
     FakeWeightStore,
     FakeWorker,
     make_batch,
@@ -52,60 +52,60 @@ def test_arrays_of_a_rollout_fit_its_tokens() -> None:
     assert rollout.logprob_full.shape == rollout.versions.shape == (2,)
 
 
-def published(step: int = 0) -> FakeTrainerLink:
-    link = FakeTrainerLink()
-    link.publish(step, WEIGHTS)
-    return link
+def published(step: int = 0) -> FakeTrainerPort:
+    port = FakeTrainerPort()
+    port.publish(step, WEIGHTS)
+    return port
 
 
 def test_the_calls_of_a_sound_trainer_are_taken() -> None:
-    link = published(4)
+    port = published(4)
     for step in (5, 6):
-        assert link.next_batch(step)["rl_mask"].any()
-        link.before_checkpoint(step)
-        link.publish(step, {"w": np.full(2, step, np.float32)})
-        link.step_done(step, {"loss": 0.5})
-    link.close()
-    assert link.last_step == 6 and sorted(link.published) == [4, 5, 6]
-    assert link.metrics == {5: {"loss": 0.5}, 6: {"loss": 0.5}}
+        assert port.next_batch(step)["rl_mask"].any()
+        port.before_checkpoint(step)
+        port.publish(step, {"w": np.full(2, step, np.float32)})
+        port.step_done(step, {"loss": 0.5})
+    port.close()
+    assert port.last_step == 6 and sorted(port.published) == [4, 5, 6]
+    assert port.metrics == {5: {"loss": 0.5}, 6: {"loss": 0.5}}
 
 
-def test_calls_out_of_order_are_refused() -> None:
-    def refused(message: str):
+def test_calls_out_of_order_are_rejected() -> None:
+    def rejected(message: str):
         return pytest.raises(TrainingError, match=message)
 
-    with refused(r"next_batch\(1\): publish what training starts from first"):
-        FakeTrainerLink().next_batch(1)
-    with refused(r"next_batch\(2\): the next step is 1"):
+    with rejected(r"next_batch\(1\): publish what training starts from first"):
+        FakeTrainerPort().next_batch(1)
+    with rejected(r"next_batch\(2\): the next step is 1"):
         published().next_batch(2)
-    link = published()
-    link.next_batch(1)
-    with refused(r"next_batch\(2\): step 1 is not done"):
-        link.next_batch(2)
-    with refused(r"publish\(2\): the weights are those after step 1"):
-        link.publish(2, WEIGHTS)
-    with refused(r"step_done\(2\): step 1 is being trained"):
-        link.step_done(2, {})
-    link.step_done(1, {})
-    with refused(r"next_batch\(2\): version 1 is not published"):
-        link.next_batch(2)
-    with refused(r"publish\(1\): .*\(3,\)"):
-        link.publish(1, {"w": np.zeros(3, np.float32)})
-    with refused(r"before_checkpoint\(7\): the step is 1"):
-        link.before_checkpoint(7)
+    port = published()
+    port.next_batch(1)
+    with rejected(r"next_batch\(2\): step 1 is not done"):
+        port.next_batch(2)
+    with rejected(r"publish\(2\): the weights are those after step 1"):
+        port.publish(2, WEIGHTS)
+    with rejected(r"step_done\(2\): step 1 is being trained"):
+        port.step_done(2, {})
+    port.step_done(1, {})
+    with rejected(r"next_batch\(2\): version 1 is not published"):
+        port.next_batch(2)
+    with rejected(r"publish\(1\): .*\(3,\)"):
+        port.publish(1, {"w": np.zeros(3, np.float32)})
+    with rejected(r"before_checkpoint\(7\): the step is 1"):
+        port.before_checkpoint(7)
 
 
 def test_what_shows_only_at_the_end_is_found() -> None:
-    link = FakeTrainerLink()
+    port = FakeTrainerPort()
     weights = {"w": np.zeros(2, np.float32)}
-    link.publish(0, weights)
+    port.publish(0, weights)
     weights["w"] += 1
     with pytest.raises(TrainingError, match="'w' was changed afterwards; hand over fresh buffers"):
-        link.close()
-    link = published()
-    link.next_batch(1)
+        port.close()
+    port = published()
+    port.next_batch(1)
     with pytest.raises(TrainingError, match="step 1 not done"):
-        link.close()
+        port.close()
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_what_shows_only_at_the_end_is_found() -> None:
 )
 def test_a_canary_must_be_computable(canary: Canary, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
-        FakeTrainerLink().publish(0, WEIGHTS, canary)
+        FakeTrainerPort().publish(0, WEIGHTS, canary)
 
 
-def test_the_engine_refuses_malformed_requests() -> None:
+def test_the_engine_rejects_malformed_requests() -> None:
     store = FakeWeightStore()
     version = publish_version(store, "0", policy.initial_weights(0))
     wrong = {
@@ -141,15 +141,17 @@ def test_the_engine_refuses_malformed_requests() -> None:
             with pytest.raises(WorkerError, match=message):
                 await engine.generate([request], lambda group_id, rollouts: None)
         assert engine.requests == []
-        await engine.generate([make_request(3)], lambda group_id, rollouts: drawn.append(group_id))
-        assert [request.group_id for request in engine.requests] == drawn
+        await engine.generate(
+            [make_request(3)], lambda group_id, rollouts: generated.append(group_id)
+        )
+        assert [request.group_id for request in engine.requests] == generated
 
-    drawn: list[int] = []
+    generated: list[int] = []
     asyncio.run(ask())
-    assert drawn == [3]
+    assert generated == [3]
 
 
-def test_a_worker_answers_over_grpc_and_refuses_what_its_engine_refuses() -> None:
+def test_a_worker_answers_over_grpc_and_rejects_what_its_engine_rejects() -> None:
     store = FakeWeightStore()
     version = publish_version(store, "0", policy.initial_weights(0))
     good, bad = make_request(3), make_request(4, seeds=(5, 5))

@@ -1,4 +1,4 @@
-"""The stand-in for ``gs://``: what it allows and refuses; ``RunFiles`` and a store on it."""
+"""The stand-in for ``gs://``: what it allows and rejects; ``RunFiles`` and a store on it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_nothing_but_whole_reads_and_writes(url: str, counted: Path, mode: str) 
     with pytest.raises(NotImplementedError, match=mode.replace("+", r"\+")):
         fs.open(f"{url}/one", mode)
     assert fs.cat_file(f"{url}/one") == b"1"
-    assert object_store.calls(counted) == {"put": 1, "refused": 1, "get": 1}
+    assert object_store.calls(counted) == {"put": 1, "rejected": 1, "get": 1}
 
 
 @pytest.mark.parametrize("method", ["mv", "rename", "move"])
@@ -58,7 +58,7 @@ def test_no_rename(url: str, counted: Path, method: str) -> None:
     with pytest.raises(NotImplementedError, match="rename"):
         getattr(fs, method)(f"{url}/one", f"{url}/two")
     assert fs.exists(f"{url}/one") and not fs.exists(f"{url}/two")
-    assert object_store.calls(counted)["refused"] == 1
+    assert object_store.calls(counted)["rejected"] == 1
 
 
 def test_directories_are_prefixes(url: str) -> None:
@@ -108,7 +108,7 @@ def test_run_files_need_no_more_than_that(url: str, tmp_path: Path, counted: Pat
     files.delete("a")
     assert files.names("") == [] and not files.exists("a/b.json")
     found = object_store.calls(counted)
-    assert found["put"] == 4 and found["delete"] == 3 and found["refused"] == 0
+    assert found["put"] == 4 and found["delete"] == 3 and found["rejected"] == 0
 
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}

@@ -1,4 +1,4 @@
-"""The bigram policy: probabilities, gradient and draws against numbers worked out by hand."""
+"""The bigram policy: probabilities, gradient and generates against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ LOGPROBS = np.log(np.array([0.1, 0.4, 0.3, 0.2]))
 @pytest.mark.parametrize(
     ("uniform", "token"), [(0.0, 0), (0.0999, 0), (0.1001, 1), (0.51, 2), (1 - 2**-53, 3)]
 )
-def test_a_draw_inverts_the_distribution(uniform: float, token: int) -> None:
-    drawn, full, sampled = policy.choose(LOGPROBS, uniform, SamplingParams())
-    assert (drawn, full, sampled) == (token, LOGPROBS[token], LOGPROBS[token])
+def test_a_generate_inverts_the_distribution(uniform: float, token: int) -> None:
+    generated, full, sampled = policy.choose(LOGPROBS, uniform, SamplingParams())
+    assert (generated, full, sampled) == (token, LOGPROBS[token], LOGPROBS[token])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_draw_inverts_the_distribution(uniform: float, token: int) -> None:
         (SamplingParams(top_p=0.01), {1: 0.4}),
     ],
 )
-def test_a_truncated_draw_is_renormalised(sampling: SamplingParams, kept: dict) -> None:
+def test_a_truncated_generate_is_renormalised(sampling: SamplingParams, kept: dict) -> None:
     total = sum(kept.values())
     seen = set()
     for uniform in np.linspace(0, 0.999, 200):
@@ -161,5 +161,5 @@ def test_a_truncated_draw_is_renormalised(sampling: SamplingParams, kept: dict) 
 
 
 def test_greedy_takes_the_most_probable() -> None:
-    drawn = policy.choose(LOGPROBS, 0.99, SamplingParams(temperature=0.0))
-    assert drawn == (1, LOGPROBS[1], 0.0)
+    generated = policy.choose(LOGPROBS, 0.99, SamplingParams(temperature=0.0))
+    assert generated == (1, LOGPROBS[1], 0.0)

@@ -70,13 +70,13 @@ class Link:
         return ("step_done", self._stop_after) in self.calls
 
 
-def train(run: Path | str, steps: int, link: Link | None = None, **options: Any) -> Link:
-    link = link or Link()
+def train(run: Path | str, steps: int, port: Link | None = None, **options: Any) -> Link:
+    port = port or Link()
     trainer = BigramTrainer(
         BigramConfig(**options), RunFiles(run), steps=steps, seed=3, temperature=0.8
     )
-    trainer.run(link)  # type: ignore[arg-type]
-    return link
+    trainer.run(port)  # type: ignore[arg-type]
+    return port
 
 
 def same_bits(one: policy.Weights, other: policy.Weights) -> bool:
@@ -84,8 +84,8 @@ def same_bits(one: policy.Weights, other: policy.Weights) -> bool:
 
 
 def test_calls_come_in_maxtexts_order(tmp_path: Path) -> None:
-    link = train(tmp_path, 3, checkpoint_every=2)
-    assert link.calls == [
+    port = train(tmp_path, 3, checkpoint_every=2)
+    assert port.calls == [
         ("publish", 0),
         ("next_batch", 1), ("publish", 1), ("step_done", 1),
         ("next_batch", 2), ("before_checkpoint", 2), ("publish", 2), ("step_done", 2),
@@ -95,8 +95,8 @@ def test_calls_come_in_maxtexts_order(tmp_path: Path) -> None:
 
 
 def test_a_stop_leaves_a_checkpoint_of_the_step_it_came_in(tmp_path: Path) -> None:
-    link = train(tmp_path, 9, Link(stop_after=2), checkpoint_every=5)
-    assert link.calls[-2:] == [("step_done", 2), ("before_checkpoint", 2)]
+    port = train(tmp_path, 9, Link(stop_after=2), checkpoint_every=5)
+    assert port.calls[-2:] == [("step_done", 2), ("before_checkpoint", 2)]
     assert RunFiles(tmp_path).names("checkpoints") == ["2.npz"]
 
 
@@ -119,19 +119,19 @@ def test_a_continued_run_ends_with_the_bits_of_an_undisturbed_one(
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    link = train(tmp_path, 10)
+    port = train(tmp_path, 10)
     for damage in (lambda data: data[:-10], lambda data: data[:500] + b"x" + data[501:]):
         newest = tmp_path / "checkpoints/10.npz"
         newest.write_bytes(damage(newest.read_bytes()))
         found = Checkpoints(RunFiles(tmp_path)).newest()
         assert found is not None and found[0] == 5
-        assert same_bits(found[1], link.published[5])
+        assert same_bits(found[1], port.published[5])
 
 
 def test_the_canary_is_of_the_published_weights(tmp_path: Path) -> None:
-    link = train(tmp_path, 2)
+    port = train(tmp_path, 2)
     for step in (0, 1, 2):
-        canary, weights = link.canaries[step], link.published[step]
+        canary, weights = port.canaries[step], port.published[step]
         assert canary.tolerance == CANARY_TOLERANCE
         rows = policy.log_probs(weights, CANARY[:-1])
         assert canary.logprobs.tolist() == [rows[t, CANARY[t + 1]] for t in range(4)]
@@ -139,8 +139,8 @@ def test_the_canary_is_of_the_published_weights(tmp_path: Path) -> None:
 
 
 def test_metrics_are_the_sums_that_the_controller_reports(tmp_path: Path) -> None:
-    link = train(tmp_path, 1)
-    report = summarise(link.metrics[1])
+    port = train(tmp_path, 1)
+    report = summarise(port.metrics[1])
     data = batch(1)
     trained = data["rl_mask"] > 0
     rows = policy.log_probs(policy.initial_weights(3), data["inputs"][trained], 0.8)
@@ -158,10 +158,10 @@ def test_metrics_are_the_sums_that_the_controller_reports(tmp_path: Path) -> Non
 
 
 def test_published_buffers_are_never_changed_afterwards(tmp_path: Path) -> None:
-    link = train(tmp_path, 1)
-    first = {name: array.copy() for name, array in link.published[0].items()}
-    train(tmp_path, 3, link)
-    assert same_bits(first, link.published[0])
+    port = train(tmp_path, 1)
+    first = {name: array.copy() for name, array in port.published[0].items()}
+    train(tmp_path, 3, port)
+    assert same_bits(first, port.published[0])
 
 
 @pytest.mark.parametrize("key", ["epochs", "mini_batches"])
@@ -179,7 +179,7 @@ def test_it_updates_once_per_step(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("override", ["setps=3", "learning_rate=1"])
-def test_it_refuses_keys_that_it_does_not_read(override: str, tmp_path: Path) -> None:
+def test_it_rejects_keys_that_it_does_not_read(override: str, tmp_path: Path) -> None:
     path = str(Path(__file__).parents[2] / "configs/testing.yml")
     section, _ = load_section(path)
 
@@ -194,7 +194,7 @@ def test_it_refuses_keys_that_it_does_not_read(override: str, tmp_path: Path) ->
 
     for function in (BigramTrainer.build, BigramTrainer.check):
         function(BigramConfig(), context("steps=3", "run_name=other"))
-        with pytest.raises(ConfigError, match="trainer bigram reads no such key") as refused:
+        with pytest.raises(ConfigError, match="trainer bigram reads no such key") as rejected:
             function(BigramConfig(), context(override))
-        assert refused.value.key == override.partition("=")[0]
-        assert ("did you mean 'steps'?" in str(refused.value)) == (override == "setps=3")
+        assert rejected.value.key == override.partition("=")[0]
+        assert ("did you mean 'steps'?" in str(rejected.value)) == (override == "setps=3")

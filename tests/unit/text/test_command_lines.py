@@ -70,7 +70,7 @@ def test_the_shorter_path_is_shown_and_always_has_a_slash(
     assert pasteable("rlax") == "./rlax"
     monkeypatch.chdir("/usr/lib")
     assert pasteable("rlax") == f"'{clone}/.venv/bin/rlax'"  # quoted: the folder has a space
-    assert pasteable("rlax", "audit", directory=clone / "my_gate") == "../.venv/bin/rlax audit"
+    assert pasteable("rlax", "audit", directory=clone / "my_filter") == "../.venv/bin/rlax audit"
 
 
 def test_a_program_without_a_script_keeps_its_name(clone: Path) -> None:

@@ -46,7 +46,7 @@ def test_only_surrogates_are_taken_from_what_is_stored():
     assert storable("1\x1f2\x1e\ud800Ω") == "1\x1f2\x1e\ufffdΩ"
 
 
-def test_no_character_is_left_that_a_terminal_obeys_or_a_format_refuses():
+def test_no_character_is_left_that_a_terminal_obeys_or_a_format_rejects():
     all_of_them = harmless("".join(map(chr, range(0x110000))))
     left = {c for c in set(all_of_them) if unicodedata.category(c) in ("Cc", "Cs")}
     assert left == set("\t\n\r")

@@ -60,7 +60,7 @@ def test_a_terminal_shows_text_and_obeys_only_us():
 
 def test_an_audit_shows_reasons_of_plug_ins_as_they_are():
     out = io.StringIO()
-    figures = Figures(filtered=Counter({NASTY: 3}))
+    figures = Figures(rejected=Counter({NASTY: 3}))
     found = Violation("rule", None, None, None, NASTY)
     print_report(
         HarmlessConsole(file=out, width=200),
@@ -88,7 +88,7 @@ def test_prompts_are_made_harmless_and_their_ids_must_be():
 
 
 @pytest.mark.parametrize("field", ["id", "text", "reference"])
-def test_what_is_not_text_is_refused_by_name(field):
+def test_what_is_not_text_is_rejected_by_name(field):
     prompts = [make_prompt("7"), replace(make_prompt("8"), **{field: None})]
     with pytest.raises(ConfigError, match=f"prompt 1 has the {field} None: it must be text"):
         checked_prompts(prompts, "train", "rlax.prompt_source", "x")
@@ -112,7 +112,7 @@ def fleet() -> Fleet:
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", NASTY, "x" * 129])
-def test_a_worker_with_a_name_that_is_none_is_refused(name):
+def test_a_worker_with_a_name_that_is_none_is_rejected(name):
     async def main():
         workers = fleet()
         request = pb.RegisterRequest(worker=name, address="x:1", slots=1, config_hash="abc")
@@ -154,7 +154,7 @@ def test_a_page_shows_records_of_earlier_versions_harmlessly(tmp_path):
     columns = index["columns"]
     row = columns["completion"].index(SHOWN)
     assert columns["error"][row] == columns["worker"][row] == SHOWN
-    assert index["fates"][columns["fate"][row]] == f"refused: {SHOWN}"
+    assert index["fates"][columns["fate"][row]] == f"rejected: {SHOWN}"
     (shown,) = [p for p in index["prompts"] if p["id"] == "nasty"]
     assert shown["text"] == shown["reference"] == SHOWN
 

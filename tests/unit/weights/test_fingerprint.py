@@ -88,7 +88,7 @@ def test_swapped_rows_are_noticed_even_where_low_bits_are_zero():
     assert len(prints) == 64
 
 
-def test_dtypes_without_a_bit_view_are_refused():
+def test_dtypes_without_a_bit_view_are_rejected():
     with pytest.raises(TypeError, match="complex64"):
         fingerprint({"w": jnp.zeros(3, jnp.complex64)})
     with pytest.raises(TypeError, match="complex64"):

@@ -73,11 +73,11 @@ def test_versions_are_visible_in_order_with_their_fingerprints(loop):
 def test_a_failure_reaches_the_run_and_the_trainer(loop, where):
     error = WeightsError("no space left")
 
-    async def refuse(version, restart):
+    async def reject(version, restart):
         raise error
 
     store = Store(error=error if where == "store" else None)
-    publisher, seen, errors, told = make(loop, store, refuse)
+    publisher, seen, errors, told = make(loop, store, reject)
     publisher.publish(0, ARRAYS)
     with pytest.raises(WeightsError, match="no space left"):
         publisher.publish(1, ARRAYS)

@@ -52,7 +52,7 @@ def test_versions_may_skip_numbers():
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_the_same_or_an_older_version_is_refused(number):
+def test_the_same_or_an_older_version_is_rejected(number):
     t = table(published=3)
     with pytest.raises(WeightsError, match=f"version {number} cannot be published: version 2"):
         t.publish(version(number))
@@ -197,7 +197,7 @@ def test_a_canary_loses_nothing(way):
     ("changes", "message"),
     [({"tokens": b"12345"}, "garbled"), ({"logprobs": b""}, "3 tokens and 0 log-probs")],
 )
-def test_a_canary_that_fits_nothing_is_refused(changes, message):
+def test_a_canary_that_fits_nothing_is_rejected(changes, message):
     garbled = version_to_proto(WeightVersion(7, 7, "/w/7", {}, CANARY))
     for name, value in changes.items():
         setattr(garbled.canary, name, value)

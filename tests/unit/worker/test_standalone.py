@@ -115,7 +115,7 @@ def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:
+def test_what_does_not_go_together_is_rejected(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 2 and said in result.stderr
 
