@@ -69,10 +69,9 @@ from rlax_plugin.ports.protocols import (
     RolloutEngine,
     Sampler,
     Tracker,
-    Trainer,
-    TrainerPort,
     WeightStore,
 )
+from rlax_plugin.ports.training import Trainer, TrainerPort
 
 # Files.
 from rlax_plugin.records.files import RunFiles

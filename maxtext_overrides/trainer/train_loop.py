@@ -6,7 +6,9 @@ each update is a train step of MaxText: step s is what MaxText calls (s - 1) u .
 falls due inside an RL step is saved at its end, under the label s u - 1. Everything happens on the
 calling thread, in this order:
 
-    on_start(completed)  batches(s)  [u train steps]  before_checkpoint(s)  [save]  on_step_end(s)
+    on_start  batches(s)  [u train steps]  decide(s)  before_checkpoint(s)  [save]  on_step_end(s)
+
+MaxText itself may save before ``decide``, where a checkpoint is due after the step's last update.
 """
 
 from __future__ import annotations
@@ -81,15 +83,17 @@ class Events:
 
     Attributes:
       batches: step -> arrays [rows, length], for all of the step's updates; may block.
-      on_step_end: (loop, metrics) after each step; True saves a checkpoint and ends the loop.
-        Metrics are device values: MaxText's scalars, means over the step's updates, and the
-        objective's sums over them, under their own names.
+      on_step_end: (loop, metrics) after each step. Metrics are device values: MaxText's scalars,
+        means over the step's updates, and the objective's sums over them, under their own names.
+      decide: step -> (save, stop), asked once at the end of each step: whether to save a checkpoint
+        of it that is not due, and whether to end the loop after it.
       on_start: once the weights are there, before the train step is compiled.
       before_checkpoint: step, right before MaxText saves the checkpoint of that step.
     """
 
     batches: Callable[[int], Mapping[str, np.ndarray]]
-    on_step_end: Callable[[Loop, Mapping[str, Any]], bool]
+    on_step_end: Callable[[Loop, Mapping[str, Any]], None]
+    decide: Callable[[int], tuple[bool, bool]] = lambda step: (False, False)
     on_start: Callable[[Loop], None] = lambda loop: None
     before_checkpoint: Callable[[int], None] = lambda step: None
 
@@ -230,12 +234,15 @@ class _Extension:
             state = jax_device_state["state"]
             loop.completed, loop.model_state = completed, state.model
             saving = (python_vars["checkpoint_manager"], state, python_vars["data_iterator"])
-            if self.save_due:
+            with self._remembered():
+                save, stop = self.events.decide(completed)
+            if save:
+                self._save_once(*saving)
+            elif self.save_due:
                 self._save(*saving)
             with self._remembered():
-                stop = self.events.on_step_end(loop, self.metrics.take())
+                self.events.on_step_end(loop, self.metrics.take())
             if stop:
-                self._save_once(*saving)
                 raise self.train.exceptions.StopTraining(f"asked to after step {loop.completed}")
             return metrics
 
@@ -327,7 +334,7 @@ def run_train_loop(
       objective: the RL objective; None trains with MaxText's own loss.
 
     Returns:
-      The loop as it ended, by ``config.steps`` or because ``on_step_end`` asked for it.
+      The loop as it ended, by ``config.steps`` or because ``decide`` said so.
 
     Raises:
       OverrideError: MaxText is not what was tested.

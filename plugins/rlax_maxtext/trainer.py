@@ -102,17 +102,17 @@ class MaxTextTrainer(Trainer):
             assert running is not None, "a loop starts before it asks for a batch"
             return policies.complete(running, step, batch)
 
-        def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> bool:
+        def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> None:
             import jax
 
             publish(loop)  # dispatched first: it runs while the metrics are waited for
             found = jax.device_get(dict(metrics))
             port.step_done(loop.completed, found | (policies.metrics if policies else {}))
-            return port.stop_requested
 
         events = Events(
             batches=batches,
             on_step_end=on_step_end,
+            decide=port.decide,
             on_start=on_start,
             before_checkpoint=port.before_checkpoint,
         )
@@ -171,7 +171,8 @@ class MaxTextTrainer(Trainer):
         )
         events = Events(
             batches=port.next_batch,
-            on_step_end=lambda *_: True,
+            on_step_end=lambda *_: None,
+            decide=lambda step: (False, True),
             on_start=self._publisher(port),
         )
         slots = resolve(self._section, self._context.part)

@@ -21,7 +21,8 @@ from rlax_plugin.config.loading import load_section
 from rlax_plugin.controller import descent
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import batches, loss
-from rlax_plugin.ports.protocols import Arrays, BuildContext, Trainer, TrainerPort
+from rlax_plugin.ports.protocols import Arrays, BuildContext
+from rlax_plugin.ports.training import Decision, Trainer, TrainerPort
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
@@ -89,9 +90,8 @@ class ReplayPort(TrainerPort):
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         log.info("%s: %d of %d %s", phase, done, of, note)
 
-    @property
-    def stop_requested(self) -> bool:
-        return self._done >= self._last_step
+    def decide(self, step: int) -> Decision:
+        return Decision(save=False, stop=step >= self._last_step)
 
 
 def _read_run(files: RunFiles) -> tuple[dict[int, Segment], dict[int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -88,26 +89,32 @@ class LoopThread:
 
 
 class Supervision:
-    """Tasks on the running event loop, and the first failure among them.
+    """Tasks on one event loop, and the first failure of a run: the only place that keeps it.
 
-    Args:
-      on_failure: called with the failure, once.
+    Attributes:
+      closing: whether everything is being ended.
     """
 
-    def __init__(self, on_failure: Callable[[BaseException], None] = lambda error: None):
-        self._on_failure = on_failure
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None  # by ``watch_loop``
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._closing = False
+        self.closing = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a failure."""
+        return self._failure is not None
 
     def watch_loop(self) -> None:
-        """Makes an error that no code waits for a failure, too."""
-        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        """Makes an error on the running loop that no code waits for a failure, too."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_loop_error)
 
     def _on_loop_error(self, loop: object, what: dict[str, Any]) -> None:
         error = what.get("exception") or RlaxError(what["message"])
-        if self._closing or isinstance(error, BlockingIOError):  # gRPC's poller: a late wake-up
+        if self.closing or isinstance(error, BlockingIOError):  # gRPC's poller: a late wake-up
             log.warning("%s", what["message"], exc_info=what.get("exception"))
         else:
             self.fail(error)
@@ -136,7 +143,12 @@ class Supervision:
         if self._failure is None:
             self._failure = error
             self._failed.set()
-            self._on_failure(error)
+
+    def fail_from_thread(self, error: BaseException) -> None:
+        """``fail`` for other threads; does nothing once the loop is closed: the run has ended."""
+        assert self._loop is not None, "watch_loop comes first"
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.fail, error)
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, given up as soon as there is a failure.
@@ -157,7 +169,7 @@ class Supervision:
 
     async def close(self) -> None:
         """Cancels every task; what fails from now on is only logged."""
-        self._closing = True
+        self.closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -11,6 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
+from rlax_plugin.errors import RlaxError
+
+
+class BacklogError(RlaxError):
+    """More work was submitted than may wait."""
+
 
 def on_daemon[T](work: Callable[[], T], name: str) -> Future[T]:
     """The result of work on a thread of its own, which is left behind if it hangs."""
@@ -30,21 +36,33 @@ def _fulfil[T](future: Future[T], work: Callable[[], T]) -> None:
         future.set_result(result)
 
 
-class DaemonThread(Executor):
-    """Does one thing after the other.
+class BackgroundWorker(Executor):
+    """Does one thing after the other, on a thread of its own; only so many may wait.
 
     Unlike an executor of the standard library's, it cannot keep the process alive.
     Python waits for the threads of those when it exits, for as long as a disk or a bucket hangs.
+
+    Args:
+      name: of the thread, for messages.
+      most_waiting: what is submitted beyond that is rejected: the work is slower than what asks
+        for it, or hangs.
     """
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, most_waiting: int):
+        self._name, self._most_waiting = name, most_waiting
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Future[Any]] = deque()
         self._last: Future[Any] | None = None
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See ``Executor``; a future that is cancelled before its turn is left out."""
+        """See ``Executor``; a future that is cancelled before its turn is left out.
+
+        Raises:
+          BacklogError: too much is waiting.
+        """
+        if len(self._waiting) >= self._most_waiting:
+            raise BacklogError(f"{self._name}: {self._most_waiting} pieces of work are waiting")
         future: Future[T] = Future()
 
         def run() -> None:
@@ -56,10 +74,10 @@ class DaemonThread(Executor):
         self._work.put(run)
         return future
 
-    def wait(self, deadline_s: float) -> None:
-        """Returns once everything submitted so far is done, or it takes too long."""
-        if self._last is not None:
-            concurrent.futures.wait([self._last], deadline_s)
+    def wait(self, deadline_s: float) -> bool:
+        """Waits for everything submitted so far; returns whether it is done in time."""
+        last = [] if self._last is None else [self._last]
+        return not concurrent.futures.wait(last, deadline_s).not_done
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
         """Ends the thread behind what is submitted, or behind what it is doing.

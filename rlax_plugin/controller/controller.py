@@ -1,263 +1,142 @@
-"""The controller: everything that lives on the event loop, wired together."""
+"""The controller: what happens to a run, from its first weights to its last record."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.closing import Closing
+from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
 from rlax_plugin.controller.run_state import RunState
-from rlax_plugin.errors import DeadlineError, PluginError, TrainingError
+from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
 from rlax_plugin.metrics.dashboard import Dashboard
-from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
-from rlax_plugin.metrics.step import (
-    FinishedStep,
-    RunStats,
-    StepStats,
-    Summarise,
-    step_metrics,
-)
-from rlax_plugin.objective.advantages import AdvantageSlot
-from rlax_plugin.ports.protocols import BuildContext, Tracker, WeightStore
-from rlax_plugin.records import endpoints
+from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
+from rlax_plugin.ports.protocols import BuildContext, Tracker
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.rollouts.fleet import Worker
-from rlax_plugin.rollouts.requests import training_prompts
+from rlax_plugin.rollouts.fleet import FleetListener, Worker
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.types import Descent, Group, WeightVersion
-from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.host_fingerprint import digest
-from rlax_plugin.weights.kept import listed_versions, record_versions
-from rlax_plugin.weights.publisher import Publisher
-from rlax_plugin.weights.service import ParameterServer
 
 
-class Controller:
-    """Owns the stages of one run. All methods run on the event loop unless they say otherwise.
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """What is known of a run before anything of it is started.
 
-    Args:
-      argv: config path and overrides, as workers are to be started with.
+    Attributes:
       origin: whose weights the run starts from; None: its own.
       last_step: the run's last training step.
-      advantage_slot: makes the objective's; called once, after the reward pool is there.
+    """
+
+    context: BuildContext
+    files: RunFiles
+    registry: Registry
+    config_hash: str
+    origin: Descent | None
+    last_step: int
+    dashboard: Dashboard
+
+    @property
+    def section(self) -> RlaxSection:
+        return self.context.section
+
+    @property
+    def computes(self) -> str:
+        """What the run computes: a ledger that tells of other first weights is another run's."""
+        return f"{self.config_hash} from {self.origin}" if self.origin else self.config_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Where a run writes down what happens.
+
+    Attributes:
+      trackers: of the config; what takes metrics besides ``metrics``.
+    """
+
+    ledger: Ledger
+    recorder: Recorder
+    metrics: MetricsFile
+    trackers: list[Tracker]
+
+
+class Controller(FleetListener):
+    """Knows all stages of one run, and is told of everything that happens to it.
+
+    ``assembly.assemble`` makes one. All methods run on the event loop.
+
+    Args:
+      algorithm: of the objective, preset and config merged.
+
+    Attributes:
+      stats: of the steps that are finished.
+      before: what was measured before training; None as long as it was not.
     """
 
     def __init__(
         self,
+        setup: RunSetup,
         *,
-        context: BuildContext,
-        files: RunFiles,
-        registry: Registry,
-        argv: tuple[str, ...],
-        config_hash: str,
-        origin: Descent | None,
-        last_step: int,
-        dashboard: Dashboard,
-        advantage_slot: Callable[[], AdvantageSlot],
-        summarise: Summarise,
+        supervision: Supervision,
+        observers: Observers,
+        records: Records,
+        run_state: RunState,
+        generation: Generation,
+        flow: Flow,
+        periodic: PeriodicEvaluation,
+        algorithm: Algorithm,
     ):
-        self.section: RlaxSection = context.section
-        self._context, self._registry, self._argv = context, registry, argv
-        self._config_hash, self._last_step = config_hash, last_step
-        # A ledger that tells of other first weights is another run's.
-        self._computes = config_hash if origin is None else f"{config_hash} from {origin}"
-        self.dashboard = dashboard
-        self._advantage_slot, self._summarise = advantage_slot, summarise
-        self.files = files
-        self._state_dir: Path = context.run_dir
+        self._setup, self._supervision, self._observers = setup, supervision, observers
+        self.section, self.files, self.dashboard = setup.section, setup.files, setup.dashboard
+        self.run_state, self._flow = run_state, flow
+        self.generation, self.periodic, self.algorithm = generation, periodic, algorithm
+        self.fleet = generation.fleet
+        self._ledger, self._recorder = records.ledger, records.recorder
+        self._metrics, self._trackers = records.metrics, records.trackers
         self.stats = RunStats()
-        self.latest_version = -1
-        self.versions_published = 0
         self.before: Evaluated | None = None
-        self._supervision = Supervision(self._on_failure)
-        self.fail = self._supervision.fail
-        self.unless_failed = self._supervision.unless_failed
-        self._started = Closing(dashboard.message)
-        self._closing = False
-        self._begun: asyncio.Task[None] | None = None
-        self._writing: Callable[[str], Coroutine[Any, Any, None]] | None = None
+        self._begun: asyncio.Task[None] | None = None  # once there are weights
         self._replaced_before = 0  # reward processes, at the last step's end
-
-    # --- start ---------------------------------------------------------------------------------
-
-    def _part(self, kind: str, choice: Any, key: str) -> Any:
-        return self._registry.part(kind, choice, key, self._context)
-
-    async def start(self) -> None:
-        """Brings up the reward pool, the endpoints and the workers.
-
-        Raises:
-          RlaxError: something did not start; ``close`` ends what did.
-        """
-        self._loop = asyncio.get_running_loop()
-        self._supervision.watch_loop()
-        await self._supervision.own(self._start())
-
-    async def _start(self) -> None:
-        s, undo = self.section, self._started
-        store = self._part("weight_store", s.weights.store, "rlax.weights.store")
-        self.store: WeightStore = store
-        sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
-        filters = [
-            self._part("filter", choice, f"rlax.curation.filters.{i}")
-            for i, choice in enumerate(s.curation.filters)
-        ]
-        self.trackers: list[Tracker] = []
-        undo.ends_trackers(self.trackers, s.trackers)
-        for i, choice in enumerate(s.trackers):
-            self.trackers.append(self._part("tracker", choice, f"rlax.trackers.{i}"))
-        self._ledger = Ledger(self._state_dir / "ledger.sqlite", run=self._computes)
-        self._recorder = Recorder(
-            self.files, self._ledger, lambda e: self._loop.call_soon_threadsafe(self.fail, e)
-        )
-        undo.callback(self._recorder.close)
-        self._metrics = MetricsFile(self.files, self._state_dir)
-        undo.callback(self._metrics.close)
-
-        parameters: ParameterServer | ParameterServerClient
-        if (address := s.weights.parameter_server) == "embedded":
-            parameters = ParameterServer(
-                store=store,
-                keep=s.weights.keep,
-                lease_s=s.deadlines.lease_s,
-                record=functools.partial(record_versions, self.files),
-                listed=await asyncio.to_thread(
-                    listed_versions, self.files, self._weights_directory
-                ),
-            )
-            self._writing = parameters.writing
-        else:
-            parameters = ParameterServerClient(address, rpc_s=s.deadlines.rpc_s)
-        undo.push_async_callback(parameters.close)
-        self._announce = parameters.publish
-        generation = self._generation = Generation(
-            self._context,
-            self._registry,
-            config_hash=self._config_hash,
-            parameters=parameters if isinstance(parameters, ParameterServer) else address,
-            latest_version=lambda: self.latest_version,
-            undo=undo,
-            note=self.dashboard.message,
-            refresh=lambda request: self.flow.refresh(request),
-            on_reissued=lambda request, reason: self.flow.reissued(request, reason),
-            on_lost=self._on_lost,
-            on_quarantined=self._on_quarantined,
-            warn=self.dashboard.message,
-        )
-        self.pace = generation.pace
-        self.source, self.fleet = generation.source, generation.fleet
-        self.launcher = generation.launcher
-        rates = PassRateTable(s.curation.pass_rate_half_life)
-        self.run_state = RunState(s, training_prompts(s, self.source), sampler, rates)
-        self.flow = Flow(
-            section=s,
-            source=self.source,
-            filters=filters,
-            advantage_slot=self._advantage_slot(),
-            dispatcher=generation.dispatcher,
-            rewards=generation.rewards,
-            run_state=self.run_state,
-            recorder=self._recorder,
-            latest_version=lambda: self.latest_version,
-            on_scored=self._on_scored,
-        )
-        reader = ParameterServerClient(generation.parameter_server, rpc_s=s.deadlines.rpc_s)
-        undo.push_async_callback(reader.close)
-        self.periodic = PeriodicEvaluation(
-            every=s.evaluation.every if generation.evaluator.sets else 0,
-            last_step=self._last_step,
-            evaluator=generation.evaluator,
-            fleet=self.fleet,
-            client=reader,
-            recorder=self._recorder,
-            files=self.files,
-            spawn=self._supervision.spawn,
-            note=self.dashboard.message,
-            show=self.dashboard.estimates,
-        )
-        if s.network.prometheus_port is not None:
-            exporter = PrometheusTracker(self, s.network)
-            self.trackers.append(exporter)
-        undo.callback(endpoints.remove_endpoints, self._state_dir)
-        await generation.start(self._supervision.spawn)
-        undo.push_async_callback(self.flow.stop)
-        reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)
-        endpoints.write_endpoints(self._state_dir, reached_at)
-
-    def _on_failure(self, error: BaseException) -> None:
-        if hasattr(self, "flow"):
-            self.flow.fail(error)
-
-    @property
-    def _weights_directory(self) -> str:
-        """Where the run's versions are written."""
-        path = self.section.weights.path
-        return RunFiles(path).location() if path else self.files.location("weights")
-
-    def make_publisher(self) -> Publisher:
-        """The way from the trainer's thread to the weight store. Any thread."""
-        return Publisher(
-            loop=self._loop,
-            store=self.store,
-            directory=self._weights_directory,
-            writing=self._writing,
-            announce=self._announce,
-            on_published=self._on_published,
-            on_error=self.fail,
-            deadline_s=self.section.deadlines.weights_s,
-            pace=self.pace,
-        )
 
     # --- events --------------------------------------------------------------------------------
 
-    def _hook(self, name: str, **arguments: Any) -> None:
-        # Called from the midst of other work, which must not be torn: the failure goes its own way.
-        try:
-            getattr(self._registry.manager.hook, name)(**arguments)
-        except PluginError as error:
-            self.fail(error)
-
-    def _on_lost(self, worker: Worker, reason: str) -> None:
-        if not self._closing:
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        if not self._supervision.closing:
             self.dashboard.message(f"worker {worker.name} lost: {reason}")
-            self._hook("rlax_on_worker_lost", worker=worker.name, reason=reason)
+            self._observers.notify("worker_lost", worker=worker.name, reason=reason)
 
-    def _on_quarantined(self, worker: str, reason: str) -> None:
-        self.dashboard.message(f"worker {worker} is quarantined: {reason}")
-        self.flow.distrust(worker)
+    def worker_quarantined(self, name: str, reason: str) -> None:
+        self.dashboard.message(f"worker {name} is quarantined: {reason}")
+        self._flow.distrust(name)
 
-    def _on_scored(self, group: Group, rejected: str | None) -> None:
-        self._hook("rlax_on_group_scored", group=group, rejected=rejected)
-
-    def _on_published(self, version: WeightVersion) -> None:
-        self.latest_version = version.version
-        self.versions_published += 1
-        self._hook("rlax_on_weights_published", version=version)
+    def published(self, version: WeightVersion) -> None:
+        """A weight version is visible to workers."""
+        self.fleet.latest_version = version.version
+        self.stats.versions_published += 1
+        self._observers.notify("weights_published", version=version)
         prints = {name: spec.fingerprint for name, spec in version.tensors.items()}
-        self.flow.published(version.version, digest(prints))
+        self._flow.published(version.version, digest(prints))
         if self._begun is not None and self._begun.done():
             self.periodic.published(version.version)
 
     async def run_failed(self, error: Exception) -> None:
         """Tells the plug-ins, before everything is shut down."""
-        self._hook("rlax_on_run_error", error=harmless(str(error)))
+        self._observers.notify("run_error", error=harmless(str(error)))
+
+    # --- training ------------------------------------------------------------------------------
 
     def weights_exist(self, step: int) -> None:
         """The trainer has handed over its first weights, of ``step``: begin."""
@@ -272,53 +151,60 @@ class Controller:
             what = "reading the run's records"
             raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
         self.dashboard.phase("waiting for workers")
-        await self._generation.wait_for_worker()
-        self._hook("rlax_on_run_start", run_dir=self.files.url, config_hash=self._config_hash)
+        await self.generation.wait_for_worker()
+        self._observers.notify(
+            "run_start", run_dir=self.files.url, config_hash=self._setup.config_hash
+        )
         self.before = await self._recorder.call(recorded, self.files, "before")
         if self.before is None:
             self.before = await self.evaluate("before", step)
         self.stats.training_begins()
-        self.dashboard.phase("training", self._last_step)
-        await self.flow.start(recovery, self._last_step)
+        self.dashboard.phase("training", self._setup.last_step)
+        await self._flow.start(recovery)
         self.periodic.published(step)
 
     async def begun(self) -> None:
-        """Returns once training may begin; at once if the trainer has handed over no weights."""
+        """Returns once training may begin; at once if the trainer has handed over no weights.
+
+        Raises:
+          RlaxError: the run has failed meanwhile.
+        """
         if self._begun is not None:
-            await asyncio.shield(self._begun)
+            await self._supervision.unless_failed(_ended(self._begun))
 
     async def next_groups(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
         """Waits for the groups of a step; they are on disk when it returns."""
-        return await self.flow.batch(step)
+        return await self._flow.batch(step)
 
-    def step_finished(self, done: FinishedStep, publish_s: float) -> None:
+    def step_finished(self, done: FinishedStep) -> None:
         """Takes a finished step: metrics, records, display."""
-        metrics = self._step_metrics(done, publish_s) | self.periodic.take_metrics()
-        self._replaced_before = self._generation.rewards.replaced
+        metrics = self._step_metrics(done) | self.periodic.take_metrics()
+        self._replaced_before = self.generation.rewards.replaced
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)
-        for tracker in self.trackers:
-            tracker.log(done.step, metrics)
-        self._hook("rlax_on_step_end", step=done.step, metrics=metrics)
+        self._track(done.step, metrics)
+        self._observers.notify("step_end", step=done.step, metrics=metrics)
         self.dashboard.step(
-            done.step, metrics, self.latest_version, self.run_state.rates.histogram()
+            done.step, metrics, self.fleet.latest_version, self.run_state.rates.histogram()
         )
 
-    def _step_metrics(self, done: FinishedStep, publish_s: float) -> dict[str, float]:
+    def _track(self, step: int, metrics: dict[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def _step_metrics(self, done: FinishedStep) -> dict[str, float]:
         return step_metrics(
             done,
             self.section,
-            self._summarise,
             workers=len(self.fleet.workers),
-            publish_s=publish_s,
-            replaced=self._generation.rewards.replaced - self._replaced_before,
+            replaced=self.generation.rewards.replaced - self._replaced_before,
         )
 
     # --- evaluation ----------------------------------------------------------------------------
 
     async def evaluate(self, name: str, version: int) -> Evaluated | None:
         """Evaluates at a version and records the result under ``evaluation/<name>.json``."""
-        evaluator = self._generation.evaluator
+        evaluator = self.generation.evaluator
         if not evaluator.sets:
             return None
         self.dashboard.phase(f"evaluating {name} training", evaluator.problems)
@@ -333,22 +219,40 @@ class Controller:
             raise DeadlineError(what, deadline_s, "rlax.deadlines.weights_s") from None
         return found
 
-    async def end_periodic(self, *, stopped: bool) -> None:
+    async def evaluate_after(self) -> Evaluated | None:
+        """Evaluates the newest weights, once training has ended.
+
+        Raises:
+          RlaxError: the run has failed.
+        """
+        measured = self.evaluate("after", self.fleet.latest_version)
+        return await self._supervision.unless_failed(measured)
+
+    async def _end_periodic(self, *, stopped: bool) -> None:
         """Waits for the evaluation that is still running after training, or ends it."""
         if stopped:
             await self.periodic.cancel()
             return
         await self.periodic.finish()
         if metrics := self.periodic.take_metrics():  # too late for the line of a step
-            for tracker in self.trackers:
-                tracker.log(self._last_step, metrics)
+            self._track(self._setup.last_step, metrics)
+
+    async def training_ended(self, *, stopped: bool) -> None:
+        """Waits for what goes on beside training, or ends it where the run was stopped.
+
+        Raises:
+          RlaxError: the run has failed meanwhile.
+        """
+        await self._supervision.unless_failed(self._end_periodic(stopped=stopped))
+        # A run with nothing left to train may still be waiting for its first worker.
+        await self.begun()
 
     # --- state ---------------------------------------------------------------------------------
 
     async def snapshot(self, unfinished: FinishedStep) -> None:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
-        commit, run_state = await self.flow.commit()
-        metrics = self._step_metrics(unfinished, publish_s=0.0)
+        commit, run_state = await self._flow.commit()
+        metrics = self._step_metrics(unfinished)
         step = unfinished.step
         if run_state["next_step"] != step + 1:
             raise TrainingError(
@@ -365,8 +269,15 @@ class Controller:
         self._metrics.upload()
 
     async def finish(self) -> None:
-        """Returns once everything that happened is in the run's directory."""
-        await self.flow.commit()
+        """Returns once everything that happened is in the run's directory.
+
+        Raises:
+          RlaxError: the run has failed.
+        """
+        await self._supervision.unless_failed(self._finish())
+
+    async def _finish(self) -> None:
+        await self._flow.commit()
         await self._recorder.call(self._metrics.upload)
         reached(FaultPoint.RUN_FINISHED)
 
@@ -394,15 +305,6 @@ class Controller:
             self.dashboard.message(f"{what} are trained again, on their recorded batches")
         return recovery
 
-    # --- end -----------------------------------------------------------------------------------
 
-    @property
-    def close_s(self) -> float:
-        """The most that ``close`` may take."""
-        return self._started.deadline_s
-
-    async def close(self) -> None:
-        """Ends everything that was started, whatever state it is in."""
-        self._closing = True
-        await self._supervision.close()
-        await self._started.aclose()
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.shield(task)

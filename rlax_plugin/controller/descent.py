@@ -18,7 +18,8 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.controller.run_directory import WEIGHT_KEYS, holds_results
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.ports.protocols import BuildContext, CheckpointStarter, Trainer
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.training import CheckpointStarter, Trainer
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import Descent
 

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from rlax_plugin.build import Registry
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator, problem_sets
 from rlax_plugin.ports.protocols import BuildContext, Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rollouts.dispatch import Dispatcher
-from rlax_plugin.rollouts.fleet import Fleet, Worker
+from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
+from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.wire import SERVER_OPTIONS
-from rlax_plugin.types import GroupRequest
 from rlax_plugin.weights.service import ParameterServer
+
+
+class _FirstWorker(FleetListener):
+    """Knows when a worker has become ready."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.Event()
+
+    def worker_ready(self, worker: Worker) -> None:
+        self.ready.set()
 
 
 class Generation:
@@ -30,14 +40,13 @@ class Generation:
     Make it and use it on one event loop. Nothing runs before ``start``.
 
     Args:
+      source: of the training prompts.
       config_hash: of workers that may join.
       parameters: the parameter server to serve beside the fleet, or host:port of one elsewhere.
-      latest_version: the newest published version.
-      refresh, on_reissued: see ``Dispatcher``.
-      on_lost, on_quarantined: see ``Fleet``.
+      closing: gets what ends all that is started.
+      note: shows in one line what went wrong with rewards; the run goes on.
       warn: see ``Pace``.
-      undo: gets what ends all that is started.
-      note: told in one line what went wrong with rewards, and goes on.
+      reissuing: see ``Dispatcher``.
 
     Attributes:
       address: host:port of the controller's endpoint.
@@ -52,29 +61,23 @@ class Generation:
         self,
         context: BuildContext,
         registry: Registry,
+        source: PromptSource,
         *,
         config_hash: str,
         parameters: ParameterServer | str,
-        latest_version: Callable[[], int],
-        undo: Closing,
+        closing: Closing,
         note: Callable[[str], None],
-        refresh: Callable[[GroupRequest], GroupRequest] = lambda request: request,
-        on_reissued: Callable[[GroupRequest, str], None] = lambda request, reason: None,
-        on_lost: Callable[[Worker, str], None] = lambda worker, reason: None,
-        on_quarantined: Callable[[str, str], None] = lambda name, reason: None,
         warn: Callable[[str], None] | None = None,
+        reissuing: Reissuing | None = None,
     ):
-        self._context, self._undo, self._on_lost, self._note = context, undo, on_lost, note
+        self._context, self._closing, self._note = context, closing, note
         section: RlaxSection = context.section
         self._deadlines = section.deadlines
-        self._worker_ready = asyncio.Event()
 
         def part(kind: str, choice: Choice, key: str) -> Any:
             return registry.part(kind, choice, key, context)
 
-        self.source: PromptSource = part(
-            "prompt_source", section.prompt_source, "rlax.prompt_source"
-        )
+        self.source = source
         self.launcher: Launcher = part("launcher", section.launcher, "rlax.launcher")
         self.rewards = self._reward_pool(section, "rlax.rewards")
         own_rewards = {
@@ -101,63 +104,46 @@ class Generation:
             deadlines=self._deadlines,
             config_hash=config_hash,
             parameter_server=self.parameter_server,
-            latest_version=latest_version,
-            on_ready=self._ready,
-            on_lost=self._lost,
-            on_quarantined=on_quarantined,
-            on_heartbeat=lambda worker: self.pace.heard(worker),
         )
-        self.pace = Pace(section, self.fleet.workers, registry.workers(section), warn)
         rpc.add_FleetServicer_to_server(self.fleet, self._server)
-        self.dispatcher = Dispatcher(
-            self.fleet,
-            self._deadlines,
-            refresh=refresh,
-            on_reissued=on_reissued,
-            startup_needs_s=lambda: self.pace.needed_s("startup_s"),
-        )
-        sets = problem_sets(section, self.source, part, self.rewards, own_rewards)
+        self.pace = Pace(section, self.fleet.workers, registry.workers(section), warn)
+        self.dispatcher = Dispatcher(self.fleet, self._deadlines, reissuing, self.pace)
+        self._first_worker = _FirstWorker()
+        self.fleet.listeners += [self._first_worker, self.dispatcher, self.pace]
+        sets = problem_sets(section, source, part, self.rewards, own_rewards)
         self.evaluator = Evaluator(section, self.dispatcher, sets)
 
     def _reward_pool(self, section: RlaxSection, key: str) -> RewardPool:
         pool = RewardPool(section, self._context.run_dir, key=key, note=self._note)
-        self._undo.ends("the reward processes", "rlax.rewards", pool.close)
+        self._closing.ends("the reward processes", "rlax.rewards", pool.close)
         return pool
 
-    def _ready(self, worker: Worker) -> None:
-        self._worker_ready.set()
-        self.dispatcher.wake()
-
-    def _lost(self, worker: Worker, reason: str) -> None:
-        self.dispatcher.lost(worker, reason)
-        self._on_lost(worker, reason)
-
-    async def start(self, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:
+    async def start(self, supervision: Supervision) -> None:
         """Brings everything up and has workers started.
 
         Args:
-          spawn: runs what watches the fleet.
+          supervision: runs what watches the fleet.
 
         Raises:
           RlaxError: something did not start.
         """
         self.pace.look()
         await self._server.start()
-        undo, heartbeat_s = self._undo, self._deadlines.heartbeat_s
-        undo.push_async_callback(self._server.stop, None)
-        undo.push_async_callback(self.fleet.close)
+        closing, heartbeat_s = self._closing, self._deadlines.heartbeat_s
+        closing.push_async_callback(self._server.stop, None)
+        closing.push_async_callback(self.fleet.close)
         told_s = (self._deadlines.heartbeats_lost + 2) * heartbeat_s
         key = "rlax.deadlines.heartbeat_s"
-        undo.ends("telling the workers", key, self.fleet.dismiss, told_s)
+        closing.ends("telling the workers", key, self.fleet.dismiss, told_s)
         stop_s = getattr(self.launcher, "stop_s", PART_S)
-        undo.ends("the launcher", "rlax.launcher", self.launcher.stop, stop_s)
-        undo.push_async_callback(self.dispatcher.close)
+        closing.ends("the launcher", "rlax.launcher", self.launcher.stop, stop_s)
+        closing.push_async_callback(self.dispatcher.close)
         run_dir = self._context.run_dir
         await asyncio.gather(
             *(pool.start() for pool in self._pools),
             self.launcher.start(self._context.maxtext_argv, self.address, run_dir),
         )
-        spawn(self.fleet.watch())
+        supervision.spawn(self.fleet.watch())
 
     async def wait_for_worker(self) -> None:
         """Returns once a worker holds weights.
@@ -167,7 +153,7 @@ class Generation:
         """
         deadline_s = self._deadlines.startup_s
         try:
-            await asyncio.wait_for(self._worker_ready.wait(), deadline_s)
+            await asyncio.wait_for(self._first_worker.ready.wait(), deadline_s)
         except TimeoutError:
             names = ", ".join(sorted(self.fleet.workers)) or "none"
             what = f"the first rollout worker to become ready (registered: {names})"

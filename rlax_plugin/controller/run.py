@@ -1,28 +1,27 @@
 """``rlax train``: one run from start to end, on two threads.
 
 The main thread belongs to the trainer: it alone launches JAX work and takes signals. The controller
-lives on an event loop on a second thread. ``Link`` is where they meet.
+lives on an event loop on a second thread. ``ControllerPort`` is where they meet.
 """
 
 from __future__ import annotations
 
-import functools
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import yaml
 from rich.console import Console
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.concurrency.supervision import LoopThread
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.concurrency.supervision import LoopThread, Supervision
 from rlax_plugin.config.loading import config_hash, load_section, merged
 from rlax_plugin.controller import descent
-from rlax_plugin.controller.controller import Controller
+from rlax_plugin.controller.assembly import Assembled, assemble
+from rlax_plugin.controller.closing import Closing
+from rlax_plugin.controller.controller import Controller, RunSetup
 from rlax_plugin.controller.preflight import check_start
 from rlax_plugin.controller.results import print_results
 from rlax_plugin.controller.run_directory import (
@@ -34,19 +33,16 @@ from rlax_plugin.controller.run_directory import (
     state_directory,
 )
 from rlax_plugin.controller.summary import summary
-from rlax_plugin.controller.trainer_port import Link, canary_tokens
+from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import Dashboard
-from rlax_plugin.metrics.step import FinishedStep
-from rlax_plugin.objective import batches, diagnostics, loss
-from rlax_plugin.ports.protocols import BuildContext, Trainer
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console, quiet
-from rlax_plugin.types import Descent, Group, TrainBatch
-from rlax_plugin.weights.publisher import Publisher
 
 INTERRUPTED = 130
 
@@ -99,7 +95,16 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
             maxtext_argv=argv,
             run_url=files.url,
         )
-        run = _Run(context, files, registry, digest, origin, last_step, out, began_s)
+        setup = RunSetup(
+            context=context,
+            files=files,
+            registry=registry,
+            config_hash=digest,
+            origin=origin,
+            last_step=last_step,
+            dashboard=Dashboard(out, last_step),
+        )
+        run = _Run(setup, out, began_s)
         with run.signals():
             try:
                 return run.execute()
@@ -110,127 +115,76 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
 
 
 class _Run:
-    """Holds what ``train`` has started, so that it can end all of it."""
+    """One process's part of a run: what it has started, and how it ends."""
 
-    def __init__(
-        self,
-        context: BuildContext,
-        files: RunFiles,
-        registry: Any,
-        digest: str,
-        origin: Descent | None,
-        last_step: int,
-        console: Console,
-        began_s: float,
-    ):
-        self._context, self._files = context, files
-        self._registry, self._digest, self._origin = registry, digest, origin
-        self._section: RlaxSection = context.section
-        self._last_step, self._console, self._began_s = last_step, console, began_s
-        self._dashboard = Dashboard(console, last_step)
-        self._port: Link | None = None
-        self._closing = False
-
-    @functools.cached_property
-    def _objective(self) -> loss.ObjectiveSlots:
-        return self._registry.slots(self._context)
-
-    def _build_batch(self, step: int, groups: tuple[Group, ...]) -> TrainBatch:
-        return batches.batch_of(self._section, self._objective.algorithm, step, groups)
+    def __init__(self, setup: RunSetup, console: Console, began_s: float):
+        self._setup, self._console, self._began_s = setup, console, began_s
+        self._dashboard, self._section = setup.dashboard, setup.section
+        self._supervision = Supervision()
+        self._closing = Closing(self._dashboard.message)
+        self._port: ControllerPort | None = None  # while the trainer runs
+        self._ends = False
 
     def execute(self) -> int:
         # What it rejects, it rejects before a worker is started.
-        trainer: Trainer = self._registry.part(
-            "trainer", self._section.trainer, "rlax.trainer", self._context
+        trainer: Trainer = self._setup.registry.part(
+            "trainer", self._section.trainer, "rlax.trainer", self._setup.context
         )
-        if self._origin is not None:
-            descent.start(trainer, self._section.trainer.name, self._origin)
+        if (origin := self._setup.origin) is not None:
+            descent.start(trainer, self._section.trainer.name, origin)
             instead = ", in place of the warm start" if self._section.warm_start.enabled else ""
-            self._console.print(f"the first weights are those of {self._origin}{instead}")
+            self._console.print(f"the first weights are those of {origin}{instead}")
         thread = LoopThread()
-        controller = Controller(
-            context=self._context,
-            files=self._files,
-            registry=self._registry,
-            argv=self._context.maxtext_argv,
-            config_hash=self._digest,
-            origin=self._origin,
-            last_step=self._last_step,
-            dashboard=self._dashboard,
-            advantage_slot=lambda: self._objective.advantages,
-            summarise=diagnostics.summarise,
-        )
-        publisher: Publisher | None = None
+        run: Assembled | None = None
         try:
             with self._dashboard:
-                self._dashboard.phase(f"starting {self._files.url}")
+                self._dashboard.phase(f"starting {self._setup.files.url}")
                 deadline_s = self._section.deadlines.startup_s
                 key = "rlax.deadlines.startup_s"
-                thread.run(controller.start(), deadline_s, "starting the controller", key)
-                self._dashboard.workers = controller.fleet.workers
-                publisher = controller.make_publisher()
-                stopped = self._train(thread, controller, publisher, trainer)
-                publisher.wait()
-                # No deadline of its own: each of its groups has one.
-                thread.run(controller.unless_failed(controller.end_periodic(stopped=stopped)))
-                # A run with nothing left to train may still be waiting for its first worker.
-                thread.run(controller.unless_failed(controller.begun()))
-                # Only now is it true, and it stays so if the evaluation is interrupted.
-                deadline_s = self._section.deadlines.weights_s
-                what, key = "writing the last records", "rlax.deadlines.weights_s"
-                thread.run(controller.unless_failed(controller.finish()), deadline_s, what, key)
-                self._write_summary(controller, None)
-                if not stopped:
-                    evaluation = controller.evaluate("after", controller.latest_version)
-                    after = thread.run(controller.unless_failed(evaluation))
-                    self._write_summary(controller, after)
-            self._report(controller, stopped)
+                work = assemble(self._setup, self._supervision, self._closing)
+                run = thread.run(work, deadline_s, "starting the controller", key)
+                stopped = self._train(thread, run, trainer)
+            self._report(run.controller, stopped)
         except Exception as error:
-            if hasattr(controller, "flow"):
-                thread.run_last(controller.run_failed(error))
+            if run is not None:
+                thread.run_last(run.controller.run_failed(error))
             raise
         finally:
-            self._closing = True
+            self._ends = True
             try:
                 # It changes nothing about what the run has done, and so not how it ends.
-                if not thread.run_last(controller.close(), controller.close_s):
+                if not thread.run_last(self._close(), self._closing.deadline_s):
                     self._dashboard.message("some parts have not ended: logs/trainer.log says more")
-                if publisher is not None:
-                    publisher.close()
+                if run is not None:
+                    run.publisher.close()
             finally:
                 thread.close()
         return INTERRUPTED if stopped else 0
 
-    def _train(
-        self, thread: LoopThread, controller: Controller, publisher: Publisher, trainer: Trainer
-    ) -> bool:
-        """Returns whether training was stopped before its end."""
+    async def _close(self) -> None:
+        await self._supervision.close()
+        await self._closing.aclose()
 
-        def step_finished(done: FinishedStep) -> None:
-            controller.step_finished(done, publisher.last_s)
-
-        port = Link(
-            loop=thread.loop,
-            section=self._section,
-            canary_tokens=canary_tokens(
-                controller.source.prompts("train"), self._section.rollouts.max_prompt_tokens
-            ),
-            begun=lambda: controller.unless_failed(controller.begun()),
-            next_groups=controller.next_groups,
-            publisher=publisher,
-            build_batch=self._build_batch,
-            started=controller.weights_exist,
-            finished=step_finished,
-            snapshot=controller.snapshot,
-            progress=self._dashboard.progress,
-            pace=controller.pace,
-        )
-        self._port = port
+    def _train(self, thread: LoopThread, run: Assembled, trainer: Trainer) -> bool:
+        """Trains and evaluates; returns whether training was stopped before its end."""
+        controller, publisher = run.controller, run.publisher
+        self._dashboard.workers = controller.fleet.workers
+        port = self._port = ControllerPort(controller, thread.loop, publisher)
         try:
             trainer.run(port)
         finally:
             self._port = None
-        return port.stop_requested
+        publisher.wait()
+        # No deadline of its own: each group of an evaluation has one.
+        thread.run(controller.training_ended(stopped=port.stopping))
+        # Only now is it true, and it stays so if the evaluation is interrupted.
+        deadline_s = self._section.deadlines.weights_s
+        what, key = "writing the last records", "rlax.deadlines.weights_s"
+        thread.run(controller.finish(), deadline_s, what, key)
+        self._write_summary(controller, None)
+        if not port.stopping:
+            self._write_summary(controller, thread.run(controller.evaluate_after()))
+        return port.stopping
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -241,10 +195,10 @@ class _Run:
         """
 
         def stop(number: int, frame: object) -> None:
-            if self._closing:
+            if self._ends:
                 return
             port = self._port
-            if port is None or not port.training or port.stop_requested:
+            if port is None or not port.training or port.stopping:
                 raise KeyboardInterrupt
             port.request_stop()
             self._dashboard.message("stopping after this step, with a checkpoint (again: at once)")
@@ -261,18 +215,18 @@ class _Run:
             controller,
             after,
             began_s=self._began_s,
-            config_hash=self._digest,
-            last_step=self._last_step,
+            config_hash=self._setup.config_hash,
+            last_step=self._setup.last_step,
         )
-        self._files.put_json("summary.json", document)
+        self._setup.files.put_json("summary.json", document)
         reached(FaultPoint.SUMMARY_WRITTEN)
 
     def _report(self, controller: Controller, stopped: bool) -> None:
-        argv, out = self._context.maxtext_argv, self._console
+        argv, out = self._setup.context.maxtext_argv, self._console
         if stopped:
             step = controller.run_state.next_step - 1
             out.print(f"interrupted after step {step}")
             out.print(f"continue with:  {train_command(argv)}")
         else:
             updates = self._section.objective.updates_per_step
-            print_results(out, self._files, argv, self._last_step, updates)
+            print_results(out, self._setup.files, argv, self._setup.last_step, updates)

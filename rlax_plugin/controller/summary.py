@@ -56,7 +56,7 @@ def summary(
         "tokens_generated": totals.tokens,
         "generated_tokens_per_s": stats.rate("rollout/tokens", "time/step_s"),
         "train_tokens_per_s": stats.rate("train/tokens", "time/step_s"),
-        "weight_versions": controller.versions_published,
+        "weight_versions": stats.versions_published,
         "max_staleness_seen": totals.max_staleness,
         "logprob_gap_mean": stats.mean("logprob_gap/mean"),
         "logprob_gap_p95": max(stats.column("logprob_gap/p95"), default=None),
@@ -69,7 +69,7 @@ def summary(
         "trainer_restarts": totals.restarts,
         "reward_errors": totals.reward_errors,
         "workers_seen": len(controller.fleet.seen),
-        "worker_restarts": controller.launcher.restarts,
+        "worker_restarts": controller.generation.launcher.restarts,
         "config_hash": config_hash,
         "versions": versions(),
         "evaluation": {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Protocol
 
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.evaluation.result import Evaluated, record, recorded, step_name
@@ -18,6 +18,14 @@ from rlax_plugin.weights.client import ParameterServerClient
 log = logging.getLogger("rlax.controller")
 
 
+class Display(Protocol):
+    """Where results are shown; see ``Dashboard``."""
+
+    def message(self, text: str) -> None: ...
+
+    def estimates(self, title: str, found: Evaluated) -> None: ...
+
+
 class PeriodicEvaluation:
     """Evaluates every ``every``-th version as soon as it is published, one at a time.
 
@@ -27,9 +35,8 @@ class PeriodicEvaluation:
 
     Args:
       last_step: the version of that step is evaluated after training, not here.
-      spawn: runs a task whose failure stops the run.
-      note: shows a message.
-      show: shows a result.
+      supervision: runs the evaluations; only an error in this class is a failure of the run.
+      display: shows results, and what was skipped.
 
     Attributes:
       skipped: number of evaluations that were due and did not end.
@@ -45,13 +52,12 @@ class PeriodicEvaluation:
         client: ParameterServerClient,
         recorder: Recorder,
         files: RunFiles,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        note: Callable[[str], None],
-        show: Callable[[str, Evaluated], None],
+        supervision: Supervision,
+        display: Display,
     ):
         self._every, self._last_step, self._evaluator = every, last_step, evaluator
         self._fleet, self._client, self._recorder = fleet, client, recorder
-        self._files, self._spawn, self._note, self._show = files, spawn, note, show
+        self._files, self._supervision, self._display = files, supervision, display
         self._running: asyncio.Task[None] | None = None
         self._version = -1  # of the running one
         self._metrics: dict[str, float] = {}
@@ -62,17 +68,17 @@ class PeriodicEvaluation:
         if not self._every or not 0 < version < self._last_step or version % self._every:
             return
         if self._running is not None:
-            if not self._fleet.lacks_keeper:
+            if not self._fleet.lacks_pinned_worker:
                 self._skip(version, f"that of step {self._version} is still running")
                 return
             self._running.cancel()
             self._skip(self._version, "no second worker was ready")
         self._version = version
-        self._running = self._spawn(self._evaluate(version, self._running))
+        self._running = self._supervision.spawn(self._evaluate(version, self._running))
 
     def _skip(self, step: int, reason: str) -> None:
         self.skipped += 1
-        self._note(f"evaluation of step {step} is skipped: {reason}")
+        self._display.message(f"evaluation of step {step} is skipped: {reason}")
 
     async def _evaluate(self, version: int, before: asyncio.Task[None] | None) -> None:
         if before is not None:  # it is being cancelled
@@ -103,7 +109,7 @@ class PeriodicEvaluation:
 
     def _ended(self, found: Evaluated) -> None:
         self._metrics = found.metrics()
-        self._show(f"evaluation of step {found.version}", found)
+        self._display.estimates(f"evaluation of step {found.version}", found)
 
     def take_metrics(self) -> dict[str, float]:
         """What ended since it was last asked; empty if nothing did."""

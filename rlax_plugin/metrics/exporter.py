@@ -27,8 +27,8 @@ class PrometheusTracker(Tracker):
     def __init__(self, controller: Controller, network: Network):
         def counts() -> Figures:
             return {
-                "weight_version": controller.latest_version,
-                "weight_versions_published_total": controller.versions_published,
+                "weight_version": controller.fleet.latest_version,
+                "weight_versions_published_total": controller.stats.versions_published,
                 "groups_reissued_total": controller.run_state.totals.reissued,
                 "workers_seen_total": len(controller.fleet.seen),
                 "workers_quarantined_total": len(controller.fleet.quarantined),

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import sizes
 from rlax_plugin.types import Group
-
-Summarise = Callable[[Mapping[str, Any]], dict[str, float]]
 
 
 @dataclass(slots=True)
@@ -43,6 +42,7 @@ class StepTimes:
     wait_s: float = 0.0  # for the batch
     train_s: float = 0.0  # from the batch to the finished update
     publish_s: float = 0.0  # the loop's own part of publishing
+    write_s: float = 0.0  # of the newest version that is written, beside the loop
     whole_s: float = 0.0  # from one finished step to the next
 
 
@@ -60,10 +60,8 @@ class FinishedStep:
 def step_metrics(
     done: FinishedStep,
     section: RlaxSection,
-    summarise: Summarise,
     *,
     workers: int,
-    publish_s: float,
     replaced: int,
 ) -> dict[str, float]:
     """Metrics of one step, named ``stage/name``. Waits for the device's figures.
@@ -102,7 +100,7 @@ def step_metrics(
         "time/commit_s": done.stats.commit_s,
         "time/train_s": done.times.train_s,
         "time/publish_on_loop_s": done.times.publish_s,
-        "time/publish_s": publish_s,
+        "time/publish_s": done.times.write_s,
         "time/step_s": done.times.whole_s,
     }
     # Of all scored groups, also those that were rejected: the policy's own figures.
@@ -112,7 +110,7 @@ def step_metrics(
         metrics["reward/mean"] = float(np.nanmean(rewards))
         metrics |= _reward_parts(scored, section)
     if done.metrics:  # there are none yet when a checkpoint is about to be saved
-        metrics.update(summarise(done.metrics))
+        metrics.update(diagnostics.summarise(done.metrics))
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
     metrics |= {k: float(v) for k, v in done.metrics.items() if k.startswith("learning/")}
     return metrics
@@ -134,6 +132,7 @@ class RunStats:
 
     def __init__(self) -> None:
         self.training_started_s: float | None = None
+        self.versions_published = 0  # by this process
         self.history: list[dict[str, float]] = []
 
     def training_begins(self) -> None:

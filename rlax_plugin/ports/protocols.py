@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 
 from rlax_plugin.config import Choice
 from rlax_plugin.errors import PluginError
-from rlax_plugin.types import Canary, Descent, Group, GroupRequest, Prompt, Rollout, WeightVersion
+from rlax_plugin.types import Group, GroupRequest, Prompt, Rollout, WeightVersion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -305,86 +305,4 @@ class Tracker(Protocol):
 
         Called on a thread, while other trackers are closed.
         """
-        ...
-
-
-class Trainer(Protocol):
-    """Runs the training loop to its end on the calling thread."""
-
-    def run(self, port: TrainerPort) -> None: ...
-
-
-@runtime_checkable
-class CheckpointReader(Protocol):
-    """What a trainer offers besides ``run`` if ``rlax eval`` is to measure its checkpoints."""
-
-    def checkpoints(self) -> Mapping[int, str]:
-        """Training step -> name below ``checkpoints/`` in the run's directory."""
-        ...
-
-    def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
-        """Publishes the weights of one checkpoint, under its step, and returns."""
-        ...
-
-
-@runtime_checkable
-class CheckpointStarter(Protocol):
-    """What a trainer offers besides ``run`` if ``rlax train --from`` is to be possible with it."""
-
-    def checkpoints(self) -> Mapping[int, str]:
-        """See ``CheckpointReader``."""
-        ...
-
-    def start_from(self, descent: Descent) -> None:
-        """Has ``run`` start from the weights of another run's checkpoint, as its version 0.
-
-        Only the weights are taken: no optimizer state and no step. A run that has a checkpoint of
-        its own goes on from that, and does not need the other run any more. Called before ``run``,
-        which may raise the error as well.
-
-        Raises:
-          ConfigError: the checkpoint is gone or of another model, or the config says otherwise.
-        """
-        ...
-
-
-class TrainerPort(Protocol):
-    """All that a trainer knows of the controller; called on the trainer's thread."""
-
-    def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
-        """Blocks until the batch of ``step`` (from 1) is there; name -> array [rows, length].
-
-        Raises:
-          DeadlineError, WorkerError: no batch will come.
-        """
-        ...
-
-    @property
-    def canary_tokens(self) -> np.ndarray:
-        """int32 [n + 1]: the tokens of every version's canary, see ``types.Canary``."""
-        ...
-
-    def publish(self, step: int, arrays: Arrays, canary: Canary | None = None) -> None:
-        """Hands over fresh buffers holding the weights after ``step`` steps; returns at once.
-
-        Args:
-          canary: of ``canary_tokens`` under these weights; its log-probs may still be on a device.
-        """
-        ...
-
-    def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Reports the metrics of a finished step (host or device values)."""
-        ...
-
-    def before_checkpoint(self, step: int) -> None:
-        """Called before the trainer's own checkpoint of ``step``; saves the controller's state."""
-        ...
-
-    def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
-        """Shows how far a phase outside the training loop is, such as a warm start."""
-        ...
-
-    @property
-    def stop_requested(self) -> bool:
-        """True after Ctrl-C or SIGTERM: checkpoint, then return from ``run``."""
         ...

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlax_plugin.concurrency.threads import DaemonThread
+from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -34,6 +34,8 @@ class Commit:
     kept: tuple[int, ...]
 
 
+# At one flush in 50 ms: minutes of a disk that does not write. The run ends before memory does.
+_MOST_WAITING = 10_000
 _CLOSE_S = 20.0  # for what is still to be written when the run ends
 
 
@@ -54,7 +56,7 @@ class Recorder:
     ):
         self._files, self._ledger, self._on_error = files, ledger, on_error
         self._flush_s = flush_s
-        self._thread = DaemonThread("records")
+        self._worker = BackgroundWorker("the recorder", _MOST_WAITING)
         self._news: list[ev.Event] = []
         self._judged: list[ScoredGroup] = []
         self._flush: asyncio.TimerHandle | None = None
@@ -106,14 +108,14 @@ class Recorder:
           BaseException: what ``work`` raised.
         """
         # Whoever waits may give up; what was begun is finished, and what comes after it waits.
-        return await asyncio.shield(asyncio.wrap_future(self._thread.submit(work, *args, **kwargs)))
+        return await asyncio.shield(asyncio.wrap_future(self._worker.submit(work, *args, **kwargs)))
 
     def close(self) -> None:
         """Writes what is left into the ledger; waits 20 s at most."""
         self._flush_now()
-        self._thread.submit(self._ledger.close)
-        self._thread.wait(_CLOSE_S)
-        self._thread.shutdown()
+        self._worker.submit(self._ledger.close)
+        self._worker.wait(_CLOSE_S)
+        self._worker.shutdown()
 
     def _taken(self) -> tuple[list[ev.Event], list[ScoredGroup]]:
         if self._flush is not None:
@@ -128,7 +130,7 @@ class Recorder:
             self._submit(self._to_ledger, news, judged)
 
     def _submit[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        future = self._thread.submit(work, *args, **kwargs)
+        future = self._worker.submit(work, *args, **kwargs)
         future.add_done_callback(self._ended)
         return future
 

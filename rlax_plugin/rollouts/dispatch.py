@@ -8,13 +8,13 @@ import functools
 import itertools
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable
 
 import grpc
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
-from rlax_plugin.rollouts.fleet import Fleet, Worker
+from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rollouts.replies import check_reply, contributors
 from rlax_plugin.rollouts.tickets import Answer, Call, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -32,7 +32,22 @@ may be lost before they hold the one version that a group needs."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-class Dispatcher:
+class Reissuing:
+    """What becomes of requests that are issued again: by default they are sent as they are."""
+
+    def refreshed(self, request: GroupRequest) -> GroupRequest:
+        """The request to send.
+
+        Args:
+          request: the next attempt; ``resume`` holds the newest partial rollouts known, if any.
+        """
+        return request
+
+    def reissued(self, request: GroupRequest, reason: str) -> None:
+        """Called with each request that is issued again, as it will be sent."""
+
+
+class Dispatcher(FleetListener):
     """Assigns waiting groups to workers with room, as many per call as there are at that moment.
 
     Groups wait in issue order; a group that is issued again goes to the front. A worker is given
@@ -42,10 +57,8 @@ class Dispatcher:
     for the worker that keeps it, see ``Fleet.pin``.
 
     Args:
-      refresh: given a request as it would be issued again (the next attempt, ``resume`` the newest
-        partial rollouts known, if any), returns the one to send.
-      on_reissued: called with each request that is issued again, as it will be sent, and why.
-      startup_needs_s: says what a worker needs to start, for messages; None: unknown.
+      reissuing: has a say in requests that are issued again.
+      pace: knows what a worker needs to start, for messages.
 
     Attributes:
       reissued: how often a group was issued again.
@@ -57,15 +70,11 @@ class Dispatcher:
         self,
         fleet: Fleet,
         deadlines: Deadlines,
-        refresh: Callable[[GroupRequest], GroupRequest],
-        on_reissued: Callable[[GroupRequest, str], None] = lambda request, reason: None,
-        startup_needs_s: Callable[[], float | None] = lambda: None,
+        reissuing: Reissuing | None = None,
+        pace: Pace | None = None,
     ):
-        self._fleet = fleet
-        self._startup_needs_s = startup_needs_s
-        self._deadlines = deadlines
-        self._refresh = refresh
-        self._on_reissued = on_reissued
+        self._fleet, self._deadlines = fleet, deadlines
+        self._reissuing, self._pace = reissuing or Reissuing(), pace
         self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
         self._calls: set[asyncio.Task[None]] = set()
         self._scheduled = False
@@ -88,8 +97,11 @@ class Dispatcher:
         self.wake()
         return ticket.done
 
-    def lost(self, worker: Worker, reason: str) -> None:
-        """Notes that a worker is gone.
+    def worker_ready(self, worker: Worker) -> None:
+        self.wake()
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        """Looks for others.
 
         One after the other may be lost because they cannot load the version that they are to keep:
         then nobody can, and whoever waits for it hears so.
@@ -168,7 +180,10 @@ class Dispatcher:
         waiting = [ticket for queue in self._waiting.values() for ticket in queue]
         self._waiting.clear()
         what = f"the return of a rollout worker, for which {len(waiting)} groups wait,"
-        deadline_s, needed_s = self._deadlines.startup_s, self._startup_needs_s()
+        deadline_s, needed_s = (
+            self._deadlines.startup_s,
+            self._pace and self._pace.needed_s("startup_s"),
+        )
         fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
 
     async def _run(self, call: Call) -> None:
@@ -272,7 +287,7 @@ class Dispatcher:
         request = ticket.request
         rollouts = reply_from_proto(reply, worker.name, request.seeds)
         # A parameter server of its own may tell a worker of a version a moment before it tells us.
-        newest = self._fleet.latest_version() + 1
+        newest = self._fleet.latest_version + 1
         # What nobody waits for any more may well be generated with other weights by now.
         exactly = None if ticket.done.done() else ticket.exactly
         check_reply(rollouts, request, newest, exactly=exactly, vocabulary=worker.vocabulary)
@@ -318,14 +333,14 @@ class Dispatcher:
                 ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
             )
             # The flow knows which version training needs; that of a measurement stays.
-            ticket.request = self._refresh(again) if ticket.exactly is None else again
+            ticket.request = self._reissuing.refreshed(again) if ticket.exactly is None else again
             ticket.partials = ticket.request.resume
             if not ticket.partials:
                 ticket.partials_workers = ()
             ticket.resume_workers = ticket.partials_workers
             self.reissued += 1
             self._waiting[ticket.exactly].appendleft(ticket)
-            self._on_reissued(ticket.request, error)
+            self._reissuing.reissued(ticket.request, error)
         # A worker that rejects connections would be asked again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
         asyncio.get_running_loop().call_later(delay_s, self.wake)

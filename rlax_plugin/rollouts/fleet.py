@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -86,6 +85,22 @@ class Worker:
         self.groups -= 1
 
 
+class FleetListener:
+    """Learns what happens to the workers of a fleet; called on its event loop."""
+
+    def worker_ready(self, worker: Worker) -> None:
+        """It can take groups."""
+
+    def worker_heard(self, worker: Worker) -> None:
+        """Its figures are new."""
+
+    def worker_quarantined(self, name: str, reason: str) -> None:
+        """Its samples are void; ``worker_lost`` follows if it is there."""
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        """It is gone; its groups must be issued again."""
+
+
 class Fleet(rpc.FleetServicer):
     """The workers of one run. Everything happens on the controller's event loop.
 
@@ -93,14 +108,11 @@ class Fleet(rpc.FleetServicer):
       deadlines: heartbeat interval and how many may be missed.
       config_hash: workers started from another config are rejected.
       parameter_server: host:port told to workers.
-      latest_version: the newest published version, told in each heartbeat's reply.
-      on_ready: a worker can take groups.
-      on_lost: a worker is gone; its groups must be issued again.
-      on_quarantined: called with name and reason when a worker must not be trusted, before it is
-        lost.
-      on_heartbeat: called with each worker whose figures are new.
 
     Attributes:
+      latest_version: the newest published version, which workers learn from each heartbeat's reply;
+        -1: none. The owner of the fleet sets it.
+      listeners: what happens to workers is passed on to each, in this order.
       workers: name -> live worker.
       seen: names of all that ever registered.
       quarantined: name -> why one of that name was not to be trusted.
@@ -114,11 +126,6 @@ class Fleet(rpc.FleetServicer):
         deadlines: Deadlines,
         config_hash: str,
         parameter_server: str,
-        latest_version: Callable[[], int],
-        on_ready: Callable[[Worker], None],
-        on_lost: Callable[[Worker, str], None],
-        on_quarantined: Callable[[str, str], None] = lambda name, reason: None,
-        on_heartbeat: Callable[[Worker], None] = lambda worker: None,
     ):
         self.workers: dict[str, Worker] = {}
         self.seen: set[str] = set()
@@ -134,11 +141,8 @@ class Fleet(rpc.FleetServicer):
         self._deadlines = deadlines
         self._config_hash = config_hash
         self._parameter_server = parameter_server
-        self.latest_version = latest_version
-        self._on_ready = on_ready
-        self._on_lost = on_lost
-        self._on_quarantined = on_quarantined
-        self._on_heartbeat = on_heartbeat
+        self.latest_version = -1
+        self.listeners: list[FleetListener] = []
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
         if not request.worker or one_line(request.worker, _LONGEST_NAME) != request.worker:
@@ -194,11 +198,11 @@ class Fleet(rpc.FleetServicer):
         self.seen.add(worker.name)
         self._registered.setdefault(worker.identity, []).append(worker)
         if worker.ready:
-            self._on_ready(worker)
+            self._tell_ready(worker)
         return pb.RegisterReply(
             accepted=True,
             parameter_server=self._parameter_server,
-            latest_version=self.latest_version(),
+            latest_version=self.latest_version,
             incarnation=self.incarnation,
         )
 
@@ -220,9 +224,10 @@ class Fleet(rpc.FleetServicer):
         worker.progress.heard(moves, elapsed_s)
         self._appoint()
         if worker.ready and (worker.ready, worker.kept) != before:
-            self._on_ready(worker)
-        self._on_heartbeat(worker)
-        reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.latest_version())
+            self._tell_ready(worker)
+        for listener in self.listeners:
+            listener.worker_heard(worker)
+        reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.latest_version)
         # What it has been sent for training may need newer weights: that ends first.
         if worker.keep >= 0 and (worker.kept == worker.keep or not worker.assigned):
             reply.pin = worker.keep
@@ -239,10 +244,14 @@ class Fleet(rpc.FleetServicer):
             self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
         return pb.DeregisterReply()
 
+    def _tell_ready(self, worker: Worker) -> None:
+        for listener in self.listeners:
+            listener.worker_ready(worker)
+
     # --- a worker that keeps one version -------------------------------------------------------
 
     @property
-    def lacks_keeper(self) -> bool:
+    def lacks_pinned_worker(self) -> bool:
         """Whether a version is pinned that no worker keeps or is about to keep."""
         return self._pin >= 0 and not any(worker.keep >= 0 for worker in self.workers.values())
 
@@ -287,7 +296,8 @@ class Fleet(rpc.FleetServicer):
         workers = self._registered.get(identity, [])
         for worker in workers:
             worker.trusted = False
-        self._on_quarantined(name, reason)
+        for listener in self.listeners:
+            listener.worker_quarantined(name, reason)
         for worker in workers:
             self.lose(worker, why)
 
@@ -311,7 +321,8 @@ class Fleet(rpc.FleetServicer):
         if self.workers.get(worker.name) is worker:
             del self.workers[worker.name]
             worker.lost = reason
-            self._on_lost(worker, reason)
+            for listener in self.listeners:
+                listener.worker_lost(worker, reason)
             self._appoint()
             closing = asyncio.ensure_future(worker.channel.close(grace_s))
             self._closing.add(closing)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.rollouts.deadlines import Need, Rates, needs
-from rlax_plugin.rollouts.fleet import Worker
+from rlax_plugin.rollouts.fleet import FleetListener, Worker
 
 log = logging.getLogger("rlax.controller")
 
 _SPEEDS = (1e-6, 1e15)  # per second; what a worker says beyond them is nonsense
 
 
-class Pace:
+class Pace(FleetListener):
     """What deadlines must at least be, at the speeds measured so far.
 
     Until something is measured, ``rlax.deadlines.assume`` holds. Speeds are those of the slowest
@@ -45,7 +45,7 @@ class Pace:
         self._written_bytes_per_s: dict[None, float] = {}
         self._said: set[tuple[str, bool]] = set()
 
-    def heard(self, worker: Worker) -> None:
+    def worker_heard(self, worker: Worker) -> None:
         """Takes the figures of a heartbeat."""
         figures, who = worker.figures, worker.identity
         steps, decode_s = figures.get("steps_total", 0.0), figures.get("decode_s_total", 0.0)

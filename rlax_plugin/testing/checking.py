@@ -15,7 +15,8 @@ from rlax_plugin.config import Choice, Curation, RlaxSection, Rollouts, Weights
 from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
 from rlax_plugin.ports.kinds import BY_NAME
 from rlax_plugin.ports.manager import KINDS, REGISTER, Manager
-from rlax_plugin.ports.protocols import BuildContext, RolloutEngine, Trainer, WeightStore
+from rlax_plugin.ports.protocols import BuildContext, RolloutEngine, WeightStore
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.builders import make_prompt, make_request, publish_version
 from rlax_plugin.testing.contracts import (

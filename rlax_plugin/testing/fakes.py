@@ -10,7 +10,8 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.errors import TrainingError, WeightsError, WeightsUnreadableError, WorkerError
-from rlax_plugin.ports.protocols import Arrays, TrainerPort, WeightStore
+from rlax_plugin.ports.protocols import Arrays, WeightStore
+from rlax_plugin.ports.training import Decision, TrainerPort
 from rlax_plugin.testing.builders import make_batch
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.types import Canary, GroupRequest, Rollout
@@ -26,11 +27,12 @@ class FakeTrainerPort(TrainerPort):
       published: step -> a copy of the arrays.
       canaries: step -> what was published with them.
       metrics: step -> those of ``step_done``.
+      decided: step -> what ``decide`` has answered.
       last_step: the newest finished step; where training started, before the first.
 
     Args:
       batches: step -> arrays; default: ``make_batch``, for a vocabulary of 64.
-      stop_after: the step in which a stop is requested.
+      stop_after: the step after which the trainer must stop.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class FakeTrainerPort(TrainerPort):
         self.published: dict[int, dict[str, np.ndarray]] = {}
         self.canaries: dict[int, Canary | None] = {}
         self.metrics: dict[int, Mapping[str, Any]] = {}
+        self.decided: dict[int, Decision] = {}
         self.last_step = 0
+        self._stopped = False
         self._batches, self._stop_after = batches, stop_after
         self._canary_tokens = canary_tokens
         self._training: int | None = None
@@ -57,7 +61,7 @@ class FakeTrainerPort(TrainerPort):
         self._require(step == self.last_step + 1, f"the next step is {self.last_step + 1}")
         newest = max(self.published)
         self._require(newest == self.last_step, f"version {self.last_step} is not published")
-        self._require(not self.stop_requested, "a stop was requested")
+        self._require(not self._stopped, "a stop was decided")
         self._training = step
         return self._batches(step)
 
@@ -103,11 +107,13 @@ class FakeTrainerPort(TrainerPort):
         if not (phase and 0 <= done <= of):
             raise TrainingError(f"progress({phase!r}, {done}, {of}): expected 0 <= done <= of")
 
-    @property
-    def stop_requested(self) -> bool:
-        return self._stop_after is not None and max(self._training or 0, self.last_step) >= (
-            self._stop_after
-        )
+    def decide(self, step: int) -> Decision:
+        self._record("decide", step)
+        self._require(step == self._training, f"step {self._training} is being trained")
+        self._require(step not in self.decided, "it is decided already: ask once per step")
+        self._stopped = self._stop_after is not None and step >= self._stop_after
+        decision = self.decided[step] = Decision(save=self._stopped, stop=self._stopped)
+        return decision
 
     def close(self) -> None:
         """Checks what shows only after ``run`` has returned.

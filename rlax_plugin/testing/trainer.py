@@ -14,7 +14,8 @@ from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES
-from rlax_plugin.ports.protocols import BuildContext, Trainer, TrainerPort
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.training import Trainer, TrainerPort
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
@@ -141,14 +142,13 @@ class BigramTrainer(Trainer):
                 raise RuntimeError("the trainer broke")
             weights, metrics = self._update(weights, batch)
             reached(FaultPoint.STEP_TRAINED)
+            decision = port.decide(step)
             due = step % self._config.checkpoint_every == 0 or step == self._steps
-            if due:
+            if due or decision.save:
                 self._checkpoint(port, step, weights)
             _publish(port, step, weights)
             port.step_done(step, metrics)
-            if port.stop_requested:
-                if not due:
-                    self._checkpoint(port, step, weights)
+            if decision.stop:
                 return
 
     def checkpoints(self) -> dict[int, str]:

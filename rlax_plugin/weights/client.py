@@ -55,6 +55,9 @@ class ParameterServerClient:
         reply = await self._call(self._stub.Latest(pb.LatestRequest(), timeout=self._rpc_s))
         return version_from_proto(reply.version) if reply.any else None
 
+    async def writing(self, path: str) -> None:
+        """Nothing: a server elsewhere learns of a version when it is published."""
+
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Announces a version whose bytes are already in place; see ``ParameterServer.publish``.
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.concurrency.supervision import result_within
+from rlax_plugin.concurrency.supervision import Supervision, result_within
+from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.records import faults
@@ -37,6 +36,22 @@ def fingerprints(arrays: Arrays) -> Mapping[str, Any]:
     return fingerprint(arrays)
 
 
+class Announcer(Protocol):
+    """What a publisher needs of a parameter server; called on the event loop."""
+
+    async def writing(self, path: str) -> None:
+        """A version is about to be written there."""
+        ...
+
+    async def publish(self, version: WeightVersion, restart: bool = False) -> None:
+        """Makes a written version visible to workers.
+
+        Args:
+          restart: it is the first version of this process.
+        """
+        ...
+
+
 class Publisher:
     """Writes versions, one after the other, beside the training thread.
 
@@ -47,11 +62,9 @@ class Publisher:
       loop: the controller's event loop.
       store: where the bytes go.
       directory: parent of the versions' paths.
-      writing: told each path before anything is written there (on the event loop).
-      announce: makes a written version visible to workers (on the event loop); its second
-        argument, ``restart``, is True for the first version of this process.
+      announcer: makes written versions visible to workers.
+      failures: gets what went wrong.
       on_published: called on the event loop once a version is visible.
-      on_error: called on the event loop with what went wrong.
       deadline_s: for one version.
       pace: is told how large versions are and how long they take, and knows what they need.
     """
@@ -62,18 +75,18 @@ class Publisher:
         loop: asyncio.AbstractEventLoop,
         store: WeightStore,
         directory: str,
-        announce: Callable[[WeightVersion, bool], Awaitable[None]],
-        on_published: Callable[[WeightVersion], None],
-        on_error: Callable[[BaseException], None],
+        announcer: Announcer,
+        failures: Supervision,
         deadline_s: float,
-        writing: Callable[[str], Coroutine[Any, Any, None]] | None = None,
         pace: Pace | None = None,
+        on_published: Callable[[WeightVersion], None] = lambda version: None,
     ):
         self._loop, self._store, self._directory = loop, store, directory.rstrip("/")
-        self._announce, self._on_published, self._on_error = announce, on_published, on_error
-        self._deadline_s, self._writing, self._pace = deadline_s, writing, pace
+        self._announcer, self._failures, self._on_published = announcer, failures, on_published
+        self._deadline_s, self._pace = deadline_s, pace
         self._doing = ""  # what takes its time, for a message
         self._closed = threading.Event()
+        self._worker = BackgroundWorker("publish", most_waiting=1)
         self._pending: Future[None] | None = None
         self._restart = True  # what the parameter server knows so far is another process's
         self.last_s = 0.0
@@ -88,33 +101,19 @@ class Publisher:
         """
         self.wait()
         prints = fingerprints(arrays)
-        pending = self._pending = Future()
-        # A daemon, unlike an executor's threads: a store that hangs cannot keep the process alive.
-        threading.Thread(
-            target=self._run,
-            args=(pending, step, arrays, prints, canary),
-            name="publish",
-            daemon=True,
-        ).start()
+        self._pending = self._worker.submit(self._run, step, arrays, prints, canary)
+        self._pending.add_done_callback(self._ended)
+
+    def _ended(self, written: Future[None]) -> None:
+        if not written.cancelled() and (error := written.exception()) is not None:
+            self._failures.fail_from_thread(error)  # at once: the trainer waits for it much later
 
     def _run(
-        self,
-        pending: Future[None],
-        step: int,
-        arrays: Arrays,
-        prints: Mapping[str, Any],
-        canary: Canary | None,
+        self, step: int, arrays: Arrays, prints: Mapping[str, Any], canary: Canary | None
     ) -> None:
         started = time.perf_counter()
-        try:
-            self._write(step, arrays, prints, canary)
-        except BaseException as error:  # noqa: BLE001  raised by wait, and stops the run at once
-            pending.set_exception(error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the run has ended
-                self._loop.call_soon_threadsafe(self._on_error, error)
-        else:
-            self.last_s = time.perf_counter() - started
-            pending.set_result(None)
+        self._write(step, arrays, prints, canary)
+        self.last_s = time.perf_counter() - started
 
     def _write(
         self, step: int, arrays: Arrays, prints: Mapping[str, Any], canary: Canary | None
@@ -138,8 +137,7 @@ class Publisher:
             # A run that is continued writes the version it starts from once more.
             path = f"{self._directory}/{step:08d}-{time.time_ns():x}"
             self._doing = f"listing the path of version {step}"
-            if self._writing is not None:
-                self._on_loop(self._writing(path))
+            self._on_loop(self._announcer.writing(path))
             faults.reached(FaultPoint.WEIGHTS_LISTED)
             self._doing = f"writing version {step} to {path}"
             tries += 1
@@ -175,7 +173,7 @@ class Publisher:
         result_within(work, self._loop, self._deadline_s, lambda _: self._late())
 
     async def _make_visible(self, version: WeightVersion) -> None:
-        await self._announce(version, self._restart)
+        await self._announcer.publish(version, self._restart)
         self._restart = False
         self._on_published(version)
 
@@ -200,8 +198,8 @@ class Publisher:
         A save that fails is not repeated any more.
         """
         self._closed.set()
-        if self._pending is not None:
-            concurrent.futures.wait([self._pending], self._deadline_s)
+        self._worker.wait(self._deadline_s)
+        self._worker.shutdown()
 
 
 def _on_host(step: int, canary: Canary) -> Canary:

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from rlax_plugin.concurrency.threads import DaemonThread
+from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import RlaxError, WeightsError
 from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -33,6 +33,7 @@ from rlax_plugin.weights.versions import VersionTable
 
 log = logging.getLogger("rlax.parameter_server")
 
+_MOST_WAITING = 100_000  # deletions and lists; each version makes a handful
 _CLOSE_S = 10.0  # for deletions and records that are under way when the server ends
 
 Context = grpc.aio.ServicerContext
@@ -77,7 +78,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         # version, and by the next process.
         self._doomed = dict.fromkeys(listed.retired)
         self._deleting: set[str] = set()
-        self._files = DaemonThread("parameter server")
+        self._files = BackgroundWorker("the parameter server", _MOST_WAITING)
         self._pending: set[asyncio.Future[Any]] = set()
         self._expiry: asyncio.TimerHandle | None = None
         self._restarts = 0  # of the trainer: versions begin anew, at whatever number

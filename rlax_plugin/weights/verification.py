@@ -9,7 +9,7 @@ wrongly. Numpy only: an engine brings its own ``fingerprint`` and ``logprobs``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,20 @@ from rlax_plugin.errors import (
     WeightsUnreadableError,
 )
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.types import Prompt, WeightVersion
+
+_CANARY_TOKENS = 16
+
+
+def canary_tokens(prompts: Sequence[Prompt], max_prompt_tokens: int) -> np.ndarray:
+    """int32 [at most 16]: the first prompts, one behind the other, cut to what fits a prompt."""
+    limit = min(_CANARY_TOKENS, max_prompt_tokens)
+    found = np.zeros(0, np.int32)
+    for prompt in prompts:
+        if found.size >= limit:
+            break
+        found = np.concatenate((found, prompt.tokens))
+    return found[:limit].astype(np.int32)
 
 
 @dataclass(slots=True)

@@ -329,10 +329,11 @@ BROKEN: dict[str, Broken] = {
                 for step in (1, 2, 3):
                     port.next_batch(step)
                     weights["bias"] += 1
+                    decision = port.decide(step)
                     port.before_checkpoint(step)
                     port.publish(step, weights)
                     port.step_done(step, {})
-                    if port.stop_requested:
+                    if decision.stop:
                         return
 
         def build(context):

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 
 from rlax_plugin.config import Deadlines
-from rlax_plugin.rollouts.dispatch import Dispatcher
-from rlax_plugin.rollouts.fleet import Fleet
+from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
+from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
@@ -68,26 +68,44 @@ def refresh(request: GroupRequest) -> GroupRequest:
     return dataclasses.replace(request, min_version=request.min_version + 1)
 
 
-def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher, list[str]]:
-    lost: list[str] = []
+class Reissued(Reissuing):
+    """Refreshes requests as a test wants them, and keeps what was issued again."""
 
-    def on_lost(worker: Any, reason: str) -> None:
-        lost.append(f"{worker.name}: {reason}")
-        dispatcher.lost(worker, reason)
+    def __init__(self, refresh: Callable[[GroupRequest], GroupRequest]):
+        self._refresh = refresh
+        self.again: list[tuple[GroupRequest, str]] = []
+
+    def refreshed(self, request: GroupRequest) -> GroupRequest:
+        return self._refresh(request)
+
+    def reissued(self, request: GroupRequest, reason: str) -> None:
+        self.again.append((request, reason))
+
+
+class Losses(FleetListener):
+    """Keeps which workers were lost, and why."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        self.lost.append(f"{worker.name}: {reason}")
+
+
+def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher, list[str]]:
 
     settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 600.0} | deadlines))
     fleet = Fleet(
         deadlines=settings,
         config_hash="abc",
         parameter_server="127.0.0.1:1",
-        latest_version=lambda: 9,
-        on_ready=lambda worker: dispatcher.wake(),
-        on_lost=on_lost,
     )
-    again: list[tuple[GroupRequest, str]] = []
-    dispatcher = Dispatcher(fleet, settings, refresh, lambda *told: again.append(told))
-    dispatcher.again = again  # for the tests
-    return fleet, dispatcher, lost
+    fleet.latest_version = 9
+    reissued, losses = Reissued(refresh), Losses()
+    dispatcher = Dispatcher(fleet, settings, reissued)
+    dispatcher.again = reissued.again  # for the tests
+    fleet.listeners += [losses, dispatcher]
+    return fleet, dispatcher, losses.lost
 
 
 async def join(

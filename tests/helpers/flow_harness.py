@@ -11,16 +11,26 @@ from types import SimpleNamespace
 import numpy as np
 import yaml
 
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.batch_rule import BatchRule
+from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.flow import Flow
+from rlax_plugin.controller.issuing import Issuing
+from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
+from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
+from rlax_plugin.controller.staleness import Staleness
+from rlax_plugin.controller.trips import Trips
 from rlax_plugin.objective.advantages import per_group
+from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.dispatch import Answer
+from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.types import GroupRequest, Prompt, Rollout
 
 
@@ -168,18 +178,42 @@ class Harness:
         self.ledger = Ledger(directory / "ledger.sqlite", run="x")
         # No timer: events reach the ledger with a commit, or when a test flushes them.
         self.recorder = Recorder(self.files, self.ledger, self.errors.append, flush_s=3600)
-        self.flow = Flow(
-            section=RlaxSection.model_validate(rlax),
-            source=Source(),
-            filters=filters,
-            advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
+        self.supervision = Supervision()
+        self.flow = self._flow(RlaxSection.model_validate(rlax), filters, last_step)
+        self._step = step
+
+    def _flow(self, section, filters, last_step):
+        history, source = RunHistory(self.run_state, self.recorder), Source()
+        rule = BatchRule.of(section)
+        staleness = Staleness(section, rule.groups)
+        buffer = Buffer(history, rule, staleness, section.deterministic)
+        self.issuing = Issuing(
+            section,
+            sampling_params(section, source),
+            history=history,
+            buffer=buffer,
+            rule=rule,
+            staleness=staleness,
+            last_step=last_step,
+        )
+        trips = Trips(
+            section,
+            source,
+            filters,
             dispatcher=self.answers,
             rewards=self.answers,
-            run_state=self.run_state,
-            recorder=self.recorder,
-            latest_version=lambda: self.latest,
+            history=history,
+            reissuing=self.issuing,
+            observers=Observers(Manager(()), self.supervision),
         )
-        self._step, self._last_step = step, last_step
+        return Flow(
+            history=history,
+            issuing=self.issuing,
+            trips=trips,
+            buffer=buffer,
+            advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
+            supervision=self.supervision,
+        )
 
     async def start(self) -> Recovery:
         self.publish(self._step)
@@ -190,7 +224,7 @@ class Harness:
             ledger=self.ledger,
             recorder=self.recorder,
         )
-        await self.flow.start(recovery, self._last_step)
+        await self.flow.start(recovery)
         return recovery
 
     def publish(self, version):
@@ -211,6 +245,6 @@ class Harness:
     def lose_worker(self, group_id):
         """What the dispatcher does when the call that held this group breaks."""
         request, future = self.answers.open[group_id]
-        again = self.flow.refresh(dataclasses.replace(request, attempt=request.attempt + 1))
+        again = self.issuing.refreshed(dataclasses.replace(request, attempt=request.attempt + 1))
         self.answers.open[group_id] = (again, future)
-        self.flow.reissued(again, "the worker was lost")
+        self.issuing.reissued(again, "the worker was lost")

@@ -31,7 +31,7 @@ class _HeldPort:
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         if step in self._waits:
             file = Path(self._waits[step])
-            while not file.exists() and not self._port.stop_requested:
+            while not file.exists() and not self._port.stopping:
                 time.sleep(0.02)
         return self._port.next_batch(step)
 

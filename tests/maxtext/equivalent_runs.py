@@ -188,9 +188,8 @@ def one_step(directory, *argv):
     def on_step_end(loop, metrics):
         arrays = fresh_weights(loop) | {name: metrics[name] for name in FIGURES}
         found.update({name: np.asarray(value) for name, value in arrays.items()})
-        return False
 
-    events = Events(loops.batch, on_step_end, on_start)
+    events = Events(loops.batch, on_step_end, on_start=on_start)
     run_train_loop(config, events, arrays=loops.ARRAYS, objective=entropy_too)
     return found
 

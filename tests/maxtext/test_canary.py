@@ -34,7 +34,7 @@ def at_start(tmp_path, look, **overrides):
         raise Enough
 
     config = tests.configure(tmp_path, **overrides)
-    events = Events(batches=tests.batch, on_step_end=lambda *_: True, on_start=on_start)
+    events = Events(batches=tests.batch, on_step_end=lambda *_: None, on_start=on_start)
     with pytest.raises(Enough):
         run_train_loop(config, events, arrays=tests.ARRAYS, objective=tests.policy_gradient)
     return found[0]

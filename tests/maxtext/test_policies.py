@@ -145,9 +145,13 @@ def run(tmp_path, on_start, stop_after, weights):
     def on_step_end(loop, metrics):
         weights[loop.completed] = fresh_weights(loop)
         found.metrics[loop.completed] = jax.device_get(metrics)
-        return loop.completed == stop_after
 
-    events = Events(batches=batches, on_step_end=on_step_end, on_start=start)
+    events = Events(
+        batches=batches,
+        on_step_end=on_step_end,
+        decide=lambda step: (step == stop_after,) * 2,
+        on_start=start,
+    )
     arrays = ARRAYS | every["in_loss"].arrays
     run_train_loop(config, events, arrays=arrays, objective=make_loss(IN_LOSS))
     found.compilations = [each._logprobs._compiled._cache_size() for each in every.values()]

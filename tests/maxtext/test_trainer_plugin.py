@@ -19,7 +19,8 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import diagnostics
-from rlax_plugin.ports.protocols import BuildContext, CheckpointReader
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.training import CheckpointReader, Decision
 from rlax_plugin.types import Descent, Prompt
 
 
@@ -50,9 +51,9 @@ class FakePort:
     def before_checkpoint(self, step):
         self.calls.append(("checkpoint", step))
 
-    @property
-    def stop_requested(self):
-        return ("done", self.stop_after) in self.calls
+    def decide(self, step):
+        stop = step == self.stop_after
+        return Decision(save=stop, stop=stop)
 
 
 class Numbers:
@@ -114,8 +115,7 @@ def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_
     assert port.calls == [
         ("publish", 0),
         *[("batch", 1), ("publish", 1), ("done", 1)],
-        *[("batch", 2), ("publish", 2), ("done", 2)],
-        ("checkpoint", 2),
+        *[("batch", 2), ("checkpoint", 2), ("publish", 2), ("done", 2)],
     ]
     for step in (1, 2):
         report = diagnostics.summarise(port.metrics[step])

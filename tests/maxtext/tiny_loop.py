@@ -54,6 +54,7 @@ class Recorder:
         return Events(
             batches=lambda step: self.calls.append(("batch", step)) or self.batches(step),
             on_step_end=self.on_step_end,
+            decide=lambda step: (step == self.stop_after,) * 2,
             on_start=self.on_start,
             before_checkpoint=lambda step: self.calls.append(("checkpoint", step)),
         )
@@ -83,7 +84,6 @@ class Recorder:
     def on_step_end(self, loop, metrics):
         self.publish("end", loop)
         self.metrics[loop.completed] = jax.device_get(metrics)
-        return loop.completed == self.stop_after
 
 
 def train(tmp_path, *argv, recorder=None, **overrides):

@@ -9,7 +9,8 @@ import numpy as np
 
 from rlax_plugin.commands.evaluate.target import Target
 from rlax_plugin.errors import ConfigError, TrainingError
-from rlax_plugin.ports.protocols import Arrays, CheckpointReader, TrainerPort
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.ports.training import CheckpointReader, Decision, TrainerPort
 from rlax_plugin.types import Canary
 from rlax_plugin.weights.publisher import Publisher
 
@@ -73,6 +74,5 @@ class CheckpointPort(TrainerPort):
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
         """Nothing: reading a checkpoint has no phases."""
 
-    @property
-    def stop_requested(self) -> bool:
-        return True
+    def decide(self, step: int) -> Decision:
+        return Decision(save=False, stop=True)

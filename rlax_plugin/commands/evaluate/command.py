@@ -26,23 +26,25 @@ from rlax_plugin.commands.evaluate.checkpoint import (
     checkpoint_name,
     checkpoint_reader,
 )
-from rlax_plugin.commands.evaluate.session import Session
+from rlax_plugin.commands.evaluate.session import Session, open_session
 from rlax_plugin.commands.evaluate.show import measures_table
 from rlax_plugin.commands.evaluate.target import Target, find_version
-from rlax_plugin.concurrency.supervision import LoopThread
+from rlax_plugin.concurrency.supervision import LoopThread, Supervision
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.loading import config_hash, decides, load_section
-from rlax_plugin.controller.trainer_port import canary_tokens
+from rlax_plugin.controller.closing import Closing
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.evaluation.evaluator import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
+from rlax_plugin.ports.training import CheckpointReader
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.places import check_file_writable
 from rlax_plugin.rpc.wire import check_messages
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.verification import canary_tokens
 
 log = logging.getLogger("rlax.evaluate")
 
@@ -195,8 +197,8 @@ class _Job:
         self._store: WeightStore = self._registry.part(
             "weight_store", store, "rlax.weights.store", self._context
         )
-        digest = config_hash(config, self._argv[1:])
-        self._session = Session(self._context, self._registry, digest, self._store, note)
+        self._config_hash, self._note = config_hash(config, self._argv[1:]), note
+        self._supervision, self._closing = Supervision(), Closing(log.warning)
 
     def _check_names(self) -> None:
         known = self._section.evaluation.all_sets()
@@ -209,45 +211,60 @@ class _Job:
         deadlines = self._section.deadlines
         try:
             if self._target.is_checkpoint:
-                name = self._checkpoint()
-                self._start(thread)
-                self._read(thread, name)
+                reader, name = self._checkpoint()
+                session = self._open(thread)
+                self._read(thread, session, reader, name)
             else:
                 version, alive = thread.run(
-                    find_version(self._target, self._training, self._session.undo),
+                    find_version(self._target, self._training, self._closing),
                     3 * deadlines.rpc_s,
                     "finding the weight version",
                     "rlax.deadlines.rpc_s",
                 )
                 going_on = ", which is going on" if alive else ""
                 self.what = f"version {version.version} of {self._target.run.url}{going_on}"
-                self._start(thread)
+                session = self._open(thread)
                 what, key = "serving the version", "rlax.deadlines.rpc_s"
-                thread.run(self._session.serve(version), deadlines.rpc_s, what, key)
-            sets = [one for one in self._session.sets if one.name in (self._names or [one.name])]
-            return self._measure(thread, tuple(sets), console, show=show)
+                thread.run(session.publish(version), deadlines.rpc_s, what, key)
+            sets = [one for one in session.sets if one.name in (self._names or [one.name])]
+            return self._measure(thread, session, tuple(sets), console, show=show)
         finally:
             signals.closing = True
             try:
-                thread.run_last(self._session.close(), self._session.undo.deadline_s)
+                thread.run_last(self._close(), self._closing.deadline_s)
             finally:
                 thread.close()
 
-    def _start(self, thread: LoopThread) -> None:
-        deadline_s, key = self._section.deadlines.startup_s, "rlax.deadlines.startup_s"
-        thread.run(self._session.start(), deadline_s, "starting the evaluation", key)
+    async def _close(self) -> None:
+        await self._supervision.close()
+        await self._closing.aclose()
 
-    def _checkpoint(self) -> str:
+    def _open(self, thread: LoopThread) -> Session:
+        opening = open_session(
+            self._context,
+            self._registry,
+            config_hash=self._config_hash,
+            store=self._store,
+            note=self._note,
+            supervision=self._supervision,
+            closing=self._closing,
+        )
+        deadline_s, key = self._section.deadlines.startup_s, "rlax.deadlines.startup_s"
+        return thread.run(opening, deadline_s, "starting the evaluation", key)
+
+    def _checkpoint(self) -> tuple[CheckpointReader, str]:
         choice = self._section.trainer
         trainer = self._registry.part("trainer", choice, "rlax.trainer", self._context)
-        self._reader = checkpoint_reader(trainer, choice.name)
-        known = self._reader.checkpoints()
+        reader = checkpoint_reader(trainer, choice.name)
+        known = reader.checkpoints()
         name = checkpoint_name(self._target, known)
         step = next(step for step, its in known.items() if its == name)
         self.what = f"the checkpoint of step {step} of {self._target.run.url}"
-        return name
+        return reader, name
 
-    def _read(self, thread: LoopThread, name: str) -> None:
+    def _read(
+        self, thread: LoopThread, session: Session, reader: CheckpointReader, name: str
+    ) -> None:
         """Has the trainer publish a checkpoint, as a version that this session serves."""
         run = self._target.run
         # Where the workers can reach it: they may be on other machines.
@@ -257,25 +274,25 @@ class _Job:
             loop=thread.loop,
             store=self._store,
             directory=f"{here}/weights",
-            announce=self._session.serve,
-            on_published=lambda version: None,
-            on_error=self._session.fail,
+            announcer=session,
+            failures=self._supervision,
             deadline_s=self._section.deadlines.weights_s,
-            pace=self._session.pace,
+            pace=session.pace,
         )
-        source = self._session.source
+        source = session.source
         tokens = canary_tokens(source.prompts("train"), self._section.rollouts.max_prompt_tokens)
         try:
-            self._reader.publish_checkpoint(CheckpointPort(publisher, tokens), name)
+            reader.publish_checkpoint(CheckpointPort(publisher, tokens), name)
             publisher.wait()
         finally:
             publisher.close()
             if not run.is_local:
-                self._session.undo.callback(run.delete, own)
+                self._closing.callback(run.delete, own)
 
     def _measure(
         self,
         thread: LoopThread,
+        session: Session,
         sets: tuple[ProblemSet, ...],
         console: Console,
         *,
@@ -290,5 +307,5 @@ class _Job:
             bar = progress.add_task("", total=sum(len(one.prompts) for one in sets))
             # No deadline of its own: each of its groups has one.
             return thread.run(
-                self._session.measure(sets, lambda done, of: progress.update(bar, completed=done))
+                session.measure(sets, lambda done, of: progress.update(bar, completed=done))
             )

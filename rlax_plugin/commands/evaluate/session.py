@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from rlax_plugin.build import Registry
@@ -16,65 +15,22 @@ from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 
-log = logging.getLogger("rlax.evaluate")
-
 
 class Session:
     """Everything from the reward processes to the workers, for one weight version.
 
-    Make it anywhere; its methods run on one event loop.
-
-    Args:
-      config_hash: of the workers' config.
-      store: where the version's bytes are; nothing is ever deleted from it here.
-      note: told in one line what went wrong with rewards, and goes on.
-
-    Attributes:
-      undo: ends what was started, last things first; takes what else is to end with it.
+    ``open_session`` makes one. Its methods run on that event loop.
     """
 
     def __init__(
-        self,
-        context: BuildContext,
-        registry: Registry,
-        config_hash: str,
-        store: WeightStore,
-        note: Callable[[str], None],
+        self, supervision: Supervision, parameters: ParameterServer, generation: Generation
     ):
-        self._context, self._registry, self._config_hash = context, registry, config_hash
-        self._store, self._note = store, note
-        self._version = -1
-        self._supervision = Supervision()
-        self.fail = self._supervision.fail
-        self.undo = Closing(log.warning)
-
-    async def start(self) -> None:
-        """Brings everything up; workers wait for the version.
-
-        Raises:
-          RlaxError: something did not start; ``close`` ends what did.
-        """
-        self._supervision.watch_loop()
-        await self._supervision.own(self._start())
-
-    async def _start(self) -> None:
-        deadlines = self._context.section.deadlines
-        self._parameters = ParameterServer(store=self._store, keep=1, lease_s=deadlines.lease_s)
-        self.undo.push_async_callback(self._parameters.close)
-        self._generation = Generation(
-            self._context,
-            self._registry,
-            config_hash=self._config_hash,
-            parameters=self._parameters,
-            latest_version=lambda: self._version,
-            undo=self.undo,
-            note=self._note,
-        )
-        await self._generation.start(self._supervision.spawn)
+        self._supervision, self._parameters = supervision, parameters
+        self._generation = generation
 
     @property
     def pace(self) -> Pace:
-        """What deadlines must at least be, once it is started."""
+        """What deadlines must at least be."""
         return self._generation.pace
 
     @property
@@ -84,13 +40,16 @@ class Session:
 
     @property
     def sets(self) -> tuple[ProblemSet, ...]:
-        """The problem sets, once it is started."""
+        """The problem sets."""
         return tuple(self._generation.evaluator.sets)
 
-    async def serve(self, version: WeightVersion, restart: bool = False) -> None:
+    async def writing(self, path: str) -> None:
+        """See ``Announcer``; nothing: what a session writes is removed with its directory."""
+
+    async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Gives workers the version that is to be measured."""
         await self._parameters.publish(version, restart)
-        self._version = version.version
+        self._generation.fleet.latest_version = version.version
 
     async def measure(
         self, sets: tuple[ProblemSet, ...], progress: Callable[[int, int], None]
@@ -108,9 +67,46 @@ class Session:
         await self._generation.wait_for_worker()
         evaluator = self._generation.evaluator
         evaluator.sets = sets
-        return await evaluator.run(self._version, progress)
+        return await evaluator.run(self._generation.fleet.latest_version, progress)
 
-    async def close(self) -> None:
-        """Ends everything that was started."""
-        await self._supervision.close()
-        await self.undo.aclose()
+
+async def open_session(
+    context: BuildContext,
+    registry: Registry,
+    *,
+    config_hash: str,
+    store: WeightStore,
+    note: Callable[[str], None],
+    supervision: Supervision,
+    closing: Closing,
+) -> Session:
+    """Brings everything up; workers wait for a version.
+
+    Args:
+      config_hash: of the workers' config.
+      store: where the version's bytes are; nothing is ever deleted from it here.
+      note: shows in one line what went wrong with rewards; the evaluation goes on.
+
+    Raises:
+      RlaxError: something did not start; ``closing`` ends what did.
+    """
+
+    async def opened() -> Session:
+        section = context.section
+        parameters = ParameterServer(store=store, keep=1, lease_s=section.deadlines.lease_s)
+        closing.push_async_callback(parameters.close)
+        choice, key = section.prompt_source, "rlax.prompt_source"
+        generation = Generation(
+            context,
+            registry,
+            registry.part("prompt_source", choice, key, context),
+            config_hash=config_hash,
+            parameters=parameters,
+            closing=closing,
+            note=note,
+        )
+        await generation.start(supervision)
+        return Session(supervision, parameters, generation)
+
+    supervision.watch_loop()
+    return await supervision.own(opened())

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlax_plugin.ports.protocols import CheckpointReader, Trainer
+from rlax_plugin.ports.training import CheckpointReader, Trainer
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.fakes import FakeTrainerPort
 
 _ORDER = (
-    "publish what it starts from; then for each step: next_batch(step), update, publish(step) in "
-    "fresh buffers, step_done(step)"
+    "publish what it starts from; then for each step: next_batch(step), update, decide(step), "
+    "publish(step) in fresh buffers, step_done(step)"
 )
 _CHECKPOINT = (
-    "call port.before_checkpoint(step) and then write its own checkpoint, at the latest after the "
-    "last step and when port.stop_requested"
+    "call port.before_checkpoint(step) and then write its own checkpoint, after the last step and "
+    "after each step for which port.decide(step).save is true"
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlax_plugin.concurrency.supervision import LoopThread
-from rlax_plugin.concurrency.threads import DaemonThread
+from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Choice
 from rlax_plugin.controller import closing
 from rlax_plugin.controller.closing import Closing
@@ -101,7 +101,7 @@ def test_what_comes_after_the_result_is_no_failure_if_it_is_late() -> None:
 
 def test_a_thread_for_files_does_one_thing_after_the_other_and_forgets_what_is_cancelled() -> None:
     began, go_on, done = threading.Event(), threading.Event(), []
-    thread = DaemonThread("files")
+    thread = BackgroundWorker("files", 10)
 
     def slow() -> str:
         began.set()

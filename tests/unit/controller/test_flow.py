@@ -117,13 +117,13 @@ def test_too_stale_groups_are_dropped_and_replaced(make):
         await answers.answer(3, 1)
         waiting = asyncio.ensure_future(flow.batch(2))
         await settle()
-        assert flow.run_state.totals.dropped == Counter({"too stale": 1})
+        assert run.run_state.totals.dropped == Counter({"too stale": 1})
         assert sorted(answers.open) == [4]
         await answers.answer(4, 1)
         groups, stats = await waiting
         assert [g.id for g in groups] == [3, 4]
         assert stats.dropped == 1
-        assert flow.run_state.totals.max_staleness == 1
+        assert run.run_state.totals.max_staleness == 1
 
     asyncio.run(main())
 
@@ -166,9 +166,9 @@ def test_errored_samples_count_neither_as_zero_nor_in_the_pass_rate(make):
         prompt = answers.open[0][0].prompt_tokens[0]
         await answers.answer(0, 0, rewards=(1.0, None))
         (group,), _ = await flow.batch(1)
-        assert flow.run_state.rates.get(f"p{prompt}") == (1.0, 1.0)
+        assert run.run_state.rates.get(f"p{prompt}") == (1.0, 1.0)
         assert group.advantages.tolist() == [0.0, 0.0]  # one valid sample: its own mean
-        assert flow.run_state.totals.reward_errors == 1
+        assert run.run_state.totals.reward_errors == 1
 
     asyncio.run(main())
 
@@ -227,7 +227,7 @@ def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
         await answers.answer(3, 0, length=lengths[3])
         waiting = asyncio.ensure_future(flow.batch(2))
         await settle()
-        assert flow.run_state.totals.dropped == Counter({"too stale": 1})  # it did not
+        assert run.run_state.totals.dropped == Counter({"too stale": 1})  # it did not
         assert sorted(answers.open) == [4, 5]
         await generate_all(run, 1, lengths)
         groups, _ = await waiting
@@ -240,7 +240,7 @@ def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
         run.publish(3)
         await settle()
         assert answers.open == {}  # the run is at its end
-        assert flow.run_state.totals.trained == 7 and flow.run_state.totals.issued == 8
+        assert run.run_state.totals.trained == 7 and run.run_state.totals.issued == 8
 
     asyncio.run(main())
 
@@ -265,7 +265,7 @@ def test_packed_batches_take_what_fits_and_the_rest_trains_next(make):
         # Nine and eight fill a row of 17; nothing is split, nothing is overtaken.
         assert trained == [[0, 1], [2, 3]]
         # Groups 4 and 5 were generated with version 0, which is too old for step 3.
-        assert flow.run_state.totals.dropped == Counter({"too stale": 2})
+        assert run.run_state.totals.dropped == Counter({"too stale": 2})
         await generate_all(run, 2, dict.fromkeys(range(6, 12), 8))
         groups, _ = await flow.batch(3)
         assert [g.id for g in groups] == [6, 7]

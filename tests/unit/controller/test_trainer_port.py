@@ -4,59 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rlax_plugin.concurrency.supervision import result_within
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.controller import trainer_port
-from rlax_plugin.controller.trainer_port import Link
+from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.metrics.step import StepStats
-from rlax_plugin.types import Canary, TrainBatch
-
-TOKENS = np.array([4, 2, 3], np.int32)
+from rlax_plugin.testing import make_group, make_prompt
+from rlax_plugin.types import Canary
 
 
 class Published:
     def __init__(self):
         self.steps: list[int] = []
         self.canaries: list[Canary | None] = []
+        self.last_s = 0.25
 
     def publish(self, step, arrays, canary=None):
         self.steps.append(step)
         self.canaries.append(canary)
 
 
-async def groups(step):
-    return (), StepStats(issued=step)
+class FakeController:
+    """What the port asks of a controller, with groups at once unless a test says otherwise."""
+
+    algorithm = Algorithm.model_construct(mask_truncated=False)
+
+    def __init__(self, **deadlines):
+        self.section = RlaxSection.model_validate(
+            {
+                "prompt_source": {"name": "x"},
+                "rewards": [{"name": "x"}],
+                "rollouts": {"group_size": 2, "groups_per_step": 1},
+                "deadlines": deadlines,
+            }
+        )
+        prompts = [make_prompt("0", tokens=[4, 2]), make_prompt("1", tokens=[3])]
+        self.generation = SimpleNamespace(
+            source=SimpleNamespace(prompts=lambda split: prompts),
+            pace=SimpleNamespace(needed_s=lambda name: None),
+        )
+        self.dashboard = SimpleNamespace(progress=lambda *args: self.told.append(args))
+        self.told: list[tuple] = []
+        self.done: list = []
+
+    async def begun(self):
+        pass
+
+    async def next_groups(self, step):
+        groups = (make_group((1.0, 0.0), lengths=(2, 3), advantages=(0.5, -0.5), version=step - 1),)
+        return groups, StepStats(issued=step)
+
+    async def snapshot(self, unfinished):
+        self.told.append(("snapshot", unfinished.step))
+
+    def weights_exist(self, step):
+        self.told.append(("started", step))
+
+    def step_finished(self, done):
+        self.told.append(("finished", done.step, done.stats.issued))
+        self.done.append(done)
 
 
-async def nothing():
-    pass
-
-
-def make(loop, next_groups=groups, snapshot=groups, begun=nothing, **deadlines):
-    section = RlaxSection.model_validate(
-        {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}], "deadlines": deadlines}
-    )
-    told: list[tuple] = []
-    publisher = Published()
-    port = Link(
-        loop=loop,
-        section=section,
-        begun=begun,
-        next_groups=next_groups,
-        publisher=publisher,
-        build_batch=lambda step, groups: TrainBatch(step, {"x": np.array([step])}, groups),
-        started=lambda step: told.append(("started", step)),
-        finished=lambda done: told.append(("finished", done.step, done.stats.issued)),
-        snapshot=snapshot,
-        progress=lambda *args: told.append(("progress", *args)),
-        canary_tokens=TOKENS,
-    )
-    return port, told, publisher
+def make(loop, controller=None):
+    controller, publisher = controller or FakeController(), Published()
+    return ControllerPort(controller, loop, publisher), controller, publisher
 
 
 def settle(loop):
@@ -64,22 +81,26 @@ def settle(loop):
 
 
 def test_a_step_is_told_in_order(loop):
-    port, told, publisher = make(loop)
+    port, controller, publisher = make(loop)
     port.publish(3, {})
     assert not port.training
     for step in (4, 5):
-        assert port.next_batch(step)["x"].tolist() == [step]
+        batch = port.next_batch(step)
+        # The rows that the config makes of the group: two samples of 2 and 3 tokens.
+        assert batch["rl_mask"].sum() == 5 and batch["rl_staleness"].max() == 1
         assert port.training
         port.publish(step, {})
-        port.step_done(step, {})
+        port.step_done(step, {"loss": step})
     settle(loop)
-    assert told == [("started", 3), ("finished", 4, 4), ("finished", 5, 5)]
+    assert controller.told == [("started", 3), ("finished", 4, 4), ("finished", 5, 5)]
     assert publisher.steps == [3, 4, 5]
+    assert [done.metrics["loss"] for done in controller.done] == [4, 5]
+    assert controller.done[1].times.write_s == 0.25
 
 
 def test_a_canary_of_the_given_tokens_reaches_the_publisher(loop):
     port, _, publisher = make(loop)
-    assert port.canary_tokens is TOKENS
+    assert port.canary_tokens.tolist() == [4, 2, 3]
     canary = Canary(port.canary_tokens, np.array([-1, -2], np.float32), 1e-4)
     port.publish(1, {}, canary)
     port.publish(2, {})
@@ -87,10 +108,11 @@ def test_a_canary_of_the_given_tokens_reaches_the_publisher(loop):
 
 
 def test_a_failure_of_the_flow_is_the_trainers(loop):
-    async def broken(step):
-        raise TrainingError("the filters are too strict")
+    class Broken(FakeController):
+        async def next_groups(self, step):
+            raise TrainingError("the filters are too strict")
 
-    port, *_ = make(loop, broken)
+    port, *_ = make(loop, Broken())
     with pytest.raises(TrainingError, match="filters are too strict"):
         port.next_batch(1)
     with pytest.raises(TrainingError, match="without a batch"):
@@ -100,15 +122,20 @@ def test_a_failure_of_the_flow_is_the_trainers(loop):
 def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):
     ended = threading.Event()
 
-    async def hang(step):
-        if step == 1:
-            return await groups(step)
+    class Hanging(FakeController):
+        async def next_groups(self, step):
+            return await (super().next_groups(step) if step == 1 else hang())
+
+        async def snapshot(self, unfinished):
+            await hang()
+
+    async def hang():
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
 
-    port, *_ = make(loop, hang, hang, batch_s=0.05, weights_s=0.04)
+    port, *_ = make(loop, Hanging(batch_s=0.05, weights_s=0.04))
     port.next_batch(1)
     with pytest.raises(DeadlineError, match=r"batch of step 2.*0.05 s.*rlax.deadlines.batch_s"):
         port.next_batch(2)
@@ -126,30 +153,34 @@ def test_what_precedes_the_first_batch_may_take_as_long_as_it_needs(loop, monkey
 
     monkeypatch.setattr(trainer_port, "result_within", within)
 
-    async def evaluation():
-        await asyncio.sleep(0)
-        order.append("evaluated")
+    class Evaluating(FakeController):
+        async def begun(self):
+            await asyncio.sleep(0)
+            order.append("evaluated")
 
-    async def generated(step):
-        order.append(step)
-        return await groups(step)
+        async def next_groups(self, step):
+            order.append(step)
+            return await super().next_groups(step)
 
-    port, *_ = make(loop, generated, begun=evaluation, batch_s=0.05, startup_s=0.05)
+    port, *_ = make(loop, Evaluating(batch_s=0.05, startup_s=0.05))
     for step in (1, 2):
         port.next_batch(step)
     assert order == ["evaluated", 1, 2]
     assert deadlines_s == [None, 0.1, 0.05]  # start-up counts once
 
-    async def broken():
-        raise TrainingError("no worker can load it")
+    class Broken(FakeController):
+        async def begun(self):
+            raise TrainingError("no worker can load it")
 
-    port, *_ = make(loop, generated, begun=broken)
+    port, *_ = make(loop, Broken())
     with pytest.raises(TrainingError, match="no worker can load it"):
         port.next_batch(1)
 
 
-def test_a_requested_stop_is_seen(loop):
+def test_a_requested_stop_is_decided_at_the_end_of_a_step_with_a_checkpoint(loop):
     port, *_ = make(loop)
-    assert not port.stop_requested
+    assert port.decide(1) == (False, False) and not port.stopping
     port.request_stop()
-    assert port.stop_requested
+    assert port.stopping
+    decision = port.decide(2)
+    assert decision.save and decision.stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ class Parts:
     training = True
 
     def __init__(self) -> None:
-        self.lacks_keeper = False
+        self.lacks_pinned_worker = False
         self.may_generate, self.may_record = asyncio.Event(), asyncio.Event()
         self.may_record.set()
         self.generated: list[int] = []
@@ -33,7 +33,7 @@ class Parts:
     def pin(self, version: int) -> None: ...
 
     def unpin(self) -> None:
-        self.lacks_keeper = False
+        self.lacks_pinned_worker = False
 
     async def run(self, version: int, *, pinned: bool) -> Evaluated:
         assert pinned
@@ -42,6 +42,14 @@ class Parts:
         if self.error is not None:
             raise self.error
         return Evaluated(version, {"test": {}})
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.ensure_future(work)
+
+    def message(self, text: str) -> None:
+        self.notes.append(text)
+
+    def estimates(self, title: str, found: Evaluated) -> None: ...
 
     async def call(self, work: Callable[..., Any], *arguments: Any) -> Any:
         await self.may_record.wait()
@@ -57,9 +65,8 @@ def make() -> tuple[PeriodicEvaluation, Parts]:
         client=parts,
         recorder=parts,
         files=parts,
-        spawn=asyncio.ensure_future,
-        note=parts.notes.append,
-        show=lambda title, found: None,
+        supervision=parts,
+        display=parts,
     )
     return periodic, parts
 
@@ -92,7 +99,7 @@ def test_one_that_waits_for_a_second_worker_makes_room_for_the_next() -> None:
         for version in (5, 7, 10):
             periodic.published(version)
             await settled()
-            parts.lacks_keeper = True
+            parts.lacks_pinned_worker = True
         assert parts.generated == [5, 10] and periodic.skipped == 1
         assert parts.notes == ["evaluation of step 5 is skipped: no second worker was ready"]
         await periodic.cancel()

@@ -22,7 +22,7 @@ def metrics(*scored: Group, rewards: tuple[str, ...] = ("right",)) -> dict[str, 
         stats=StepStats(scored=[(group, None) for group in scored]),
         metrics={},
     )
-    return step_metrics(done, section, lambda sums: {}, workers=1, publish_s=0.0, replaced=2)
+    return step_metrics(done, section, workers=1, replaced=2)
 
 
 def with_parts(*parts: tuple[float, ...] | None) -> Group:

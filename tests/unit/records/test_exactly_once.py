@@ -95,7 +95,7 @@ class Run(RuleBasedStateMachine):
     def do(self, work):
         result = self.loop.run_until_complete(work)
         assert not self.run_.errors, self.run_.errors
-        assert self.run_.flow._failure is None, self.run_.flow._failure
+        assert not self.run_.supervision.failed
         return result
 
     def pick(self, things, data):
@@ -229,15 +229,14 @@ class Run(RuleBasedStateMachine):
         self.do(self._end())
 
     async def _end(self):
-        await self.run_.flow.stop()
-        self.run_.flow._failure = None
+        await self.run_.supervision.close()
         await asyncio.gather(*[t for t in [self.waiting] if t], return_exceptions=True)
         self.run_.recorder.close()
 
     def teardown(self):
         if not hasattr(self, "loop"):
             return
-        if self.waiting is None and self.run_.flow._running:
+        if self.waiting is None and self.run_.flow._live:
             self.do(self.run_.flow.commit())
         self.end(killed=False)
         self.loop.close()

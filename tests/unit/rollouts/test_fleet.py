@@ -14,6 +14,7 @@ from dispatching import (
     run,
 )
 
+from rlax_plugin.rollouts.fleet import FleetListener
 from rlax_plugin.rpc import rlax_pb2 as pb
 
 
@@ -148,11 +149,19 @@ def test_messages_of_another_process_of_that_name_are_ignored():
     run(main)
 
 
+class Quarantines(FleetListener):
+    def __init__(self, names: list[str]):
+        self._names = names
+
+    def worker_quarantined(self, name: str, reason: str) -> None:
+        self._names.append(name)
+
+
 def test_a_quarantine_is_of_the_process_that_said_it():
     async def main():
         fleet, _, lost = make()
         told: list[str] = []
-        fleet._on_quarantined = lambda name, reason: told.append(name)
+        fleet.listeners.append(Quarantines(told))
         await join(fleet, "a", answer, process="old")
         old = fleet.workers["a"]
         fleet.lose(old, "killed")

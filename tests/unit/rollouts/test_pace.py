@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from scripted_slots import generated, play, request, until, version
 
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.trainer_port import Link
+from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.rollouts.pace import Pace
-from rlax_plugin.types import TrainBatch
 from rlax_plugin.weights.publisher import Publisher
 
 # 200 tokens at the assumed 20/s take 10 s; prompts of 0.1 s per thousand tokens hardly count.
@@ -38,7 +38,7 @@ def make(**deadlines: Any) -> tuple[Pace, dict[str, Any], list[str]]:
 
 def hear(pace: Pace, workers: dict[str, Any], one: Any) -> None:
     workers[one.identity[0]] = one
-    pace.heard(one)
+    pace.worker_heard(one)
 
 
 def test_what_is_measured_takes_the_place_of_what_is_assumed_worker_by_worker():
@@ -112,30 +112,29 @@ def test_figures_that_are_no_speed_change_nothing(nonsense):
     assert said == [] and pace.needed_s("batch_s") == pytest.approx(before, abs=1e-5)
 
 
-def test_a_batch_that_is_late_says_what_it_would_have_needed(loop):
-    async def hang(step: int) -> Any:
-        await asyncio.Event().wait()
+class Hanging:
+    """A controller whose first batch never comes."""
 
-    async def nothing() -> None:
+    algorithm = None
+
+    def __init__(self, pace: Pace):
+        self.section = RlaxSection.model_validate(
+            VALUES | {"deadlines": {"batch_s": 0.05, "startup_s": 0.05}}
+        )
+        self.generation = SimpleNamespace(
+            pace=pace, source=SimpleNamespace(prompts=lambda split: [])
+        )
+
+    async def begun(self) -> None:
         pass
 
+    async def next_groups(self, step: int) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_a_batch_that_is_late_says_what_it_would_have_needed(loop):
     pace, _, _ = make(batch_s=0.05, startup_s=0.05, reward_s=2)
-    port = Link(
-        loop=loop,
-        section=RlaxSection.model_validate(
-            VALUES | {"deadlines": {"batch_s": 0.05, "startup_s": 0.05}}
-        ),
-        begun=nothing,
-        next_groups=hang,
-        publisher=None,
-        build_batch=lambda step, groups: TrainBatch(step, {}, groups),
-        started=print,
-        finished=print,
-        snapshot=hang,
-        progress=print,
-        canary_tokens=None,
-        pace=pace,
-    )
+    port = ControllerPort(Hanging(pace), loop, None)
     expected = r"batch of step 1 took .* needed about 12 s \(set rlax.deadlines.batch_s to more"
     with pytest.raises(DeadlineError, match=expected):
         port.next_batch(1)
@@ -147,6 +146,11 @@ class Array:
     nbytes, shape, dtype = 10**9, (1,), "float32"
 
 
+class Announcer:
+    async def writing(self, path: str) -> None:
+        pass
+
+
 class Late:
     def save(self, path: str, arrays: Any) -> None:
         raise DeadlineError("writing a weight version", 2, "rlax.deadlines.weights_s")
@@ -155,13 +159,14 @@ class Late:
 def test_a_version_that_is_late_says_what_it_would_have_needed(loop, monkeypatch):
     monkeypatch.setattr("rlax_plugin.weights.publisher.fingerprints", lambda arrays: {"w": 0})
     pace, *_ = make(weights_s=2)
+    failures = Supervision()
+    loop.call_soon_threadsafe(failures.watch_loop)
     publisher = Publisher(
         loop=loop,
         store=Late(),
         directory="/weights",
-        announce=None,
-        on_published=print,
-        on_error=lambda error: None,
+        announcer=Announcer(),
+        failures=failures,
         deadline_s=2,
         pace=pace,
     )

@@ -89,15 +89,15 @@ def test_one_worker_alone_trains():
         fleet, dispatcher, lost = make()
         await join(fleet, "a", answer)
         fleet.pin(PINNED)
-        assert fleet.lacks_keeper and await beat(fleet, "a", 9) is None
+        assert fleet.lacks_pinned_worker and await beat(fleet, "a", 9) is None
         await join(fleet, "b", answer)
-        assert not fleet.lacks_keeper
+        assert not fleet.lacks_pinned_worker
         (kept,) = [w for w in fleet.workers.values() if w.keep == PINNED]
         (other,) = [w for w in fleet.workers.values() if w.keep != PINNED]
         fleet.lose(other, "killed")
         assert lost[1:] == [f"{kept.name}: training needs it: no other worker is ready"]
         await join(fleet, kept.name, answer)
-        assert fleet.lacks_keeper
+        assert fleet.lacks_pinned_worker
         await dispatcher.submit(request(0))
         fleet.training = False  # at the end of the run nobody else needs it
         assert await beat(fleet, kept.name, 9) == PINNED
@@ -116,12 +116,12 @@ def test_a_lost_keeper_is_replaced_and_its_groups_issued_again():
         assert await beat(fleet, "a", PINNED, pin=PINNED) == PINNED
         while not lost:
             await asyncio.sleep(0.01)
-        assert lost == ["a: UNAVAILABLE: told -1"] and fleet.lacks_keeper
+        assert lost == ["a: UNAVAILABLE: told -1"] and fleet.lacks_pinned_worker
         await join(fleet, "c", answer)
         (kept,) = [w.name for w in fleet.workers.values() if w.keep == PINNED]
         await beat(fleet, kept, PINNED, pin=PINNED)
         asked, rollouts, _ = await exact
-        # The flow's ``refresh``, which would have raised the version, was not asked.
+        # ``Reissuing.refreshed``, which would have raised the version, was not asked.
         assert (asked.attempt, asked.min_version) == (2, 0) and rollouts[0].worker == kept
         await dispatcher.close()
 

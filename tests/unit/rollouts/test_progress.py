@@ -250,12 +250,15 @@ def test_a_worker_that_is_stuck_does_not_get_the_same_group_again():
     run(main)
 
 
+class Slow:
+    def needed_s(self, name: str) -> float:
+        return 31.0
+
+
 def test_what_waits_for_workers_in_vain_hears_how_long_one_would_have_needed():
     async def main():
         fleet, _, _ = make(startup_s=0.05)
-        dispatcher = Dispatcher(
-            fleet, Deadlines(startup_s=0.05), refresh=lambda r: r, startup_needs_s=lambda: 31.0
-        )
+        dispatcher = Dispatcher(fleet, Deadlines(startup_s=0.05), pace=Slow())
         why = "for which 1 groups wait.*0.05 s.*needed about 31 s.*rlax.deadlines.startup_s"
         with pytest.raises(DeadlineError, match=why):
             await dispatcher.submit(request(0))

@@ -62,6 +62,7 @@ def test_the_calls_of_a_sound_trainer_are_taken() -> None:
     port = published(4)
     for step in (5, 6):
         assert port.next_batch(step)["rl_mask"].any()
+        assert port.decide(step) == (False, False)
         port.before_checkpoint(step)
         port.publish(step, {"w": np.full(2, step, np.float32)})
         port.step_done(step, {"loss": 0.5})
@@ -84,6 +85,9 @@ def test_calls_out_of_order_are_rejected() -> None:
         port.next_batch(2)
     with rejected(r"publish\(2\): the weights are those after step 1"):
         port.publish(2, WEIGHTS)
+    port.decide(1)
+    with rejected(r"decide\(1\): it is decided already"):
+        port.decide(1)
     with rejected(r"step_done\(2\): step 1 is being trained"):
         port.step_done(2, {})
     port.step_done(1, {})

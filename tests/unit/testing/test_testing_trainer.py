@@ -14,6 +14,7 @@ from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.diagnostics import summarise
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.training import Decision
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import Numbers, NumbersConfig
@@ -39,7 +40,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
     }
 
 
-class Link:
+class Port:
     """Records what a trainer calls; asks it to stop after a step."""
 
     def __init__(self, stop_after: int = 0, canary_tokens: np.ndarray = CANARY):
@@ -65,13 +66,13 @@ class Link:
     def before_checkpoint(self, step: int) -> None:
         self.calls.append(("before_checkpoint", step))
 
-    @property
-    def stop_requested(self) -> bool:
-        return ("step_done", self._stop_after) in self.calls
+    def decide(self, step: int) -> Decision:
+        stop = step == self._stop_after
+        return Decision(save=stop, stop=stop)
 
 
-def train(run: Path | str, steps: int, port: Link | None = None, **options: Any) -> Link:
-    port = port or Link()
+def train(run: Path | str, steps: int, port: Port | None = None, **options: Any) -> Port:
+    port = port or Port()
     trainer = BigramTrainer(
         BigramConfig(**options), RunFiles(run), steps=steps, seed=3, temperature=0.8
     )
@@ -95,8 +96,9 @@ def test_calls_come_in_maxtexts_order(tmp_path: Path) -> None:
 
 
 def test_a_stop_leaves_a_checkpoint_of_the_step_it_came_in(tmp_path: Path) -> None:
-    port = train(tmp_path, 9, Link(stop_after=2), checkpoint_every=5)
-    assert port.calls[-2:] == [("step_done", 2), ("before_checkpoint", 2)]
+    port = train(tmp_path, 9, Port(stop_after=2), checkpoint_every=5)
+    assert port.calls[-2:] == [("publish", 2), ("step_done", 2)]
+    assert ("before_checkpoint", 2) in port.calls
     assert RunFiles(tmp_path).names("checkpoints") == ["2.npz"]
 
 
@@ -106,7 +108,7 @@ def test_a_continued_run_ends_with_the_bits_of_an_undisturbed_one(
 ) -> None:
     prefix = str(tmp_path) if where == "disk" else f"objects:/{tmp_path}"
     whole = train(f"{prefix}/whole", 12)
-    train(f"{prefix}/parts", 12, Link(stop_after=4))
+    train(f"{prefix}/parts", 12, Port(stop_after=4))
     with pytest.raises(RuntimeError, match="the trainer broke"):
         train(f"{prefix}/parts", 12, fail_at=9)
     rest = train(f"{prefix}/parts", 12)
@@ -135,7 +137,7 @@ def test_the_canary_is_of_the_published_weights(tmp_path: Path) -> None:
         assert canary.tolerance == CANARY_TOLERANCE
         rows = policy.log_probs(weights, CANARY[:-1])
         assert canary.logprobs.tolist() == [rows[t, CANARY[t + 1]] for t in range(4)]
-    assert train(tmp_path / "b", 1, Link(canary_tokens=CANARY[:0])).canaries == {0: None, 1: None}
+    assert train(tmp_path / "b", 1, Port(canary_tokens=CANARY[:0])).canaries == {0: None, 1: None}
 
 
 def test_metrics_are_the_sums_that_the_controller_reports(tmp_path: Path) -> None:

@@ -105,9 +105,6 @@ def fleet() -> Fleet:
         deadlines=Deadlines(),
         config_hash="abc",
         parameter_server="127.0.0.1:1",
-        latest_version=lambda: 0,
-        on_ready=lambda worker: None,
-        on_lost=lambda worker, reason: None,
     )
 
 

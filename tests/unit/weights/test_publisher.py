@@ -31,29 +31,46 @@ class Store:
         self.paths.append(path)
 
 
+class Announcer:
+    """A parameter server that does what a test wants when a version is to become visible."""
+
+    def __init__(self, announce):
+        self._announce, self.paths = announce, []
+
+    async def writing(self, path):
+        self.paths.append(path)
+
+    async def publish(self, version, restart=False):
+        if self._announce is not None:
+            await self._announce(version, restart)
+
+
+class Failures:
+    """Takes what a publisher reports, in place of a run's ``Supervision``."""
+
+    def __init__(self):
+        self.errors, self.told = [], threading.Event()
+
+    def fail_from_thread(self, error):
+        self.errors.append(error)
+        self.told.set()
+
+
 def make(loop, store, announce=None, deadline_s=60.0, **options):
     seen: list[WeightVersion] = []
-    errors: list[BaseException] = []
-    told = threading.Event()
-
-    async def visible(version, restart):
-        pass
-
-    def on_error(error):
-        errors.append(error)
-        told.set()
+    failures = Failures()
 
     publisher = Publisher(
         loop=loop,
         store=store,
         directory="/weights/",
-        announce=announce or visible,
+        announcer=Announcer(announce),
         on_published=seen.append,
-        on_error=on_error,
+        failures=failures,
         deadline_s=deadline_s,
         **options,
     )
-    return publisher, seen, errors, told
+    return publisher, seen, failures.errors, failures.told
 
 
 def test_versions_are_visible_in_order_with_their_fingerprints(loop):
@@ -188,12 +205,8 @@ def failing(times: int, error: Exception) -> Store:
 )
 def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, error, monkeypatch):
     monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (0.01, 0.02))
-    listed: list[str] = []
-
-    async def writing(path: str) -> None:
-        listed.append(path)
-
-    publisher, seen, errors, _ = make(loop, store := failing(3, error), writing=writing)
+    publisher, seen, errors, _ = make(loop, store := failing(3, error))
+    listed = publisher._announcer.paths
     publisher.publish(0, ARRAYS)
     publisher.wait()
     assert not errors and [v.path for v in seen] == store.paths == store.tried[3:]

@@ -1,0 +1,219 @@
+"""Builds a run's controller: every part whole, in the order in which they need each other."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlax_plugin.concurrency.supervision import Supervision
+from rlax_plugin.config import Choice
+from rlax_plugin.controller.batch_rule import BatchRule
+from rlax_plugin.controller.buffer import Buffer
+from rlax_plugin.controller.closing import Closing
+from rlax_plugin.controller.controller import Controller, Records, RunSetup
+from rlax_plugin.controller.flow import Flow
+from rlax_plugin.controller.generation import Generation
+from rlax_plugin.controller.issuing import Issuing
+from rlax_plugin.controller.observers import Observers
+from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.controller.run_history import RunHistory
+from rlax_plugin.controller.run_state import RunState
+from rlax_plugin.controller.staleness import Staleness
+from rlax_plugin.controller.trips import Trips
+from rlax_plugin.evaluation.periodic import PeriodicEvaluation
+from rlax_plugin.metrics.exporter import PrometheusTracker
+from rlax_plugin.metrics.file import MetricsFile
+from rlax_plugin.objective.loss import ObjectiveSlots
+from rlax_plugin.ports.protocols import Filter, PromptSource, Tracker, WeightStore
+from rlax_plugin.records import endpoints
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.rollouts.requests import sampling_params, training_prompts
+from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.kept import listed_versions, record_versions
+from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.service import ParameterServer
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A controller that has started, and the way of the weights from the trainer to its workers."""
+
+    controller: Controller
+    publisher: Publisher
+
+
+class _Assembly:
+    """The parts of one run, built one after the other.
+
+    Args:
+      supervision: runs what goes on beside the calls.
+      closing: gets what ends all that is started.
+    """
+
+    def __init__(self, setup: RunSetup, supervision: Supervision, closing: Closing):
+        self._setup, self._supervision, self._closing = setup, supervision, closing
+        self._section = setup.section
+
+    def _part(self, kind: str, choice: Choice, key: str) -> Any:
+        return self._setup.registry.part(kind, choice, key, self._setup.context)
+
+    def _parts(self, kind: str, choices: Sequence[Choice], key: str) -> list[Any]:
+        return [self._part(kind, choice, f"{key}.{i}") for i, choice in enumerate(choices)]
+
+    async def controller(self) -> Assembled:
+        s, setup, closing = self._section, self._setup, self._closing
+        store: WeightStore = self._part("weight_store", s.weights.store, "rlax.weights.store")
+        source: PromptSource = self._part("prompt_source", s.prompt_source, "rlax.prompt_source")
+        filters: list[Filter] = self._parts("filter", s.curation.filters, "rlax.curation.filters")
+        sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
+        slots: ObjectiveSlots = setup.registry.slots(setup.context)
+        observers = Observers(setup.registry.manager, self._supervision)
+        records = self._records()
+        parameters = await self._parameter_server(store)
+
+        rates = PassRateTable(s.curation.pass_rate_half_life)
+        run_state = RunState(s, training_prompts(s, source), sampler, rates)
+        history = RunHistory(run_state, records.recorder)
+        rule = BatchRule.of(s)
+        staleness = Staleness(s, rule.groups)
+        buffer = Buffer(history, rule, staleness, s.deterministic)
+        issuing = Issuing(
+            s,
+            sampling_params(s, source),
+            history=history,
+            buffer=buffer,
+            rule=rule,
+            staleness=staleness,
+            last_step=setup.last_step,
+        )
+        generation = Generation(
+            setup.context,
+            setup.registry,
+            source,
+            config_hash=setup.config_hash,
+            parameters=parameters
+            if isinstance(parameters, ParameterServer)
+            else s.weights.parameter_server,
+            closing=closing,
+            note=setup.dashboard.message,
+            warn=setup.dashboard.message,
+            reissuing=issuing,
+        )
+        trips = Trips(
+            s,
+            source,
+            filters,
+            dispatcher=generation.dispatcher,
+            rewards=generation.rewards,
+            history=history,
+            reissuing=issuing,
+            observers=observers,
+        )
+        flow = Flow(
+            history=history,
+            issuing=issuing,
+            trips=trips,
+            buffer=buffer,
+            advantage_slot=slots.advantages,
+            supervision=self._supervision,
+        )
+        reader = ParameterServerClient(generation.parameter_server, rpc_s=s.deadlines.rpc_s)
+        closing.push_async_callback(reader.close)
+        periodic = PeriodicEvaluation(
+            every=s.evaluation.every if generation.evaluator.sets else 0,
+            last_step=setup.last_step,
+            evaluator=generation.evaluator,
+            fleet=generation.fleet,
+            client=reader,
+            recorder=records.recorder,
+            files=setup.files,
+            supervision=self._supervision,
+            display=setup.dashboard,
+        )
+        controller = Controller(
+            setup,
+            supervision=self._supervision,
+            observers=observers,
+            records=records,
+            run_state=run_state,
+            generation=generation,
+            flow=flow,
+            periodic=periodic,
+            algorithm=slots.algorithm,
+        )
+        generation.fleet.listeners.append(controller)
+        if s.network.prometheus_port is not None:
+            records.trackers.append(PrometheusTracker(controller, s.network))
+        await self._start(generation)
+        publisher = Publisher(
+            loop=asyncio.get_running_loop(),
+            store=store,
+            directory=self._weights_directory,
+            announcer=parameters,
+            failures=self._supervision,
+            deadline_s=s.deadlines.weights_s,
+            pace=generation.pace,
+            on_published=controller.published,
+        )
+        return Assembled(controller, publisher)
+
+    def _records(self) -> Records:
+        setup, closing = self._setup, self._closing
+        state_dir = setup.context.run_dir
+        trackers: list[Tracker] = []
+        closing.ends_trackers(trackers, self._section.trackers)
+        # One by one: those before the one that cannot be built are closed.
+        for i, choice in enumerate(self._section.trackers):
+            trackers.append(self._part("tracker", choice, f"rlax.trackers.{i}"))
+        ledger = Ledger(state_dir / "ledger.sqlite", run=setup.computes)
+        recorder = Recorder(setup.files, ledger, self._supervision.fail_from_thread)
+        closing.callback(recorder.close)
+        metrics = MetricsFile(setup.files, state_dir)
+        closing.callback(metrics.close)
+        return Records(ledger=ledger, recorder=recorder, metrics=metrics, trackers=trackers)
+
+    @property
+    def _weights_directory(self) -> str:
+        """Where the run's versions are written."""
+        path = self._section.weights.path
+        return RunFiles(path).location() if path else self._setup.files.location("weights")
+
+    async def _parameter_server(
+        self, store: WeightStore
+    ) -> ParameterServer | ParameterServerClient:
+        s, files = self._section, self._setup.files
+        parameters: ParameterServer | ParameterServerClient
+        if (address := s.weights.parameter_server) == "embedded":
+            parameters = ParameterServer(
+                store=store,
+                keep=s.weights.keep,
+                lease_s=s.deadlines.lease_s,
+                record=functools.partial(record_versions, files),
+                listed=await asyncio.to_thread(listed_versions, files, self._weights_directory),
+            )
+        else:
+            parameters = ParameterServerClient(address, rpc_s=s.deadlines.rpc_s)
+        self._closing.push_async_callback(parameters.close)
+        return parameters
+
+    async def _start(self, generation: Generation) -> None:
+        state_dir = self._setup.context.run_dir
+        self._closing.callback(endpoints.remove_endpoints, state_dir)
+        await generation.start(self._supervision)
+        reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)
+        endpoints.write_endpoints(state_dir, reached_at)
+
+
+async def assemble(setup: RunSetup, supervision: Supervision, closing: Closing) -> Assembled:
+    """Brings up the reward pool, the endpoints and the workers.
+
+    Raises:
+      RlaxError: something did not start; ``closing`` ends what did.
+    """
+    supervision.watch_loop()
+    return await supervision.own(_Assembly(setup, supervision, closing).controller())

@@ -1,0 +1,50 @@
+"""The buffer: accepted groups that wait for the batch in which they train, oldest first."""
+
+from __future__ import annotations
+
+import math
+
+from rlax_plugin.controller.batch_rule import BatchRule
+from rlax_plugin.controller.run_history import RunHistory
+from rlax_plugin.controller.staleness import Staleness
+from rlax_plugin.records import events as ev
+from rlax_plugin.types import Group
+
+
+class Buffer:
+    """A view of the run state's ready groups, and what may become of them.
+
+    Args:
+      deterministic: a batch waits until all issued groups are scored.
+    """
+
+    def __init__(
+        self, history: RunHistory, rule: BatchRule, staleness: Staleness, deterministic: bool
+    ):
+        self._history, self._rule, self._staleness = history, rule, staleness
+        self._deterministic = deterministic
+
+    def groups(self) -> list[Group]:
+        """Accepted groups, in issue order."""
+        ready = self._history.run_state.ready
+        return [ready[group_id] for group_id in sorted(ready)]
+
+    def batch(self) -> tuple[Group, ...] | None:
+        """The first batch in issue order, or None while an older group is still out."""
+        if self._deterministic and self._history.open:
+            return None  # a batch may need fewer groups than were issued: see what becomes of all
+        oldest_open = min(self._history.open, default=math.inf)
+        return self._rule.choose([group for group in self.groups() if group.id < oldest_open])
+
+    def drop_stale(self, step: int) -> bool:
+        """Drops what can train neither at ``step`` nor later; returns whether there was any."""
+        stale = [group for group in self.groups() if self._staleness.excludes(group, step)]
+        for group in stale:
+            self._history.note(ev.Dropped(group.id, "too stale"))
+        return bool(stale)
+
+    def drop_samples_of(self, worker: str) -> None:
+        """Drops each group of which a quarantined worker has generated a part."""
+        for group in self.groups():
+            if any(worker in rollout.workers for rollout in group.rollouts):
+                self._history.note(ev.Dropped(group.id, "its worker was quarantined"))

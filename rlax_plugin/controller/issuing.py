@@ -1,0 +1,115 @@
+"""Issuing: how many groups are under way at once, of which prompts, with which weights at least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.batch_rule import BatchRule
+from rlax_plugin.controller.buffer import Buffer
+from rlax_plugin.controller.refill import too_few_accepted
+from rlax_plugin.controller.run_history import RunHistory
+from rlax_plugin.controller.run_state import Open
+from rlax_plugin.controller.staleness import Staleness
+from rlax_plugin.records import events as ev
+from rlax_plugin.rollouts.dispatch import Reissuing
+from rlax_plugin.rollouts.requests import sample_seed
+from rlax_plugin.types import GroupRequest, SamplingParams
+
+
+class Issuing(Reissuing):
+    """Makes the requests of training; ``Staleness`` bounds how many, ``BatchRule`` counts them.
+
+    Args:
+      last_step: of the run: nothing is issued for steps beyond it.
+
+    Attributes:
+      latest_version: the newest published weight version.
+    """
+
+    def __init__(
+        self,
+        section: RlaxSection,
+        sampling: SamplingParams,
+        *,
+        history: RunHistory,
+        buffer: Buffer,
+        rule: BatchRule,
+        staleness: Staleness,
+        last_step: int,
+    ):
+        self._section, self._sampling, self._last_step = section, sampling, last_step
+        self._history, self._buffer = history, buffer
+        self._rule, self._staleness = rule, staleness
+        self.latest_version = -1
+
+    # --- new groups ----------------------------------------------------------------------------
+
+    def _outstanding(self) -> int:
+        """Groups that will train before the next one issued, as the batch rule counts them.
+
+        As long as this is not a step's worth, the next batch lacks something. So once nothing is
+        open any more, there is room for what it lacks.
+        """
+        return len(self._history.open) + self._rule.worth(self._buffer.groups())
+
+    def new(self) -> Iterator[GroupRequest]:
+        """Issues as many groups as the bounds on flight and staleness allow.
+
+        Raises:
+          TrainingError: the next step has had ``max_refill`` times its groups, and too few were
+            accepted.
+        """
+        state, curation = self._history.run_state, self._section.curation
+        steps_left = self._last_step - state.next_step + 1
+        capacity = min(self._staleness.capacity, steps_left * self._rule.groups)
+        while (ahead := self._outstanding()) < capacity:
+            version = self._staleness.wanted_version(state.next_step, ahead)
+            if version > self.latest_version:
+                return  # its publication is a reason to ask again
+            if state.issued_for_step >= curation.max_refill * self._rule.groups:
+                self._give_up()
+                return
+            # Those that share a step share a wanted version: choose them together.
+            in_step = self._rule.groups - ahead % self._rule.groups
+            event = self._history.choose(min(capacity - ahead, in_step), version)
+            for group_id in range(event.first, event.first + len(event.prompts)):
+                yield self._request(group_id, state.open[group_id])
+
+    def _give_up(self) -> None:
+        state, ready = self._history.run_state, self._buffer.groups()
+        if state.open or self._rule.completes(ready):
+            return  # what is still in flight may yet do
+        raise too_few_accepted(
+            state.next_step, state.issued_for_step, self._rule, ready, self._history.stats.scored
+        )
+
+    # --- groups that are issued again ----------------------------------------------------------
+
+    def left_open(self, group_id: int) -> GroupRequest | None:
+        """The next attempt at a group that was in flight when an earlier process ended.
+
+        None while the version that it needs is not published.
+        """
+        one = self._history.open[group_id]
+        if one.min_version > self.latest_version:
+            return None
+        self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
+        return self._request(group_id, one)
+
+    def refreshed(self, request: GroupRequest) -> GroupRequest:
+        """See ``Reissuing``: with the version that the group needs by now."""
+        return self._staleness.refreshed(request, self._history.next_step)
+
+    def reissued(self, request: GroupRequest, reason: str) -> None:
+        """See ``Reissuing``."""
+        if request.group_id in self._history.open:  # else it is one of an evaluation
+            self._history.note(ev.Reissued(request.group_id, request.attempt, reason))
+
+    def _request(self, group_id: int, one: Open) -> GroupRequest:
+        seeds = tuple(
+            sample_seed(self._section.seed, "train", group_id, i)
+            for i in range(self._section.rollouts.group_size)
+        )
+        tokens = one.prompt.tokens
+        return GroupRequest(group_id, one.attempt, tokens, seeds, self._sampling, one.min_version)

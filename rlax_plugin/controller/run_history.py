@@ -1,0 +1,91 @@
+"""What happens in a run: applied to the run state and handed to the recorder, as one act.
+
+So the run state is always what the recorded events add up to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlax_plugin.controller.run_state import Open, RunState
+from rlax_plugin.metrics.step import StepStats
+from rlax_plugin.records import events as ev
+from rlax_plugin.records.recorder import Commit, Recorder
+from rlax_plugin.types import Group
+
+
+class RunHistory:
+    """The only writer of the run state while a run is live.
+
+    Attributes:
+      stats: what happened since the last batch.
+    """
+
+    def __init__(self, run_state: RunState, recorder: Recorder):
+        self.run_state, self._recorder = run_state, recorder
+        self.stats = StepStats()
+
+    @property
+    def open(self) -> Mapping[int, Open]:
+        """Groups that are issued and not scored yet, in issue order."""
+        return self.run_state.open
+
+    @property
+    def next_step(self) -> int:
+        """The step whose batch is next."""
+        return self.run_state.next_step
+
+    def note(self, event: ev.Event) -> None:
+        """Takes an event that is neither a choice of prompts nor a scored group."""
+        self.run_state.apply(event)
+        self._recorder.add(event)
+        self.stats.dropped += isinstance(event, ev.Dropped)
+
+    def choose(self, count: int, min_version: int) -> ev.Issued:
+        """Issues ``count`` groups, of the prompts that the sampler chooses next."""
+        event = self.run_state.choose(count, min_version)
+        self._recorder.add(event)
+        self.stats.issued += count
+        return event
+
+    def score(self, event: ev.Scored, group: Group) -> None:
+        """Takes a scored group; ``event`` says whether it is accepted."""
+        self.run_state.apply(event, group)
+        self._recorder.add(event, (group, event.rejected))
+        self.stats.scored.append((group, event.rejected))
+
+    def take_stats(self) -> StepStats:
+        """What happened since the last batch; counting begins again."""
+        stats, self.stats = self.stats, StepStats()
+        return stats
+
+    async def commit(self, step: int, batch: tuple[Group, ...]) -> None:
+        """Commits a batch with everything before it; on disk when it returns.
+
+        Raises:
+          RlaxError: it cannot be written.
+        """
+        self._remember(await self._recorder.commit(step, batch))
+
+    async def commit_state(self) -> tuple[Commit, dict[str, Any]]:
+        """Commits everything so far, without a batch.
+
+        Returns:
+          The segment, and the run state at its end.
+        """
+        state = self.run_state.state()  # now: while the segment is written, more may happen
+        commit = await self._recorder.commit(self.next_step, None)
+        self._remember(commit)
+        kept = dict.fromkeys(map(str, commit.kept), commit.number)
+        state["ready"] = {g: segment or kept[g] for g, segment in state["ready"].items()}
+        return commit, state
+
+    def _remember(self, commit: Commit) -> None:
+        for group_id in commit.kept:
+            if group_id in self.run_state.ready:
+                self.run_state.segment_of[group_id] = commit.number
+
+    async def read[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Does work that reads records, behind what was committed; see ``Recorder.call``."""
+        return await self._recorder.call(work, *args, **kwargs)
