@@ -55,13 +55,18 @@ class BackgroundWorker(Executor):
         self._last: Future[Any] | None = None
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
+    @property
+    def waiting(self) -> int:
+        """How much was submitted and has not begun."""
+        return len(self._waiting)
+
     def submit[**P, T](self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See ``Executor``; a future that is cancelled before its turn is left out.
 
         Raises:
           BacklogError: too much is waiting.
         """
-        if len(self._waiting) >= self._most_waiting:
+        if self.waiting >= self._most_waiting:
             raise BacklogError(f"{self._name}: {self._most_waiting} pieces of work are waiting")
         future: Future[T] = Future()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
+from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Seconds, Section
 from rlax_plugin.config.loading import leaves, merged
 from rlax_plugin.errors import ConfigError, RlaxError
@@ -113,6 +113,15 @@ class Sink(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Opened:
+    """A sink, the run's last step, and the newest step that the sink was given."""
+
+    sink: Sink
+    last_step: int
+    newest: int
+
+
 class BackgroundTracker(Tracker):
     """Hands metrics to a sink on a thread of its own.
 
@@ -134,14 +143,13 @@ class BackgroundTracker(Tracker):
     ):
         self._name, self._open_sink, self._context = name, open_sink, context
         self._flush_s = flush_s
-        self._queue: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
         self._logged = self._written = 0  # steps
         self._failure: RlaxError | None = None  # why the sink could not be opened
         self._error: Exception | None = None  # the last one of a write, or of closing
-        self._ended = threading.Event()
+        self._opened: _Opened | None = None  # of the thread
         self._loop = _running_loop()
-        # A daemon: a database or network that hangs cannot keep the process alive.
-        threading.Thread(target=self._run, name=f"tracker {name}", daemon=True).start()
+        self._worker = BackgroundWorker(f"tracker {name}", QUEUE_STEPS + 1)  # and one to close it
+        self._worker.submit(self._open)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Queues a step.
@@ -151,8 +159,8 @@ class BackgroundTracker(Tracker):
         """
         self._raise_failure()
         self._logged += 1
-        if self._queue.qsize() < QUEUE_STEPS:
-            self._queue.put((step, dict(metrics)))
+        if self._worker.waiting < QUEUE_STEPS:
+            self._worker.submit(self._write, step, dict(metrics))
 
     def close(self) -> str | None:
         """Waits for what is queued, ``flush_s`` at most.
@@ -160,8 +168,9 @@ class BackgroundTracker(Tracker):
         Returns:
           What was lost, in a sentence; None if nothing was.
         """
-        self._queue.put(None)
-        in_time = self._ended.wait(self._flush_s)
+        self._worker.submit(self._close)
+        in_time = self._worker.wait(self._flush_s)
+        self._worker.shutdown()
         lost = self._logged - self._written
         if self._failure is not None or (in_time and not lost and self._error is None):
             return None
@@ -183,7 +192,7 @@ class BackgroundTracker(Tracker):
 
     # --- on the thread -------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _open(self) -> None:
         try:
             run = TrackedRun.of(self._context)
             sink = self._open_sink(run)
@@ -193,19 +202,19 @@ class BackgroundTracker(Tracker):
             if self._loop is not None and self._loop.is_running():
                 self._loop.call_soon_threadsafe(self._raise_failure)
         else:
-            newest = self._write_all(sink)
-            self._try(sink.close, newest >= run.last_step)
-        self._ended.set()
+            self._opened = _Opened(sink, run.last_step, sink.last_step)
 
-    def _write_all(self, sink: Sink) -> int:
-        """Writes until the tracker is closed; returns the newest step."""
-        newest = sink.last_step
-        while (item := self._queue.get()) is not None:
-            step, metrics = item
-            if step <= sink.last_step or self._try(sink.write, step, metrics):
-                self._written += 1
-            newest = max(newest, step)
-        return newest
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if (opened := self._opened) is None:
+            return
+        sink = opened.sink
+        if step <= sink.last_step or self._try(sink.write, step, metrics):
+            self._written += 1
+        opened.newest = max(opened.newest, step)
+
+    def _close(self) -> None:
+        if (opened := self._opened) is not None:
+            self._try(opened.sink.close, opened.newest >= opened.last_step)
 
     def _try(self, work: Callable[..., None], *args: Any) -> bool:
         try:
