@@ -19,7 +19,7 @@ from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Fleet, Worker
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import GroupRequest
 from rlax_plugin.weights.service import ParameterServer
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 from runs import free_port
 
-from rlax_plugin.rpc.wire import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import TensorSpec, WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.service import ParameterServer

@@ -28,7 +28,8 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import SERVER_OPTIONS, request_to_proto
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.rpc.wire import request_to_proto
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import PROCESS

@@ -24,7 +24,7 @@ from rlax_plugin.errors import (
     DeadlineError,
     WeightsMismatchError,
 )
-from rlax_plugin.rpc.wire import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 

@@ -19,7 +19,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import Member

@@ -40,7 +40,7 @@ from rlax_plugin.metrics.dashboard import reward_errors
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.places import check_file_writable
-from rlax_plugin.rpc.wire import check_messages
+from rlax_plugin.rpc.message_sizes import check_messages
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.weights.publisher import Publisher
 
