@@ -12,7 +12,8 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.errors import ConfigError, DeadlineError
-from rlax_plugin.evaluation.evaluator import Evaluator, problem_sets
+from rlax_plugin.evaluation.evaluator import Evaluator
+from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.ports.protocols import BuildContext, Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher

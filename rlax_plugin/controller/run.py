@@ -20,7 +20,8 @@ from rich.console import Console
 from rlax_plugin.build import registry_for
 from rlax_plugin.concurrency.supervision import LoopThread
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import config_hash, load_section, merged
+from rlax_plugin.config.identity import config_hash
+from rlax_plugin.config.loading import load_section, merged
 from rlax_plugin.controller import descent
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.controller.preflight import check_start

@@ -31,10 +31,11 @@ from rlax_plugin.commands.evaluate.show import measures_table
 from rlax_plugin.commands.evaluate.target import Target, find_version
 from rlax_plugin.concurrency.supervision import LoopThread
 from rlax_plugin.config import Deadlines, RlaxSection
-from rlax_plugin.config.loading import config_hash, decides, load_section
+from rlax_plugin.config.identity import config_hash, decides
+from rlax_plugin.config.loading import load_section
 from rlax_plugin.controller.trainer_port import canary_tokens
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.evaluation.evaluator import ProblemSet
+from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
