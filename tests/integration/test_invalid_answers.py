@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import Run, plugins, rows
+from runs import Run, plugins
 from worker_harness import (
     Counting,
     Worker,
@@ -23,8 +23,6 @@ from worker_harness import (
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rollouts.fleet import MAX_NONSENSE
 from rlax_plugin.types import GroupRequest, Rollout
@@ -100,7 +98,7 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
         tmp_path,
         "steps=1000",
         plugins("lying_engine"),
-        "rlax.rollouts.engine={name: lying, token_s: 0.005}",
+        f"rlax.rollouts.engine={{name: lying, token_s: 0.005, once: {tmp_path / 'both'}}}",
         "rlax.staleness.max_staleness=3",
         "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
         "rlax.objective.old_policy=proximal",
@@ -108,10 +106,15 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
         "rlax.trainer.train_s=0.1",
         "rlax.launcher.max_restarts=0",
     )
-    log = training.dir / "logs/local-1.log"
-    training.until(
-        lambda: log.exists() and "worker local-1 failed" in log.read_text(), "its last lie"
-    )
+
+    def says(worker: str, text: str) -> bool:
+        log = training.dir / f"logs/{worker}.log"
+        return log.exists() and text in log.read_text()
+
+    # Alone it would get the same group again and again, and that would end the run.
+    training.until(lambda: says("local-0", "serving version"), "an honest worker")
+    (tmp_path / "both").touch()
+    training.until(lambda: says("local-1", "worker local-1 failed"), "its last lie")
     training.process.send_signal(signal.SIGINT)
     status, out = training.end()
     assert status == 130, out
@@ -119,9 +122,4 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
         r"local-1 is quarantined: 3 of its replies were invalid, .* has log-probs above 0", out
     )
     assert out.count("worker local-1 lost: ") == MAX_NONSENSE
-    # What it had given and was not trained by then is dropped, and the rest is another's.
-    files = RunFiles(training.dir)
-    events = [e for segment, _ in journal.read(files) for e in segment.events]
-    dropped = {e.group for e in events if isinstance(e, ev.Dropped)}
-    assert not dropped & {row["group_id"] for row in rows(training.dir / "batches")}
-    assert audit(files).violation is None
+    assert audit(RunFiles(training.dir)).violation is None
