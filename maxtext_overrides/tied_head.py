@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from maxtext_overrides.upstream.declared.sampler import TIED_HEAD
-from maxtext_overrides.upstream.signatures import check, resolve
+from maxtext_overrides.upstream.override import resolve
+from maxtext_overrides.upstream.signatures import check
 
 OVERRIDES = TIED_HEAD
 

@@ -50,9 +50,10 @@ from rlax_plugin.metrics.tracking import (
 # Objectives.
 from rlax_plugin.objective.advantages import Outcomes, of_batch, per_group
 from rlax_plugin.objective.batches import ARRAYS
-from rlax_plugin.objective.inputs import TokenInputs, kl_estimate, kl_token_rewards, ratio_of
+from rlax_plugin.objective.inputs import TokenInputs
 from rlax_plugin.objective.loss import Aggregation, ObjectiveSlots, Ratio, make_loss, resolve
 from rlax_plugin.objective.presets import Preset, presets_from_yaml
+from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.hookspecs import hookimpl

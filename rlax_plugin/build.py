@@ -74,7 +74,7 @@ class Registry:
 
     Args:
       manager: the plug-ins that a config lists.
-      built_in: those that are known without being listed.
+      built_in: those that are known without being listed; none of the listed ones.
 
     Attributes:
       manager: as given; only what is listed observes a run.
@@ -95,11 +95,9 @@ class Registry:
 
     def _offered(self, kind: str) -> Iterator[tuple[str, Offer]]:
         """(name, offer) of every plug-in, the listed ones first."""
-        hook, listed = f"{REGISTER}{kind}", self.manager.names
+        hook = f"{REGISTER}{kind}"
         for manager in self._managers:
             for plugin, result in manager.call(hook):
-                if manager is not self.manager and plugin in listed:
-                    continue
                 if not isinstance(result, Mapping):
                     raise PluginError(
                         f"plug-in {plugin!r}: {hook} returned {result!r}, expected "
@@ -332,15 +330,20 @@ def _offered_by(kind: str, owner: str, name: str, loaded: tuple[str, ...]) -> li
 
 
 @functools.cache
-def built_in_plugins() -> Manager:
-    """Every plug-in of this project. Importing them takes a tenth of a second, and no JAX."""
-    return Manager([plugin.name for plugin in installed() if plugin.built_in])
+def built_in_plugins(listed: tuple[str, ...] = ()) -> Manager:
+    """The plug-ins of this project. Importing them takes a tenth of a second, and no JAX.
+
+    Args:
+      listed: plug-ins that a config lists. Those of this project among them are left out, because
+        another manager has them: listing a built-in plug-in changes nothing.
+    """
+    return Manager([p.name for p in installed() if p.built_in and p.name not in listed])
 
 
 @functools.cache
 def registry_of(plugins: tuple[str, ...]) -> Registry:
     """``registry_for`` a config that lists these plug-ins."""
-    return Registry(Manager(plugins), built_in_plugins())
+    return Registry(Manager(plugins), built_in_plugins(plugins))
 
 
 def registry_for(section: RlaxSection) -> Registry:

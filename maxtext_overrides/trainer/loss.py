@@ -24,7 +24,7 @@ from flax import nnx
 
 from maxtext_overrides.trainer import output_head
 from maxtext_overrides.upstream.declared.loss import LOSS, OUTPUT_HEAD, SCORING
-from maxtext_overrides.upstream.signatures import OverrideError
+from maxtext_overrides.upstream.override import OverrideError
 from maxtext_overrides.vocabulary import dense_scores
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.loss import Scores

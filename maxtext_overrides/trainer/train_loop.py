@@ -30,7 +30,8 @@ from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared.train_loop import TRAIN_LOOP
-from maxtext_overrides.upstream.signatures import check, resolve
+from maxtext_overrides.upstream.override import resolve
+from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published
 from rlax_plugin.errors import TrainingError
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from maxtext_overrides.upstream import wheels
 from maxtext_overrides.upstream.declared import BY_MODULE
-from maxtext_overrides.upstream.signatures import Override
+from maxtext_overrides.upstream.override import Override
 from maxtext_overrides.upstream.sources import Definition, Sources, sha256, unified
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.terminal import console

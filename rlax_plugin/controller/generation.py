@@ -13,14 +13,15 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.errors import ConfigError, DeadlineError
-from rlax_plugin.evaluation.evaluator import Evaluator, problem_sets
+from rlax_plugin.evaluation.evaluator import Evaluator
+from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.ports.protocols import BuildContext, Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.weights.service import ParameterServer
 
 

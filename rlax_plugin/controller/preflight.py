@@ -22,7 +22,7 @@ from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_readable, check_writable
-from rlax_plugin.rpc.wire import check_messages
+from rlax_plugin.rpc.message_sizes import check_messages
 from rlax_plugin.text.amounts import in_bytes
 
 

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.concurrency.supervision import LoopThread, Supervision
-from rlax_plugin.config.loading import config_hash, load_section, merged
+from rlax_plugin.config.identity import config_hash
+from rlax_plugin.config.loading import load_section, merged
 from rlax_plugin.controller import descent
 from rlax_plugin.controller.assembly import Assembled, assemble
 from rlax_plugin.controller.closing import Closing

@@ -14,7 +14,7 @@ from typing import IO, Any
 import yaml
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import differences
+from rlax_plugin.config.identity import differences
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded

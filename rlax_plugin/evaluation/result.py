@@ -17,7 +17,7 @@ class Evaluated:
 
     Attributes:
       version: that everything was generated with.
-      sets: name -> measure -> estimate, see ``statistics.measures``; the main set comes first.
+      sets: name -> measure -> estimate, see ``measures.measures``; the main set comes first.
       failures: set -> why one of its rewards failed, where any did.
     """
 

@@ -1,7 +1,7 @@
-"""What an evaluation measures, and how sure it is: ``_b`` problems, ``_n`` samples of each.
+"""Estimators and their uncertainty: ``_b`` problems, ``_n`` samples of each.
 
-The samples of a problem are drawn independently; the problems stand for all that could have been
-asked. So every interval is over the choice of problems.
+The samples of a problem are generated independently; the problems stand for all that could have
+been asked. So every interval is over the choice of problems.
 """
 
 from __future__ import annotations
@@ -223,98 +223,3 @@ def bootstrap_interval(
         seed=seed,
         level=level,
     )
-
-
-def _mean_of(values_b: np.ndarray, n: int, resamples: int, seed: int) -> Estimate:
-    interval = bootstrap_interval(values_b, resamples=resamples, seed=seed)
-    return Estimate(float(values_b.mean()), n, int(values_b.size), interval)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """What came of asking each problem n times.
-
-    Attributes:
-      rewards_bn: float64 [problems, samples]; NaN where scoring failed.
-      lengths_bn: integers, completion tokens, stop included.
-      truncated_bn: bool, whether it was cut at the most tokens allowed.
-      answers_bn: the answer that each completion gives, or what is equal where two samples of a
-        problem give the same one; None where it gives none. Looked at for majority@k only.
-    """
-
-    rewards_bn: np.ndarray
-    lengths_bn: np.ndarray
-    truncated_bn: np.ndarray
-    answers_bn: Sequence[Sequence[Hashable | None]]
-
-
-def measures(
-    outcomes: Outcomes,
-    *,
-    pass_threshold: float,
-    k: Sequence[int],
-    majority_k: Sequence[int],
-    resamples: int,
-    seed: int,
-) -> dict[str, Estimate]:
-    """Every measure of a set of problems, by name, with 95 % bootstrap intervals over problems.
-
-    ``pass_at_<k>`` and ``majority_at_<k>`` for each k; ``reward_mean`` over the samples whose
-    scoring did not fail, left out if all failed; ``length_mean`` and ``length_p95``, tokens;
-    ``truncated`` and ``reward_errors``, shares of the samples. A sample whose scoring
-    failed has not passed.
-
-    Args:
-      pass_threshold: a reward at or above it is a pass.
-      resamples, seed: see `bootstrap`.
-
-    Raises:
-      ValueError: a k is out of range, or there are no problems.
-    """
-    scored_bn = np.isfinite(outcomes.rewards_bn)
-    rewards_bn = np.where(scored_bn, outcomes.rewards_bn, 0.0)
-    passed_bn = scored_bn & (rewards_bn >= pass_threshold)
-    problems, n = passed_bn.shape
-
-    def mean(values_b: np.ndarray) -> Estimate:
-        return _mean_of(values_b, n, resamples, seed)
-
-    found = {f"pass_at_{size}": mean(pass_at_k(n, passed_bn.sum(axis=1), size)) for size in k}
-    for size in majority_k:
-        per_problem = [
-            majority_at_k(answers, passed.tolist(), size)
-            for answers, passed in zip(outcomes.answers_bn, passed_bn, strict=True)
-        ]
-        found[f"majority_at_{size}"] = mean(np.array(per_problem))
-    if scored_bn.any():
-        sums_b, counts_b = rewards_bn.sum(axis=1), scored_bn.sum(axis=1)
-
-        def mean_reward(drawn: np.ndarray) -> np.ndarray:
-            counts = counts_b[drawn].sum(axis=1)
-            return np.where(counts > 0, sums_b[drawn].sum(axis=1) / np.maximum(counts, 1), np.nan)
-
-        interval = bootstrap(mean_reward, problems, resamples=resamples, seed=seed)
-        value = float(sums_b.sum() / counts_b.sum())
-        found["reward_mean"] = Estimate(value, n, problems, interval)
-
-    def p95(drawn: np.ndarray) -> np.ndarray:
-        lengths = outcomes.lengths_bn[drawn].reshape(len(drawn), -1)
-        return np.quantile(lengths, 0.95, axis=1)
-
-    found["length_mean"] = mean(outcomes.lengths_bn.mean(axis=1))
-    interval = bootstrap(p95, problems, resamples=resamples, seed=seed, samples=n)
-    value = float(np.quantile(outcomes.lengths_bn, 0.95))
-    found["length_p95"] = Estimate(value, n, problems, interval)
-    found["truncated"] = mean(outcomes.truncated_bn.mean(axis=1))
-    found["reward_errors"] = mean(1.0 - scored_bn.mean(axis=1))
-    return found
-
-
-def is_score(measure: str) -> bool:
-    """Whether a measure is a share of problems that were solved."""
-    return measure.startswith(("pass_at_", "majority_at_"))
-
-
-def label(measure: str) -> str:
-    """A measure's name for people: ``pass@8``."""
-    return measure.replace("_at_", "@").replace("_", " ")

@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from rlax_plugin.evaluation.measures import is_score, label
 from rlax_plugin.evaluation.result import Evaluated
-from rlax_plugin.evaluation.statistics import Estimate, is_score, label
+from rlax_plugin.evaluation.statistics import Estimate
 from rlax_plugin.rollouts.fleet import Worker
 
 _LEVELS = " ▁▂▃▄▅▆▇█"

@@ -20,7 +20,8 @@ from pydantic import Field
 
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Seconds, Section
-from rlax_plugin.config.loading import leaves, merged
+from rlax_plugin.config.identity import leaves
+from rlax_plugin.config.loading import merged
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext, Tracker
 from rlax_plugin.records.files import RunFiles

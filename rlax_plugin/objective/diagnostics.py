@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlax_plugin.objective.inputs import TokenInputs, kl_estimate, ratio_of
+from rlax_plugin.objective.inputs import TokenInputs
+from rlax_plugin.objective.ratios import kl_estimate, ratio_of
 
 if TYPE_CHECKING:
     import jax

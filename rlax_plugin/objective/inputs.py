@@ -1,4 +1,4 @@
-"""What the slots of an objective see of each token, and what is made of two log-probs.
+"""What the slots of an objective see of each token.
 
 JAX is imported when a method is called. Suffixes name axes: ``_bt`` is [rows, length].
 """
@@ -6,67 +6,15 @@ JAX is imported when a method is called. Suffixes name axes: ``_bt`` is [rows, l
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-
-from rlax_plugin.config import KL
+from rlax_plugin.objective.ratios import ratio_of
 
 if TYPE_CHECKING:
     import jax
 
 Ratio = Literal["policy/old", "policy/behaviour", "old/behaviour"]
 """What a slot multiplies the term by."""
-
-MAX_LOG_RATIO = 40.0  # nats
-
-
-def ratio_of(log_ratio_bt: jax.Array) -> jax.Array:
-    """exp(min(x, 40)): a ratio that is finite, so that a weight or an advantage of 0 removes it.
-
-    e^40 is 2e17; an infinite ratio would turn the product with 0, and its gradient, into NaN.
-    """
-    import jax.numpy as jnp
-
-    return jnp.exp(jnp.minimum(log_ratio_bt, MAX_LOG_RATIO))
-
-
-def kl_estimate(estimator: str, log_ratio: Any, xp: Any) -> Any:
-    """K1, K2 or K3 of d = log pi - log pi_ref; see ``config.KL``.
-
-    Args:
-      xp: ``numpy`` or ``jax.numpy``, as the array is.
-    """
-    if estimator == "k1":
-        return log_ratio
-    if estimator == "k2":
-        return log_ratio**2 / 2
-    # expm1, as exp(-d) - 1 loses its digits where d is near 0. Bounded as ``ratio_of``.
-    log_ratio = xp.maximum(log_ratio, -MAX_LOG_RATIO)
-    return xp.expm1(-log_ratio) + log_ratio
-
-
-def kl_token_rewards(
-    kl: KL,
-    behaviour_logprobs_bt: np.ndarray,
-    reference_logprobs_bt: np.ndarray,
-    mask_bt: np.ndarray,
-) -> np.ndarray:
-    """What ``kl.placement: reward`` pays each token: -beta K(mu, pi_ref), see ``config.KL``.
-
-    Args:
-      behaviour_logprobs_bt: log mu, nats.
-      reference_logprobs_bt: log pi_ref of the same tokens, nats.
-      mask_bt: above 0 on tokens that are paid; the others get 0, whatever the arrays hold there.
-
-    Returns:
-      float64 [rows, length], for ``advantages.of_batch``.
-    """
-    paid_bt = np.asarray(mask_bt) > 0
-    behaviour_bt = np.where(paid_bt, np.asarray(behaviour_logprobs_bt, np.float64), 0.0)
-    reference_bt = np.where(paid_bt, np.asarray(reference_logprobs_bt, np.float64), 0.0)
-    # K of equal log-probs is 0.
-    return -kl.coefficient * kl_estimate(kl.estimator, behaviour_bt - reference_bt, np)
 
 
 class Scores(NamedTuple):

@@ -23,15 +23,9 @@ from rlax_plugin.config import SLOTS, Algorithm, Choice, Objective, RlaxSection
 from rlax_plugin.errors import PluginError
 from rlax_plugin.objective import combinations, diagnostics
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
-from rlax_plugin.objective.inputs import (
-    Ratio,
-    Scores,
-    TokenInputs,
-    kl_estimate,
-    kl_token_rewards,
-    ratio_of,
-)
+from rlax_plugin.objective.inputs import Ratio, Scores, TokenInputs
 from rlax_plugin.objective.presets import Preset
+from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 
 __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
     "TokenInputs",

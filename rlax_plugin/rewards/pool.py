@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import logging
 import math
-import mmap
-import signal
-import socket
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.rewards.handle import NO_ANSWER, EndedError, RewardProcess
 from rlax_plugin.rewards.output import RewardOutput
-from rlax_plugin.rewards.process_tree import kill_tree
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt, Rollout
 
 log = logging.getLogger("rlax.controller")
 
-_LINE_LIMIT = 1 << 20  # an answer is a few numbers, or an error of one line
 _LONGEST_ERROR = 1200  # characters; the process has cut it already
-_END_S = 10.0  # until a process that was killed is gone
-_GRACE_S = 0.1  # for a line that is there when its deadline has passed
-_HOW_S = 5.0  # until one that sends nothing more has ended, if it does
 
-_NO_ANSWER = "sent something that is not an answer"
 _CLOSED = "the pool of reward processes is closed"
 _STARTS = 3
 """Attempts to start a process before the run ends. No sample is to blame if one does not start."""
@@ -42,10 +31,6 @@ _MOST_IN_VAIN, _MOST_IN_VAIN_AT_FIRST, _PROMPTS_IN_VAIN = 40, 8, 3
 """The run ends after so many processes in a row that ended, or were killed, without a reward
 between them: once there has been a reward; before that; and how many prompts it must concern, as a
 single one may be at fault."""
-
-
-class _EndedError(Exception):
-    """A reward process has ended, or is not to be used any more. Says how."""
 
 
 class _Score(NamedTuple):
@@ -74,128 +59,6 @@ def _parsed(line: bytes, job: int, sample: int, rewards: int) -> _Score:
     if not math.isfinite(reward) or len(parts) != rewards:
         raise ValueError("no answer")
     return _Score(reward, parts)
-
-
-class _Process:
-    """One reward process; answers one job at a time. It is started again after each ``end``."""
-
-    def __init__(self, hello: dict[str, Any], output: RewardOutput, startup_s: float):
-        self._hello, self._output, self._startup_s = hello, output, startup_s
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._ended: asyncio.Task[None] | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
-    @property
-    def died(self) -> bool:
-        """Whether it has ended although nobody ended it."""
-        return self._process is not None and self._process.returncode is not None
-
-    @property
-    def current(self) -> int:
-        """The number of the reward that it calls, or called last."""
-        return self._current[0]
-
-    async def start(self) -> None:
-        """Starts it, after what was left of the last one was ended.
-
-        Raises:
-          DeadlineError: it took too long.
-          RlaxError: it ended at once.
-        """
-        self.end()
-        ours, theirs = socket.socketpair()
-        with theirs, tempfile.TemporaryFile() as shared:
-            shared.write(b"\0")
-            shared.flush()
-            self._current = mmap.mmap(shared.fileno(), 1)
-            descriptors = theirs.fileno(), shared.fileno()
-            process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "rlax_plugin.rewards.process",
-                *map(str, descriptors),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._output.descriptor,
-                stderr=self._output.descriptor,
-                pass_fds=descriptors,
-                start_new_session=True,  # a Ctrl-C is the controller's to handle
-            )
-        self._ended = asyncio.ensure_future(self._end_with_it(process))
-        self._reader, self._writer = await asyncio.open_unix_connection(
-            sock=ours, limit=_LINE_LIMIT
-        )
-        self.ask(self._hello)
-        try:
-            await self.line(self._startup_s)
-        except TimeoutError:
-            self.end()
-            what, key = "starting a reward process", "rlax.deadlines.startup_s"
-            raise DeadlineError(what, self._startup_s, key) from None
-        except (_EndedError, ValueError) as error:
-            self.end()
-            how = error if isinstance(error, _EndedError) else _NO_ANSWER
-            raise RlaxError(f"a reward process {how} before it had started") from None
-
-    @staticmethod
-    async def _end_with_it(process: asyncio.subprocess.Process) -> None:
-        """What it has started does not outlive it, whatever ends it."""
-        await process.wait()
-        kill_tree(process.pid, gone=True)
-
-    def ask(self, message: dict[str, Any]) -> None:
-        assert self._writer is not None
-        self._writer.write(json.dumps(message).encode() + b"\n")
-
-    async def line(self, deadline_s: float) -> bytes:
-        """The next line that it sends.
-
-        Raises:
-          TimeoutError: it took too long.
-          ValueError: what it sends is no line of an answer's length.
-          _EndedError: it has ended.
-        """
-        with contextlib.suppress(ConnectionError):
-            try:
-                line = await asyncio.wait_for(self._reader.readline(), deadline_s)
-            except TimeoutError:
-                # After a pause of this very process the timer may come before a line that is there.
-                line = await asyncio.wait_for(self._reader.readline(), _GRACE_S)
-            if line:
-                return line
-        raise _EndedError(await self.how_it_ended())
-
-    async def how_it_ended(self) -> str:
-        """In words; kills it if it lives."""
-        process = self._process
-        if process is None:
-            return "was ended"  # by the end of the run
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _HOW_S)
-        if (code := process.returncode) is None:
-            self.end()
-            return _NO_ANSWER
-        if code >= 0:
-            return f"ended with exit code {code}"
-        known = {int(number): number.name for number in signal.Signals}
-        return f"was ended by {known.get(-code, f'signal {-code}')}"
-
-    def end(self) -> None:
-        """Kills it with all that it has started, whatever it is at."""
-        process, self._process = self._process, None
-        if process is not None:
-            if process.returncode is None:  # else ``_end_with_it`` does; its pid may be another's
-                kill_tree(process.pid)
-            if self._writer is not None:
-                self._writer.close()
-
-    async def ended(self) -> None:
-        """Returns once a process that was killed is gone; 10 s at most."""
-        if self._ended is not None:
-            await asyncio.wait({self._ended}, timeout=_END_S)
 
 
 class RewardPool:
@@ -232,8 +95,8 @@ class RewardPool:
             "run_dir": str(run_dir),
             "key": key,
         }
-        self._idle: asyncio.Queue[_Process] = asyncio.Queue()
-        self._all: list[_Process] = []
+        self._idle: asyncio.Queue[RewardProcess] = asyncio.Queue()
+        self._all: list[RewardProcess] = []
         self._closed = False
         self._jobs = 0
         self._slowest_s = 0.0  # of the answers so far
@@ -248,7 +111,7 @@ class RewardPool:
           RlaxError: one does not start; the reason is in the log.
         """
         self._all = [
-            _Process(self._hello, self._output, self._section.deadlines.startup_s)
+            RewardProcess(self._hello, self._output, self._section.deadlines.startup_s)
             for _ in range(self._section.reward_processes)
         ]
         # All of them to their end: ``close`` does not know of one that is only being started.
@@ -300,7 +163,7 @@ class RewardPool:
             for rollout, score in zip(rollouts, scores, strict=True)
         ]
 
-    async def _start(self, process: _Process) -> None:
+    async def _start(self, process: RewardProcess) -> None:
         for attempt in range(1, _STARTS + 1):
             try:
                 if not self._closed:
@@ -314,7 +177,7 @@ class RewardPool:
                 self._note(f"{error}; it is started again")
 
     async def _ask(
-        self, process: _Process, prompt: Prompt, texts: list[str], scores: list[_Score]
+        self, process: RewardProcess, prompt: Prompt, texts: list[str], scores: list[_Score]
     ) -> RlaxError | None:
         """Adds a score for each text, or returns why the process that scored the next is gone."""
         job = self._jobs = self._jobs + 1
@@ -337,8 +200,8 @@ class RewardPool:
                 return self._gone(process, prompt, self._late(process))
             except ValueError:
                 # It runs on, perhaps in another reward by now, so that the culprit is not known.
-                name, how = ", ".join(self._names), _NO_ANSWER
-            except _EndedError as error:
+                name, how = ", ".join(self._names), NO_ANSWER
+            except EndedError as error:
                 name, how = self._name(process), str(error)
             else:
                 self._slowest_s = max(self._slowest_s, time.monotonic() - began_s)
@@ -349,16 +212,16 @@ class RewardPool:
             return self._gone(process, prompt, RlaxError(f"the reward process of {name} {how}"))
         return None
 
-    def _name(self, process: _Process) -> str:
+    def _name(self, process: RewardProcess) -> str:
         """The reward that a process calls; there is no other witness, and so it is not trusted."""
         return self._names[min(process.current, len(self._names) - 1)]
 
-    def _late(self, process: _Process) -> DeadlineError:
+    def _late(self, process: RewardProcess) -> DeadlineError:
         slowest = f"{self._slowest_s:.2g} s" if self._slowest_s else "none"
         what = f"{self._name(process)} (slowest answer so far: {slowest})"
         return DeadlineError(what, self._deadline_s, "rlax.deadlines.reward_s")
 
-    def _gone(self, process: _Process, prompt: Prompt, error: RlaxError) -> RlaxError:
+    def _gone(self, process: RewardProcess, prompt: Prompt, error: RlaxError) -> RlaxError:
         """Ends a process, counts it, and says so.
 
         Raises:

@@ -18,7 +18,9 @@ from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rollouts.replies import check_reply, contributors
 from rlax_plugin.rollouts.tickets import Answer, Call, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import describe, in_messages, reply_from_proto, request_to_proto
+from rlax_plugin.rpc.channels import describe
+from rlax_plugin.rpc.message_sizes import in_messages
+from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.types import GroupRequest
 
 log = logging.getLogger("rlax.controller")

@@ -13,7 +13,7 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.rollouts.progress import Progress
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import CHANNEL_OPTIONS
+from rlax_plugin.rpc.channels import CHANNEL_OPTIONS
 from rlax_plugin.text.harmless import one_line
 
 MAX_NONSENSE = 3

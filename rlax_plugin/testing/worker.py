@@ -11,7 +11,8 @@ from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import SERVER_OPTIONS, reply_to_proto, request_from_proto
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
 from rlax_plugin.types import Rollout
 
 

@@ -16,7 +16,7 @@ import grpc
 from rlax_plugin.errors import DeadlineError, WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import CHANNEL_OPTIONS, describe
+from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from rlax_plugin.errors import ConfigError, WeightsError, WeightsUnreadableError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.messages import retired_from_json, versions_from_json
+from rlax_plugin.weights.version_index import retired_from_json, versions_from_json
 
 log = logging.getLogger("rlax.parameter_server")
 

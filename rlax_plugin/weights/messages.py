@@ -1,11 +1,6 @@
-"""Weight versions to protocol messages, to JSON, and back."""
+"""Weight versions to protocol messages and back."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -68,63 +63,3 @@ def _canary_from_proto(message: pb.Version) -> Canary:
             f"{len(logprobs)} log-probs"
         )
     return Canary(tokens, logprobs, sent.tolerance)
-
-
-def versions_to_json(versions: Iterable[WeightVersion], retired: Iterable[str] = ()) -> str:
-    """An index of versions.
-
-    Args:
-      retired: paths of others, which nobody is to read any more and which are to be deleted.
-    """
-
-    def plain(array: object) -> object:  # of a canary
-        return np.asarray(array).tolist()
-
-    document = {"versions": [asdict(v) for v in versions], "retired": list(retired)}
-    return json.dumps(document, default=plain)
-
-
-def versions_from_json(text: str, source: str) -> list[WeightVersion]:
-    """The versions of an index.
-
-    Raises:
-      WeightsError: the text is something else; names ``source``.
-    """
-    try:
-        return [
-            WeightVersion(
-                version=int(entry["version"]),
-                step=int(entry["step"]),
-                path=str(entry["path"]),
-                tensors={
-                    name: TensorSpec(tuple(t["shape"]), str(t["dtype"]), int(t["fingerprint"]))
-                    for name, t in entry["tensors"].items()
-                },
-                canary=_canary_from_json(entry["canary"]),
-            )
-            for entry in json.loads(text)["versions"]
-        ]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{source} is no index of weight versions: {error!r}") from error
-
-
-def retired_from_json(text: str, source: str) -> list[str]:
-    """The paths of an index that are to be deleted.
-
-    Raises:
-      WeightsError: the text is something else; names ``source``.
-    """
-    try:
-        return [str(path) for path in json.loads(text).get("retired", ())]
-    except (ValueError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{source} is no index of weight versions: {error!r}") from error
-
-
-def _canary_from_json(entry: dict[str, Any] | None) -> Canary | None:
-    if entry is None:
-        return None
-    return Canary(
-        tokens=np.array(entry["tokens"], np.int32),
-        logprobs=np.array(entry["logprobs"], np.float32),
-        tolerance=float(entry["tolerance"]),
-    )

@@ -19,13 +19,12 @@ from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import Listed
-from rlax_plugin.weights.messages import (
+from rlax_plugin.weights.messages import version_from_proto, version_to_proto
+from rlax_plugin.weights.version_index import (
     retired_from_json,
-    version_from_proto,
-    version_to_proto,
     versions_from_json,
     versions_to_json,
 )

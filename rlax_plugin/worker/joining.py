@@ -12,7 +12,7 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import describe
+from rlax_plugin.rpc.channels import describe
 
 log = logging.getLogger("rlax.worker")
 

@@ -23,7 +23,7 @@ from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
 from rlax_plugin.rollouts.deadlines import while_loading
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import CHANNEL_OPTIONS, describe
+from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.worker.joining import join

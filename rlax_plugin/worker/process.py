@@ -18,7 +18,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.metrics.prometheus import Exporter, WorkerMetrics
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.worker.service import RolloutService
 
 log = logging.getLogger("rlax.worker")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from rlax_plugin.config import RlaxSection, loading
+from rlax_plugin.config import RlaxSection, identity
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.worker.member import Member
@@ -154,7 +154,7 @@ def serve(
                 engine,
                 name=name,
                 controller=controller,
-                config_hash=loading.config_hash(config_path, overrides),
+                config_hash=identity.config_hash(config_path, overrides),
                 terminated=terminated,
                 prometheus_port=prometheus_port,
             )

@@ -203,7 +203,7 @@ def test_a_commit_that_began_in_time_is_waited_for(tmp_path, monkeypatch):
         return 0.0 if len(began) == saves else 60.0
 
     monkeypatch.setattr(kind, "finalize", late)
-    monkeypatch.setattr("rlax_orbax.store._Clock.left_s", left_s)
+    monkeypatch.setattr("rlax_orbax.clock.Clock.left_s", left_s)
     monkeypatch.setattr("rlax_orbax.store._GRACE_S", 60)
     saves = 1
     OrbaxStore().save(str(tmp_path / "0"), {"w": np.ones(3)})

@@ -221,7 +221,7 @@ def test_a_load_that_comes_too_late_says_what_it_would_have_needed(tmp_path, mon
             orbax, "array_spec", lambda _, name, layout: array_spec(where[name], name, layout)
         )
         # The first array comes however slow the machine is, and the second one never.
-        monkeypatch.setattr(orbax._Clock, "left_s", lambda self: 0.2 if self.moved else 60)
+        monkeypatch.setattr(orbax.Clock, "left_s", lambda self: 0.2 if self.moved else 60)
         with pytest.raises(DeadlineError) as caught:
             OrbaxStore(deadline_s=2).load(str(tmp_path / "0"), arrays)
     assert "4 of 16 MB were moved, took longer than 2 s: it would have needed about 8 s" in str(

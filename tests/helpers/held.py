@@ -1,13 +1,19 @@
-"""Trainer ``held``: the toy trainer; it begins a step only once a file of that step's is there.
+"""Trainer and engine ``held``: the toys, which wait for files that a test writes.
 
-So a test can have something happen between two steps, however slow the machine is. No deadline
-runs while a step is held: workers go on, and the batch is not waited for yet.
+The trainer begins a step only once that step's file is there. So a test can have something happen
+between two steps, however slow the machine is. No deadline runs while a step is held: workers go
+on, and the batch is not waited for yet.
+
+The engine answers an evaluation of one version only once a file is there, and says in another file
+that it has been asked. So a test can do something to a worker that is evaluating.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +21,10 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin.api import BuildContext, Extension, hookimpl
+from rlax_plugin.build import build_weight_store
+from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
+from rlax_plugin.types import GroupRequest, Rollout
 
 
 class HeldConfig(BigramConfig):
@@ -50,3 +59,33 @@ def rlax_register_trainer() -> dict[str, Extension]:
         return HeldTrainer.build(config, context)
 
     return {"held": Extension(HeldConfig, build, BigramTrainer.check)}
+
+
+class HeldEngineConfig(ScriptedConfig):
+    evaluation_of: int = Field(default=-1, description="the version whose evaluation waits")
+    asked: str = Field(default="asked", description="gets the worker's name once it is asked")
+    waits_for: str = Field(default="answer", description="the file that it waits for")
+
+
+class HeldEngine(ScriptedEngine):
+    async def _group(
+        self, request: GroupRequest, on_group: Callable[[int, list[Rollout]], None]
+    ) -> None:
+        config = self._config
+        assert isinstance(config, HeldEngineConfig)
+        # Groups of an evaluation count downwards from -1.
+        if request.group_id < 0 and request.min_version == config.evaluation_of:
+            go = Path(config.waits_for)
+            if not go.exists():
+                Path(config.asked).write_text(os.environ[WORKER])
+            while not go.exists():
+                await asyncio.sleep(0.02)
+        await super()._group(request, on_group)
+
+
+@hookimpl
+def rlax_register_rollout_engine() -> dict[str, Extension]:
+    def build(config: HeldEngineConfig, context: BuildContext) -> HeldEngine:
+        return HeldEngine(config, build_weight_store(context), context.section)
+
+    return {"held": Extension(HeldEngineConfig, build)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlax_plugin.rewards.pool import _Process
+from rlax_plugin.rewards.handle import RewardProcess
 
 
 def late_at_once(patch: pytest.MonkeyPatch, hanging: Path) -> None:
@@ -17,9 +17,9 @@ def late_at_once(patch: pytest.MonkeyPatch, hanging: Path) -> None:
     Args:
       hanging: the file; it is removed, so that the next reward may hang as well.
     """
-    in_time = _Process.line
+    in_time = RewardProcess.line
 
-    async def line(process: _Process, *args: Any, **kwargs: Any) -> bytes:
+    async def line(process: RewardProcess, *args: Any, **kwargs: Any) -> bytes:
         answer = asyncio.ensure_future(in_time(process, *args, **kwargs))
         try:
             while not (await asyncio.wait({answer}, timeout=0.01))[0]:
@@ -30,4 +30,4 @@ def late_at_once(patch: pytest.MonkeyPatch, hanging: Path) -> None:
         finally:
             answer.cancel()
 
-    patch.setattr(_Process, "line", line)
+    patch.setattr(RewardProcess, "line", line)

@@ -83,7 +83,7 @@ class BigramSlots:
             for slot, seed in zip(r.slots, r.seeds, strict=True):
                 sample = _Slot(seed, r.sampling, int(r.tokens[-1]), self._config.at_least)
                 self._running[slot] = sample
-                sample.extend(weights)
+                sample.generate(weights)
                 self.tokens_total += 1
 
     def decode(self, weights, max_steps, stop_when_free):
@@ -93,7 +93,7 @@ class BigramSlots:
                 break
             time.sleep(self._config.step_s)
             for sample in going:
-                sample.extend(weights)
+                sample.generate(weights)
             steps += 1
             self.tokens_total += len(going)
         self.steps_total += steps

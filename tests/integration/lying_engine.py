@@ -1,9 +1,10 @@
-"""Rollout engine ``lying``: the toy engine; on one worker every so many groups are nonsense."""
+"""Rollout engine ``lying``: the toy engine; on one worker every so many answers are nonsense."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 
 from rlax_plugin.api import Extension, hookimpl
 from rlax_plugin.build import build_weight_store
@@ -13,6 +14,7 @@ from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
 class LyingConfig(ScriptedConfig):
     every: int = 5
     liar: str = "local-1"
+    once: str = ""  # a file; there are no lies before it is there
 
 
 class LyingEngine(ScriptedEngine):
@@ -22,8 +24,8 @@ class LyingEngine(ScriptedEngine):
 
     async def generate(self, requests, on_group):
         def lie(group_id, rollouts):
-            self._answered += 1
-            lies = os.environ.get(WORKER) == self._lies.liar
+            lies = os.environ.get(WORKER) == self._lies.liar and Path(self._lies.once).exists()
+            self._answered += lies
             if lies and self._answered % self._lies.every == 0:
                 rollouts = [dataclasses.replace(r, logprob_full=-r.logprob_full) for r in rollouts]
             on_group(group_id, rollouts)

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,12 +28,15 @@ from rlax_plugin.records.files import RunFiles
 EVERY, STEPS, PROBLEMS = 15, 40, 24
 RESULTS = Path("runs/testing/evaluation")
 FIRST, SECOND, GO = RESULTS / "step-00000015.json", RESULTS / "step-00000030.json", Path("go")
+ASKED, KILLED = Path("asked"), Path("killed")
 SETTINGS = (
     f"steps={STEPS}",
     # The second evaluation begins when the first has ended, and the run ends after everything.
     *held({29: FIRST, 39: GO}, "learning_rate: 3", "checkpoint_every: 1"),
     "rlax.launcher.workers=3",
-    "rlax.rollouts.engine.latency_s=0.1",
+    # The first evaluation is held until the worker that is asked for it has been killed.
+    f"rlax.rollouts.engine={{name: held, latency_s: 0.1, evaluation_of: {EVERY}, asked: {ASKED}, "
+    f"waits_for: {KILLED}}}",
     f"rlax.evaluation.every={EVERY}",
     f"rlax.evaluation.problems={PROBLEMS}",
     "rlax.evaluation.majority_k=[3]",
@@ -83,20 +85,14 @@ def disturbed(tmp_path_factory) -> Disturbed:
     directory = tmp_path_factory.mktemp("evaluation")
     run = Run(directory, *SETTINGS)
 
-    def keeper() -> str:
-        """Who keeps the first evaluation's version; empty: nobody yet."""
-        for log in run.dir.glob("logs/local-*.log"):
-            said = log.read_text()
-            if f"keep version {EVERY}" in said and f"serving version {EVERY}" in said:
-                return log.stem
-        return ""
-
     run.until(lambda: len(run.steps()) >= 2, "two steps")
     live = rlax_eval(directory, "runs/testing", "--json")
-    run.until(keeper, "an evaluation during training")
-    (measuring,) = [worker for worker in run.workers() if keeper() in command(worker)]
-    time.sleep(0.3)  # killed before it is asked, it would count as lost half a minute later
+    asked = directory / ASKED
+    run.until(lambda: asked.exists() and asked.read_text(), "an evaluation during training")
+    (measuring,) = [worker for worker in run.workers() if asked.read_text() in command(worker)]
     measuring.send_signal(signal.SIGKILL)
+    assert not (directory / FIRST).exists()
+    (directory / KILLED).touch()
     measured = result(live)
     run.until((directory / SECOND).exists, "the second evaluation")
     (directory / GO).touch()

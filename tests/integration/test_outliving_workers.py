@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import sqlite3
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 from runs import CONFIG, DEADLINE_S, HELPERS, Run, free_port, held, process, rows
@@ -81,14 +82,19 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
 ):
     """Two ways to find them, in whole runs; all faults are tried at the engine."""
     monkeypatch.setenv("PYTHONPATH", HELPERS)
-    joined, found = tmp_path / "joined", tmp_path / "found"
+    joined, generated, found = (tmp_path / name for name in ("joined", "generated", "found"))
     run = Run(
         tmp_path,
         # Version 4 is the newest for as long as local-1 needs to load it.
-        *held({3: joined, 5: found}),
+        *held({3: joined, 4: generated, 5: found}),
         f"rlax.rollouts.engine={{name: scripted, weight_fault: {fault}, fault_at_version: 4, "
         "fault_worker: local-1}",
         "rlax.launcher.max_restarts=0",
+        # The groups of steps 4 and 5 are there before step 4 begins, none of them rejected.
+        "rlax.staleness.max_staleness=2",
+        "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+        "rlax.objective.old_policy=proximal",
+        "rlax.curation.filters=[]",
         "steps=6",
     )
     log = run.dir / "logs/local-1.log"
@@ -98,6 +104,13 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
 
     says("serving version")
     joined.touch()
+    # Both workers were idle when the groups of step 5 were issued, so each generates some.
+    run.until(lambda: accepted(run).keys() == {*range(12, 20)}, "the groups of steps 4 and 5")
+    not_trusted = {
+        group for group, worker in accepted(run).items() if group >= 16 and worker == "local-1"
+    }
+    assert not_trusted
+    generated.touch()
     says("worker local-1 failed")
     found.touch()
     status, out = run.end()
@@ -108,7 +121,15 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
     assert len(trained(run)) == 96
     # Generated before its fault was found, and not trained by then: not trusted any more.
     events = [e for s, _ in journal.read(RunFiles(run.dir)) for e in s.events]
-    dropped = {e.group for e in events if isinstance(e, ev.Dropped)}
-    assert not dropped & {r["group_id"] for r in trained(run)}
+    assert {e.group for e in events if isinstance(e, ev.Dropped)} == not_trusted
+    assert not not_trusted & {r["group_id"] for r in trained(run)}
     assert run.summary()["worker_restarts"] == 0
     assert audit(RunFiles(run.dir)).violation is None
+
+
+def accepted(run: Run) -> dict[int, str]:
+    """Group -> worker of those that wait to be trained, as the ledger of a live run has them."""
+    query = """SELECT group_id, json_extract(body, '$.worker') FROM groups
+        JOIN events USING (group_id) WHERE state = 'accepted' AND event = 'generated'"""
+    with closing(sqlite3.connect(run.dir / "ledger.sqlite")) as ledger:
+        return dict(ledger.execute(query))

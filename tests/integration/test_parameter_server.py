@@ -1,81 +1,13 @@
-"""The parameter server over real gRPC on loopback, in this process and in one of its own."""
+"""The parameter server over real gRPC: publishing, leases, watching, deleting."""
 
 import asyncio
 import json
-import signal
-import subprocess
-import sys
-import textwrap
-import threading
-import time
-from contextlib import asynccontextmanager
 
-import grpc
-import numpy as np
 import pytest
-from runs import free_port
+from parameter_servers import Deleted, Steady, client_of, run, serving, version
 
 from rlax_plugin.errors import DeadlineError, WeightsError
-from rlax_plugin.rpc.wire import SERVER_OPTIONS
-from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
-from rlax_plugin.weights.service import ParameterServer
-
-LIMIT_S = 60.0
-
-
-def version(number):
-    tensors = {"w": TensorSpec((2, 3), "bfloat16", 4000000000 + number)}
-    return WeightVersion(version=number, step=number, path=f"/w/{number}", tensors=tensors)
-
-
-class Deleted:
-    """A store that only notes what is deleted."""
-
-    def __init__(self):
-        self.paths, self._lock = [], threading.Condition()
-
-    def delete(self, path):
-        with self._lock:
-            self.paths.append(path)
-            self._lock.notify_all()
-
-    async def wait_for(self, count):
-        """Until ``count`` paths are deleted."""
-
-        def wait():
-            with self._lock:
-                assert self._lock.wait_for(lambda: len(self.paths) >= count, LIMIT_S)
-
-        await asyncio.to_thread(wait)
-        return list(self.paths)
-
-
-@asynccontextmanager
-async def serving(store, *, keep=2, lease_s=60.0, port=0, **kwargs):
-    service = ParameterServer(store, keep=keep, lease_s=lease_s, **kwargs)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    service.add_to(server)
-    port = server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
-    await server.start()
-    try:
-        yield service, f"127.0.0.1:{port}"
-    finally:
-        await service.close()
-        await server.stop(None)
-
-
-@asynccontextmanager
-async def client_of(address, rpc_s=60.0):
-    client = ParameterServerClient(address, rpc_s=rpc_s)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
 
 
 def test_latest_is_what_was_published_with_every_field():
@@ -112,18 +44,6 @@ def test_retired_versions_are_deleted_and_leased_ones_are_not():
                     pass
 
     run(main())
-
-
-class Steady:
-    """A clock on which no pause of this process is longer than a second."""
-
-    def __init__(self):
-        self._seen_s = self._now_s = time.monotonic()
-
-    def __call__(self):
-        seen_s, self._seen_s = self._seen_s, time.monotonic()
-        self._now_s += min(self._seen_s - seen_s, 1.0)
-        return self._now_s
 
 
 def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():
@@ -238,32 +158,6 @@ def test_a_slow_watcher_skips_to_the_newest():
     run(main())
 
 
-def test_a_watch_survives_a_restarted_server_and_ends_with_its_client(tmp_path):
-    async def main():
-        index = tmp_path / "state" / "versions.json"
-        async with serving(Deleted(), index=index) as (service, address):
-            client = ParameterServerClient(address, rpc_s=60.0)
-            watch = client.watch()
-            await service.publish(version(0))
-            await service.publish(version(1))
-            while (await anext(watch)).version < 1:
-                pass
-        following = asyncio.ensure_future(anext(watch, None))
-        store = Deleted()
-        port = int(address.rsplit(":", 1)[1])
-        async with serving(store, index=index, port=port) as (service, _):
-            assert service.latest == version(1)  # remembered, with its tensors
-            await service.publish(version(2))
-            assert (await following).version == 2
-            assert await store.wait_for(1) == ["/w/0"]
-            ended = asyncio.ensure_future(anext(watch, None))
-            await asyncio.sleep(0)
-            await client.close()
-            assert await ended is None
-
-    run(main())
-
-
 def test_a_failed_deletion_is_reported_and_stops_nothing(caplog):
     class Broken(Deleted):
         def delete(self, path):
@@ -293,162 +187,5 @@ def test_no_call_waits_without_a_deadline():
                 async with client.acquire():
                     pass
         silent.close()
-
-    run(main())
-
-
-SERVER = """
-    import asyncio, shutil, sys
-    from pathlib import Path
-    from rlax_plugin.weights.service import serve_parameter_server
-
-    class Store:
-        delete = staticmethod(shutil.rmtree)
-
-    asyncio.run(serve_parameter_server("127.0.0.1", 0, Store(), 1, 60.0,
-        lambda address: print(address, flush=True), index=Path(sys.argv[1]) / "index.json"))
-"""
-
-
-def test_nothing_is_deleted_under_two_readers(tmp_path):
-    """The server in a process of its own; versions come as fast as they can, one is kept."""
-    from rlax_orbax.store import OrbaxStore
-
-    from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
-
-    last, store = 20, OrbaxStore()
-    like = {f"w{i}": np.zeros((64, 64), np.float32) for i in range(8)}
-
-    async def publish(client, number):
-        arrays = {name: np.full_like(a, number + i) for i, (name, a) in enumerate(like.items())}
-        path = str(tmp_path / f"{number}")
-        await asyncio.to_thread(store.save, path, arrays)
-        tensors = {
-            name: TensorSpec(arrays[name].shape, "float32", int(value))
-            for name, value in fingerprint_numpy(arrays).items()
-        }
-        await client.publish(WeightVersion(number, number, path, tensors))
-
-    async def read(client, first):
-        held = []
-        async for newest in client.watch():
-            try:
-                async with client.acquire(newest.version) as version:
-                    loaded = await asyncio.to_thread(store.load, version.path, like)
-            except WeightsError as error:
-                # Replaced between its announcement and the acquisition; never while it is held.
-                assert "asked for version" in str(error)
-                continue
-            prints = fingerprint_numpy(loaded)
-            assert {n: int(v) for n, v in prints.items()} == {
-                n: t.fingerprint for n, t in version.tensors.items()
-            }
-            held.append(version.version)
-            first.set()
-            if held[-1] == last:
-                return held
-
-    async def main(address):
-        async with client_of(address) as one, client_of(address) as two:
-            started = [asyncio.Event(), asyncio.Event()]
-            readers = [
-                asyncio.ensure_future(read(client, event))
-                for client, event in zip((one, two), started, strict=True)
-            ]
-            await publish(one, 0)
-            for event in started:
-                await event.wait()
-            for number in range(1, last + 1):
-                await publish(one, number)
-            return await asyncio.gather(*readers)
-
-    server = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SERVER), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        address = server.stdout.readline().strip()
-        for held in run(main(address)):
-            assert held == sorted(set(held)) and held[0] == 0 and held[-1] == last
-            assert len(held) > 2
-        server.send_signal(signal.SIGTERM)
-        server.wait(LIMIT_S)
-        assert server.returncode == 0
-    finally:
-        server.kill()
-        server.stdout.close()
-    # keep = 1: all but the newest are gone, and a restarted server would know it.
-    assert sorted(p.name for p in tmp_path.iterdir()) == [str(last), "index.json"]
-    known = json.loads((tmp_path / "index.json").read_text())["versions"]
-    assert known[-1]["version"] == last
-
-
-def restarted(number):
-    return WeightVersion(version=number, step=number, path=f"/again/{number}")
-
-
-def test_a_trainer_that_starts_again_may_publish_lower_numbers():
-    async def main():
-        store = Deleted()
-        async with serving(store, keep=3) as (_, address), client_of(address) as client:
-            for number in range(5, 9):
-                await client.publish(version(number))
-            assert await store.wait_for(1) == ["/w/5"]
-            with pytest.raises(WeightsError, match="version 8 already is"):
-                await client.publish(restarted(7))
-            async with client.acquire(8) as held:
-                await client.publish(restarted(7), restart=True)
-                assert await store.wait_for(2) == ["/w/5", "/w/7"]  # 8 is being read
-                assert held.path == "/w/8" and (await client.latest()).path == "/again/7"
-                with pytest.raises(WeightsError, match="asked for version 8; there is: 6, 7"):
-                    async with client.acquire(8):
-                        pass
-            assert await store.wait_for(3) == ["/w/5", "/w/7", "/w/8"]
-            await client.publish(restarted(8))
-            async with client.acquire() as newest:
-                assert newest.path == "/again/8"
-
-    run(main())
-
-
-@pytest.mark.parametrize("first", [3, 6, 7])  # lower, the very same, higher
-def test_watchers_hear_of_a_restart_whatever_they_have_seen(first):
-    async def main():
-        async with serving(Deleted()) as (_, address), client_of(address) as client:
-            await client.publish(version(6))
-            watch, late = client.watch(), client.watch(after=6)
-            assert (await anext(watch)).path == "/w/6"
-            following = asyncio.ensure_future(anext(late))
-            await client.publish(restarted(first), restart=True)
-            assert (await anext(watch)).path == f"/again/{first}"
-            await client.publish(restarted(first + 1))
-            assert (await anext(watch)).path == f"/again/{first + 1}"
-            assert (await following).path.startswith("/again/")
-            # One that was away during the restart, too.
-            async with client_of(address) as other:
-                returning = other.watch(after=9)
-                assert (await anext(returning)).path == f"/again/{first + 1}"
-                await returning.aclose()
-            await watch.aclose()
-            await late.aclose()
-
-    run(main())
-
-
-def test_a_canary_reaches_readers_and_survives_a_restarted_server(tmp_path):
-    index = tmp_path / "versions.json"
-    logprobs = np.array([-0.1, -7.7], np.float32)
-    canary = Canary(np.array([1, 2, 3], np.int32), logprobs, 0.5)
-
-    async def main():
-        async with serving(Deleted(), index=index) as (_, address), client_of(address) as client:
-            await client.publish(WeightVersion(1, 1, "/w/1", {}, canary))
-            async with client.acquire() as version:
-                assert version.canary.logprobs.tobytes() == logprobs.tobytes()
-        async with serving(Deleted(), index=index) as (service, _):
-            held = service.latest.canary
-            assert held.logprobs.tobytes() == logprobs.tobytes()
-            assert held.tokens.tolist() == [1, 2, 3] and held.tolerance == 0.5
 
     run(main())

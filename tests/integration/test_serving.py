@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,14 +24,12 @@ import numpy as np
 import pytest
 from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
-from prometheus_client.parser import text_string_to_metric_families
 from runs import DEADLINE_S, Run, free_port
+from served_runs import Server, generated, ids, is_live, orchestrator, page, sample, text
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.testing.task import STOP, decode, encode
-from rlax_plugin.types import GroupRequest, SamplingParams
 
 PLUGINS = "rlax.plugins=[rlax_plugin.testing, bigram_slots]"
 GREEDY = (
@@ -43,68 +40,6 @@ GREEDY = (
     "rlax.rollouts.slots=4",
 )
 FOREVER = 1_000_000
-
-
-class Server:
-    """A ``rlax serve`` process that serves a run; ``until_ready`` reads what it prints then."""
-
-    def __init__(self, run: Path, *arguments: str):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlax_plugin", "serve", str(run), *arguments],
-            cwd=run.parents[1],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def until_ready(self) -> str:
-        self.line = self.process.stdout.readline()
-        found = re.search(r"served on (\S+);", self.line)
-        assert found, self.line + self.end()[1]
-        self.address = found[1]
-        self.example = self.process.stdout.readline()
-        return self.address
-
-    def end(self) -> tuple[int, str]:
-        """Tells it to end."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.wait()
-
-    def wait(self) -> tuple[int, str]:
-        """Its status, and what it said to people."""
-        _, errors = self.process.communicate(timeout=DEADLINE_S)
-        return self.process.returncode, errors
-
-
-def text(content: str, max_tokens: int = 40) -> jet.DecodeRequest:
-    return jet.DecodeRequest(
-        text_content=jet.DecodeRequest.TextContent(text=content), max_tokens=max_tokens
-    )
-
-
-def ids(tokens: list[int], max_tokens: int = 40) -> jet.DecodeRequest:
-    return jet.DecodeRequest(
-        token_content=jet.DecodeRequest.TokenContent(token_ids=tokens), max_tokens=max_tokens
-    )
-
-
-def orchestrator(address: str) -> jet_rpc.OrchestratorStub:
-    return jet_rpc.OrchestratorStub(grpc.insecure_channel(address))
-
-
-def sample(stub: jet_rpc.OrchestratorStub, request: jet.DecodeRequest):
-    """The only sample of the only message."""
-    (response,) = stub.Decode(request, timeout=DEADLINE_S)
-    (one,) = response.stream_content.samples
-    return one
-
-
-def page(url: str) -> dict[tuple[str, ...], float]:
-    """(name, label values in the order of their names) -> value."""
-    with urllib.request.urlopen(url, timeout=DEADLINE_S) as opened:
-        families = list(text_string_to_metric_families(opened.read().decode()))
-    samples = [s for family in families for s in family.samples]
-    return {(s.name, *(s.labels[k] for k in sorted(s.labels))): s.value for s in samples}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,31 +92,12 @@ def trained(tmp_path_factory) -> Trained:
     return Trained(run.dir, run.steps(), scrapes[-1], list(asked.token_ids))
 
 
-def is_live(stub: jet_rpc.OrchestratorStub) -> bool:
-    try:
-        return stub.HealthCheck(jet.HealthCheckRequest(), timeout=DEADLINE_S).is_live
-    except grpc.RpcError as error:
-        assert error.code() == grpc.StatusCode.UNAVAILABLE, error  # still being imported
-        return False
-
-
 @pytest.fixture(scope="module")
 def server(trained: Trained) -> Iterator[Server]:
     server = Server(trained.dir, *GREEDY)
     server.until_ready()
     yield server
     assert server.end()[0] == 0
-
-
-def generated(address: str, prompt: np.ndarray, new: int = 40) -> list[int]:
-    """What our own service generates at temperature 0."""
-    sampling = SamplingParams(temperature=0, max_new_tokens=new, stop_ids=(STOP,))
-    request = GroupRequest(0, 1, prompt, (7,), sampling)
-    with grpc.insecure_channel(address) as channel:
-        (reply,) = rpc.RolloutStub(channel).Generate(
-            pb.GenerateRequest(groups=[request_to_proto(request)]), timeout=DEADLINE_S
-        )
-    return reply_from_proto(reply, "", (7,))[0].tokens.tolist()
 
 
 def test_a_worker_of_a_running_trainer_answers_a_stock_client(trained: Trained) -> None:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from test_workers import CONTINUE, Counting, Worker, group, run, section, trainer, until
+from worker_harness import CONTINUE, Counting, Worker, group, run, section, trainer, until
 
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
 
 AWAY = WeightsUnreadableError("the disk is away")
 
 
-def settings(weights_s: float, **rollouts: object) -> RlaxSection:
-    made = section(**rollouts)
-    deadlines = made.deadlines.model_copy(update={"weights_s": weights_s})
-    return made.model_copy(update={"deadlines": deadlines})
-
-
 def test_a_worker_goes_on_with_the_version_it_holds_while_that_is_enough():
     async def main():
-        patience = settings(1.4)
+        patience = section({"weights_s": 1.4})
         async with trainer(patience) as one:
             await one.publish(0)
             worker = Worker("w", Counting(5), patience, one.address)
@@ -51,7 +44,7 @@ def test_a_worker_goes_on_with_the_version_it_holds_while_that_is_enough():
 
 def test_a_worker_that_cannot_read_its_first_weights_leaves_without_quarantine():
     async def main():
-        patience = settings(1.0)
+        patience = section({"weights_s": 1.0})
         async with trainer(patience) as one:
             await one.publish(0)
             engine = Counting(5)
@@ -75,7 +68,7 @@ def test_an_outage_between_two_damaged_readings_does_not_count_as_one(monkeypatc
     errors = [None, damaged, AWAY, damaged, AWAY, damaged]
 
     async def main():
-        patience = settings(60.0, **CONTINUE)
+        patience = section({"weights_s": 60.0}, **CONTINUE)
         async with trainer(patience) as one:
             await one.publish(0)
             worker = Worker("w", Flaky(5), patience, one.address)
@@ -90,11 +83,9 @@ def test_an_outage_between_two_damaged_readings_does_not_count_as_one(monkeypatc
 
 def test_a_parameter_server_without_versions_ends_with_its_key():
     async def main():
-        patience = section()
-        deadlines = patience.deadlines.model_copy(update={"startup_s": 1.0})
-        patience = patience.model_copy(update={"deadlines": deadlines})
+        patience = section({"startup_s": 1.0})
         async with trainer(patience) as one:
-            one.latest_version = 0  # the controller speaks of one that was never published
+            one.fleet.latest_version = 0  # the controller speaks of one that was never published
             said = r"what to load \(.*there is: none\).*set rlax\.deadlines\.startup_s"
             with pytest.raises(DeadlineError, match=said):
                 await Worker("w", Counting(5), patience, one.address).life

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from test_workers import Counting, Worker, run, section, trainer, until
+from worker_harness import Counting, Worker, run, section, trainer, until
 
 from rlax_plugin.errors import DeadlineError, WorkerError
 
@@ -34,8 +34,7 @@ def test_a_worker_registers_when_its_engine_is_prepared():
             assert one.fleet.seen == set() and worker.engine.loads == []
             worker.engine.compiled.set()
             await until(lambda: one.held("w") == 0)
-            worker.terminated.set()
-            await worker.life
+            await worker.leave()
             assert one.lost == ["w: left"]
 
     run(main)
@@ -57,9 +56,7 @@ def test_a_worker_whose_engine_fails_before_it_is_prepared_never_registers():
 
 def test_preparing_has_the_deadline_of_the_start():
     async def main():
-        settings = section()
-        brief = settings.deadlines.model_copy(update={"startup_s": 0.3})
-        settings = settings.model_copy(update={"deadlines": brief})
+        settings = section({"startup_s": 0.3})
         async with trainer(settings) as one:
             worker = Worker("w", Compiling(), settings, one.address)
             with pytest.raises(DeadlineError, match=r"compiling.*rlax\.deadlines\.startup_s"):
@@ -75,8 +72,7 @@ def test_a_worker_that_is_told_to_leave_while_it_prepares_ends_at_once():
         async with trainer(settings) as one:
             worker = Worker("w", Compiling(), settings, one.address)
             await worker.engine.began.wait()
-            worker.terminated.set()
-            await worker.life
+            await worker.leave()
             assert one.fleet.seen == set() and one.lost == []
 
     run(main)

@@ -10,14 +10,14 @@ from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer import loss
 from maxtext_overrides.trainer.train_loop import OVERRIDES, Events, run_train_loop
 from maxtext_overrides.upstream import lean_imports
-from maxtext_overrides.upstream.signatures import OverrideError
+from maxtext_overrides.upstream.override import OverrideError
 from rlax_plugin.errors import TrainingError, WorkerError
 from rlax_plugin.objective.batches import ARRAYS
 
 
 def stock_symbols():
     lean_imports.import_trainer()
-    from maxtext_overrides.upstream.signatures import resolve
+    from maxtext_overrides.upstream.override import resolve
 
     return [resolve(o.symbol)[2] for o in OVERRIDES + loss.OVERRIDES + rlax_config.OVERRIDES]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from maxtext_overrides.upstream.declared import config, loss, sampler, train_loop
+from maxtext_overrides.upstream.declared import config, jetstream, loss, sampler, train_loop
 from maxtext_overrides.upstream.declared.config_keys import CONFIG_KEYS
-from maxtext_overrides.upstream.signatures import Override
+from maxtext_overrides.upstream.override import Override
 
 BY_MODULE: Mapping[str, tuple[Override, ...]] = {
     "maxtext_overrides/config/loading.py": (*config.LOADING, *config.VERTEX),
@@ -24,8 +24,8 @@ BY_MODULE: Mapping[str, tuple[Override, ...]] = {
     "maxtext_overrides/sampler/maxengine_model.py": sampler.MAXENGINE_MODEL,
     "maxtext_overrides/sampler/sampling.py": sampler.SAMPLING,
     "maxtext_overrides/tied_head.py": sampler.TIED_HEAD,
-    "maxtext_overrides/upstream/jetstream_compat.py": sampler.JETSTREAM_COMPAT,
-    "plugins/rlax_jetstream": sampler.JETSTREAM_SERVICE,
+    "maxtext_overrides/upstream/jetstream_compat.py": jetstream.JETSTREAM_COMPAT,
+    "plugins/rlax_jetstream": jetstream.JETSTREAM_SERVICE,
     "rlax_plugin/config/loading.py": config.BASE_FILES,
     "docs/serving.md": config.DOCS,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maxtext_overrides.upstream.signatures import Override
+from maxtext_overrides.upstream.override import Override
 
 _KEYS = """
 ar_cache_axis_order async_checkpointing attention attention_type base_config base_emb_dim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maxtext_overrides.upstream.signatures import Override
+from maxtext_overrides.upstream.override import Override
 
 _TRAIN = "maxtext.trainers.pre_train.train"
 _CHECKPOINTING = "maxtext.common.checkpointing"

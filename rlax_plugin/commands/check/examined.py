@@ -9,7 +9,7 @@ from typing import Any
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.preflight import check_places, check_start
-from rlax_plugin.evaluation.evaluator import Part, asked_sets
+from rlax_plugin.evaluation.problems import Part, asked_sets
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext, CheckResult, PromptSource
 from rlax_plugin.rollouts.requests import training_prompts

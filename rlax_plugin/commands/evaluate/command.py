@@ -31,17 +31,18 @@ from rlax_plugin.commands.evaluate.show import measures_table
 from rlax_plugin.commands.evaluate.target import Target, find_version
 from rlax_plugin.concurrency.supervision import LoopThread, Supervision
 from rlax_plugin.config import Deadlines, RlaxSection
-from rlax_plugin.config.loading import config_hash, decides, load_section
+from rlax_plugin.config.identity import config_hash, decides
+from rlax_plugin.config.loading import load_section
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.evaluation.evaluator import ProblemSet
+from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
 from rlax_plugin.ports.training import CheckpointReader
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.places import check_file_writable
-from rlax_plugin.rpc.wire import check_messages
+from rlax_plugin.rpc.message_sizes import check_messages
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens

@@ -8,7 +8,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.evaluation.evaluator import ProblemSet
+from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, WeightStore
 from rlax_plugin.rollouts.pace import Pace

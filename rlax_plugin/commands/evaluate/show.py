@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from rlax_plugin.evaluation.measures import label
 from rlax_plugin.evaluation.result import Evaluated
-from rlax_plugin.evaluation.statistics import label
 
 
 def measures_table(found: Evaluated, title: str) -> Table:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlax_plugin.config.loading import decides
+from rlax_plugin.config.identity import decides
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.evaluation import statistics
+from rlax_plugin.evaluation.measures import is_score, label
 from rlax_plugin.evaluation.statistics import Estimate
 from rlax_plugin.metrics import names
 from rlax_plugin.records.files import RunFiles
@@ -37,12 +37,12 @@ class Measured:
     @property
     def solved(self) -> bool:
         """Whether it is a share of problems solved."""
-        return statistics.is_score(self.measure)
+        return is_score(self.measure)
 
     @property
     def label(self) -> str:
         """E.g. "pass@1" or "length mean"."""
-        return statistics.label(self.measure)
+        return label(self.measure)
 
     @property
     def family(self) -> str:

@@ -14,7 +14,7 @@ import jinja2
 import plotly.offline
 from markupsafe import Markup
 
-from rlax_plugin.commands.report import figures
+from rlax_plugin.commands.report import figures, tables
 from rlax_plugin.commands.report.charts import Section, sections
 from rlax_plugin.commands.report.rollouts import Rollouts
 from rlax_plugin.commands.report.run import RunData
@@ -59,7 +59,7 @@ def report_page(run: RunData, rollouts: Rollouts) -> str:
         run=run,
         state=figures.state(run),
         figures=figures.figures(run),
-        changes=figures.changes(run),
+        changes=tables.changes(run),
         shown=rollouts.shown,
         recorded=rollouts.recorded,
     )
@@ -74,8 +74,8 @@ def compare_page(runs: Sequence[RunData]) -> str:
         runs=runs,
         colours=COLOURS,
         states=[figures.state(run) for run in runs],
-        figures=figures.side_by_side(runs),
-        differences=figures.config_differences(runs),
+        figures=tables.side_by_side(runs),
+        differences=tables.config_differences(runs),
     )
 
 

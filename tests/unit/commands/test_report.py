@@ -11,7 +11,7 @@ from histories import History
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
-from rlax_plugin.commands.report import charts, figures
+from rlax_plugin.commands.report import charts, figures, tables
 from rlax_plugin.commands.report.history import ACCEPTED
 from rlax_plugin.commands.report.rollouts import read_rollouts
 from rlax_plugin.commands.report.run import RunData, no_progress, open_run, read_run
@@ -135,7 +135,7 @@ def test_evaluations_of_this_version_and_of_earlier_ones(files):
         ("test", "step-00000002", 2),
         ("test", "after", 3),
     ]
-    changes = {(c.held_out, c.label): c for c in figures.changes(run)}
+    changes = {(c.held_out, c.label): c for c in tables.changes(run)}
     assert changes["test", "pass@1"].before == "0.250 [0.150, 0.350]"
     assert changes["test", "pass@1"].change == "+25.0 points"
     assert changes["hard", "majority@4"].before == changes["hard", "majority@4"].change == "–"  # noqa: RUF001
@@ -195,11 +195,11 @@ def test_configs_and_figures_side_by_side():
     one.metrics = {"step": [1.0, 2.0], "reward/mean": [0.25, 0.5]}
     two.summary = {"complete": True, "wall_s": 606.0, "groups_issued": 12, "groups_accepted": 9}
     missing = "\N{EN DASH}"
-    assert figures.config_differences([one, two]) == [
+    assert tables.config_differences([one, two]) == [
         ("rlax.seed", ["0", "1"]),
         ("rlax.trackers", ["[]", missing]),
     ]
-    rows = dict(figures.side_by_side([one, two]))
+    rows = dict(tables.side_by_side([one, two]))
     assert rows["state"] == ["not ended", "complete"]
     assert rows["reward"] == ["0.375 → 0.375", missing]
     assert rows["wall time"] == [missing, "10 min 6 s"]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlax_plugin.config.loading import config_hash, decides, differences, load_section, merged
+from rlax_plugin.config.identity import config_hash, decides, differences
+from rlax_plugin.config.loading import load_section, merged
 from rlax_plugin.errors import ConfigError
 
 MINIMAL = """

@@ -164,8 +164,11 @@ def test_every_page_is_in_the_readme() -> None:
 
 @pages
 def test_files_that_are_named_exist(page: Path) -> None:
-    folders = "rlax_plugin|plugins|maxtext_overrides|configs|tests|benchmarks|controller|records"
-    for name in re.findall(rf"`((?:{folders})/[\w/.]*)`", prose(page.read_text())):
+    folders = "rlax_plugin|plugins|maxtext_overrides|configs|tests|benchmarks"
+    rooms = "|".join(path.parent.name for path in (ROOT / "rlax_plugin").glob("*/__init__.py"))
+    # The first part of a metric's name may be a room as well.
+    paths = rf"`((?:{folders})/[\w/.]*|(?:{rooms})/(?:[\w/]*\.py)?)`"
+    for name in re.findall(paths, prose(page.read_text())):
         assert (ROOT / name).exists() or (ROOT / "rlax_plugin" / name).exists(), name
 
 
@@ -220,3 +223,23 @@ def test_the_architecture_lists_every_module(folder: str) -> None:
     if folder == "plugins":
         found = [name.removesuffix(".py") for name in found]
     assert sorted(listed) == sorted(found)
+
+
+def test_what_the_architecture_names_inside_a_room_is_there() -> None:
+    names = {}
+    for folder in ("rlax_plugin", "maxtext_overrides"):
+        text = sections(read("architecture.md"), 3)[folder]
+        for room, owned in re.findall(r"^\| `(\w+)/` \| (.*) \|$", text, re.MULTILINE):
+            names[f"{folder}/{room}"] = re.findall(r"`(\w+)(?:/|\.py)?`", owned)
+    wrong = [
+        f"{room}/{name}"
+        for room, named in names.items()
+        for name in named
+        if not any((ROOT / room / file).exists() for file in (name, f"{name}.py"))
+    ]
+    assert wrong == []
+    # Of this room the page names all modules.
+    commands = (ROOT / "rlax_plugin/commands").iterdir()
+    found = {p.stem for p in commands if (p.suffix == ".py" or p.is_dir()) and p.stem[0] != "_"}
+    assert set(names["rlax_plugin/commands"]) == found
+    assert len(names["maxtext_overrides/upstream"]) >= 3

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.evaluation.evaluator import Answered, Evaluator, ProblemSet, _failures
-from rlax_plugin.evaluation.statistics import Outcomes, measures
+from rlax_plugin.evaluation.evaluator import Evaluator, _failures
+from rlax_plugin.evaluation.measures import Outcomes, measures
+from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.rollouts.dispatch import Answer
 from rlax_plugin.types import GroupRequest, Prompt, Rollout, SamplingParams
 

@@ -11,8 +11,9 @@ import pytest
 
 from rlax_plugin.config import Evaluation, RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.evaluation.evaluator import problem_sets
-from rlax_plugin.evaluation.statistics import Outcomes, majority_at_k, measures
+from rlax_plugin.evaluation.measures import Outcomes, measures
+from rlax_plugin.evaluation.problems import problem_sets
+from rlax_plugin.evaluation.statistics import majority_at_k
 from rlax_plugin.types import Prompt
 
 

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.statistics import (
     Estimate,
-    Outcomes,
     bootstrap_interval,
     exact_pass_at_k,
-    measures,
     pass_at_k,
 )
 

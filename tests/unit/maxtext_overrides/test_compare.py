@@ -12,7 +12,8 @@ import pytest
 from maxtext_overrides.upstream import compare as comparing
 from maxtext_overrides.upstream import signatures, wheels
 from maxtext_overrides.upstream.compare import compare, show
-from maxtext_overrides.upstream.signatures import Override, OverrideError, check
+from maxtext_overrides.upstream.override import Override, OverrideError, resolve
+from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.upstream.sources import Sources, sha256
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.terminal import console
@@ -128,7 +129,7 @@ def compared(tested, other, symbol, names=()):
 
 def test_a_digest_is_that_of_the_source_python_itself_finds() -> None:
     sources = Sources(Path(__file__).parents[3])
-    for found in (signatures.check, signatures.Override, Sources.find, console):
+    for found in (signatures.check, Override, Sources.find, console):
         place = sources.find(f"{found.__module__}.{found.__qualname__}")
         assert place is not None
         assert place.text == inspect.getsource(found)
@@ -299,14 +300,14 @@ def test_a_wheel_is_fetched_once(monkeypatch, tmp_path) -> None:
     assert wheels.kept("google-up", "1", tmp_path) is None
 
 
-SYMBOL = "maxtext_overrides.upstream.signatures.resolve"
+SYMBOL = "maxtext_overrides.upstream.override.resolve"
 
 
 def test_a_rejected_run_shows_the_diff_where_the_tested_wheel_was_fetched(
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = inspect.getsource(signatures.resolve)
+    source = inspect.getsource(resolve)
     other = source.replace("owner_name, _, name", "owner_name, dot, name")
     known = Override(SYMBOL, "called", "a test", "never", sha256=sha256(other))
     with pytest.raises(OverrideError) as error:
@@ -315,7 +316,7 @@ def test_a_rejected_run_shows_the_diff_where_the_tested_wheel_was_fetched(
     assert "@@" not in str(error.value)  # the tested source is not at hand
     wheel(
         wheels.FOLDER / "maxtext-0.2.5-py3-none-any.whl",
-        {"maxtext_overrides/upstream/signatures.py": other},
+        {"maxtext_overrides/upstream/override.py": other},
     )
     with pytest.raises(OverrideError) as error:
         check([known])
@@ -328,12 +329,12 @@ def test_a_rejected_run_shows_the_diff_where_the_tested_wheel_was_fetched(
 def test_a_long_diff_is_cut_in_an_error(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     old = "def resolve(symbol):\n" + "".join(f"    line({n})\n" for n in range(200))
-    files = {"maxtext_overrides/upstream/signatures.py": old}
+    files = {"maxtext_overrides/upstream/override.py": old}
     wheel(wheels.FOLDER / "maxtext-0.2.5-py3-none-any.whl", files)
     with pytest.raises(OverrideError) as error:
         check([Override(SYMBOL, "called", "a test", "never", sha256="0" * 64)])
     shown, left = str(error.value).split("\n\n")[1].splitlines()[:60], str(error.value).split()[-3:]
     assert len(shown) == 60
-    source = inspect.getsource(signatures.resolve).splitlines()
+    source = inspect.getsource(resolve).splitlines()
     assert int(left[0]) == 3 + 201 + len(source) - 60
     assert left[1:] == ["more", "lines"]

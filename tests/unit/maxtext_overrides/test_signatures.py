@@ -5,9 +5,10 @@ import logging
 import pytest
 
 from maxtext_overrides.upstream import signatures
-from maxtext_overrides.upstream.signatures import Override, OverrideError, check
+from maxtext_overrides.upstream.override import Override, OverrideError, resolve
+from maxtext_overrides.upstream.signatures import check
 
-SYMBOL = "maxtext_overrides.upstream.signatures.resolve"
+SYMBOL = "maxtext_overrides.upstream.override.resolve"
 
 
 def declared(**changes):
@@ -15,7 +16,7 @@ def declared(**changes):
         "symbol": SYMBOL,
         "use": "called",
         "signature": "(symbol)",
-        "sha256": signatures.source_hash(signatures.resolve),
+        "sha256": signatures.source_hash(resolve),
         "why": "a test",
         "delete_when": "never",
     }

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
-from rlax_plugin.evaluation.statistics import Outcomes, measures
+from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.metrics import names as metric_names
 from rlax_plugin.metrics.names import METRICS, find
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from installs import FILTER, PARTS, install, on_path, write
 
-from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for
+from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for, registry_of
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.manager import Manager
@@ -38,7 +38,7 @@ def section(**changes: Any) -> RlaxSection:
 
 def validated(**changes: Any) -> Registry:
     chosen = section(**changes)
-    registry = Registry(Manager(chosen.plugins), built_in_plugins())
+    registry = Registry(Manager(chosen.plugins), built_in_plugins(chosen.plugins))
     registry.validate(chosen)
     return registry
 
@@ -153,6 +153,29 @@ def test_a_name_that_a_built_in_and_a_listed_plugin_offer_needs_the_plugins(fold
     assert error.reason.endswith("write tb_third:narrow or tb_fourth:narrow")
     error = problem(curation={"filters": [{"name": "tb_parts:mixed_outcome"}]})
     assert error.reason.startswith("no plug-in offers this filter; did you mean 'mixed_outcome'?")
+
+
+def test_a_built_in_plugin_that_is_listed_too_is_asked_once(monkeypatch) -> None:
+    asked: list[tuple[str, str]] = []
+    call = Manager.call
+
+    def noted(manager: Manager, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
+        results = call(manager, hook, **arguments)
+        asked.extend((hook, plugin) for plugin, _ in results)
+        return results
+
+    monkeypatch.setattr(Manager, "call", noted)
+    registry_of.cache_clear()
+    names = []
+    for plugins in ((), ("rlax_curation", "rlax_jsonl")):
+        asked.clear()
+        offers = registry_of(plugins).offers
+        assert ("rlax_register_filter", "rlax_curation") in asked
+        assert len(set(asked)) == len(asked)
+        names.append(
+            {kind: {name: o.plugin for name, o in of.items()} for kind, of in offers.items()}
+        )
+    assert names[0] == names[1] and names[0]["filter"]["mixed_outcome"] == "rlax_curation"
 
 
 def test_a_preset_keeps_the_parts_that_its_author_meant(folder: Path) -> None:

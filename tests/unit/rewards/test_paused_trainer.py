@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from rlax_plugin.rewards.handle import RewardProcess
 from rlax_plugin.rewards.output import RewardOutput
-from rlax_plugin.rewards.pool import _Process
 
 
 def test_an_answer_that_came_while_the_trainer_was_paused_is_read(tmp_path: Path) -> None:
     async def main() -> None:
-        process = _Process({}, RewardOutput(tmp_path / "rewards.log"), 1.0)
+        process = RewardProcess({}, RewardOutput(tmp_path / "rewards.log"), 1.0)
         ours, theirs = socket.socketpair()
         process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
 

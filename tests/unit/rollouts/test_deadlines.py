@@ -12,7 +12,7 @@ import pytest
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.rollouts.deadlines import Need, Rates, loading_s, needs, while_loading
-from rlax_plugin.rpc.wire import describe
+from rlax_plugin.rpc.channels import describe
 from rlax_plugin.testing import FakeEngine, FakeWeightStore
 from rlax_plugin.types import TensorSpec, WeightVersion
 from rlax_plugin.worker.member import Member

@@ -9,7 +9,7 @@ import pytest
 
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.evaluation.evaluator import problem_sets
+from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.rollouts.prompt_identity import contradiction
 from rlax_plugin.rollouts.requests import training_prompts
 from rlax_plugin.testing.builders import make_prompt

@@ -11,7 +11,7 @@ from dispatching import answer, join, make, partial, request, run
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.rpc import wire
+from rlax_plugin.rpc import message_sizes, wire
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
 
 
@@ -31,7 +31,7 @@ def group(samples: int, tokens: int, prompt: int) -> GroupRequest:
 @pytest.mark.parametrize(("samples", "tokens", "prompt"), [(1, 1, 1), (64, 3, 5000), (16, 9999, 9)])
 def test_no_group_takes_more_than_is_counted(samples, tokens, prompt):
     asked = group(samples, tokens, prompt)
-    counted = wire.group_bytes(samples, samples * tokens, prompt)
+    counted = message_sizes.group_bytes(samples, samples * tokens, prompt)
     for message in (wire.request_to_proto(asked), wire.reply_to_proto(2**62, asked.resume)):
         # In a list of groups each takes a few bytes more, for its length.
         assert message.ByteSize() + 16 <= counted
@@ -56,7 +56,7 @@ def section(**changes) -> RlaxSection:
     ],
 )
 def test_large_groups_fit(changes):
-    wire.check_messages(section(**changes))
+    message_sizes.check_messages(section(**changes))
 
 
 @pytest.mark.parametrize(
@@ -82,19 +82,21 @@ def test_large_groups_fit(changes):
 )
 def test_groups_that_no_message_holds_are_rejected_by_key(changes, key, samples, most):
     with pytest.raises(ConfigError, match=f"at most {most} samples fit") as failure:
-        wire.check_messages(section(**changes))
+        message_sizes.check_messages(section(**changes))
     assert failure.value.key == f"rlax.{key}" and failure.value.value == samples
 
 
 def test_a_sample_that_no_message_holds_is_rejected_by_its_length():
     with pytest.raises(ConfigError, match="a single sample may take 1,073,746") as failure:
-        wire.check_messages(section(rollouts={"max_new_tokens": 2**26, "max_prompt_tokens": 1}))
+        message_sizes.check_messages(
+            section(rollouts={"max_new_tokens": 2**26, "max_prompt_tokens": 1})
+        )
     assert failure.value.key == "rlax.rollouts.max_new_tokens"
 
 
 def test_without_evaluation_its_samples_do_not_count():
     evaluation = {"problems": 0, "samples": 4096, "k": [1]}
-    wire.check_messages(section(rollouts={"max_new_tokens": 2**17}, evaluation=evaluation))
+    message_sizes.check_messages(section(rollouts={"max_new_tokens": 2**17}, evaluation=evaluation))
 
 
 def test_requests_that_do_not_fit_into_one_message_are_sent_in_several(monkeypatch):
@@ -103,8 +105,8 @@ def test_requests_that_do_not_fit_into_one_message_are_sent_in_several(monkeypat
         for i in range(4):
             report = wire.reply_from_proto(partial(i, (0, 1), 10, 10), "w", (0, 1))
             resumed.append(dataclasses.replace(request(i), resume=tuple(report)))
-        size = wire.group_bytes(2, 20, 1)
-        monkeypatch.setattr(wire, "MESSAGE_BYTES", 2 * size)
+        size = message_sizes.group_bytes(2, 20, 1)
+        monkeypatch.setattr(message_sizes, "MESSAGE_BYTES", 2 * size)
         fleet, dispatcher, _ = make()
         tickets = [dispatcher.submit(one) for one in resumed]
         stub = await join(fleet, "a", answer)

@@ -31,7 +31,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rollouts.requests import checked_prompts, decoded
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import describe
+from rlax_plugin.rpc.channels import describe
 from rlax_plugin.testing.builders import make_prompt, make_rollout
 from rlax_plugin.text.terminal import HarmlessConsole
 

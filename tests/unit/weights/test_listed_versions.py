@@ -16,8 +16,8 @@ from rlax_plugin.errors import WeightsError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import Listed, kept_version, listed_versions, record_versions
-from rlax_plugin.weights.messages import versions_to_json
 from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.weights.version_index import versions_to_json
 from rlax_plugin.weights.versions import VersionTable
 
 LIMIT_S = 60

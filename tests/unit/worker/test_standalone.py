@@ -21,7 +21,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.engine import ScriptedEngine
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import kept_version, record_versions
-from rlax_plugin.weights.messages import versions_to_json
+from rlax_plugin.weights.version_index import versions_to_json
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.standalone import _greeting, _load, serve_run
 

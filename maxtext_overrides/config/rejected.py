@@ -1,0 +1,107 @@
+"""MaxText's keys whose values RL cannot train with, or that MaxText itself stumbles over later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlax_plugin.errors import ConfigError, alternatives
+
+_Rejection = tuple[str, Callable[[Any], bool], str]
+
+
+def _above(limit: float) -> Callable[[Any], bool]:
+    """True of a number above the limit; what is no number is pydantic's to reject."""
+    return lambda value: isinstance(value, int | float) and value > limit
+
+
+# What would bypass the RL loss, its batches or its metrics. Looked at before MaxText's own
+# validation, which asks JAX for devices.
+_REJECTED: tuple[_Rejection, ...] = (
+    ("dropout_rate", _above(0), "must be 0: rollouts are generated without dropout"),
+    ("training_objective", lambda v: v == "block_diffusion", "must be causal_lm"),
+    ("attention_type", lambda v: v == "block_diffusion", "must be causal"),
+    ("dataset_type", lambda v: v == "grain", "must not be grain: MaxText would checkpoint it"),
+    ("enable_diloco", bool, "must be false: DiLoCo has a train step of its own"),
+    ("elastic_enabled", bool, "must be false: an elastic restart would skip the RL loss"),
+    ("use_dpo", bool, "must be false: the objective is chosen under rlax.objective"),
+    ("use_multimodal", bool, "must be false: batches hold tokens only"),
+    ("use_tunix_gradient_accumulation", bool, "must be false: it averages means"),
+    ("enable_rampup_batch_size", bool, "must be false: the batch is rlax.rollouts' groups"),
+    ("expansion_factor_real_data", _above(0), "must be -1: every host feeds its rows"),
+    ("reuse_example_batch", bool, "must be 0: every step trains on its own batch"),
+    ("compiled_trainstep_file", bool, "must be empty: that step was compiled with another loss"),
+    ("eval_interval", _above(0), "must be -1: evaluation is rlax.evaluation's"),
+    ("z_loss_multiplier", _above(0), "must be 0: it regularises the cross-entropy only"),
+    ("ici_context_parallelism", _above(1), "must be 1: it would reorder MaxText's arrays"),
+    ("dcn_context_parallelism", _above(1), "must be 1: it would reorder MaxText's arrays"),
+)
+# MaxText takes any number for these, and any name of a kernel, and stumbles over them later.
+_AT_LEAST_ONE = (
+    "steps",
+    "max_target_length",
+    "vocab_size",
+    "base_emb_dim",
+    "base_num_decoder_layers",
+    "base_num_query_heads",
+    "base_num_kv_heads",
+    "head_dim",
+)
+_KERNELS = (
+    "autoselected",
+    "cudnn_flash_jax",
+    "cudnn_flash_te",
+    "dot_product",
+    "flash",
+    "paged",
+    "vllm_batched_rpa",
+    "vllm_rpa",
+)
+# With ``num_vocab_tiling`` above 1, in addition.
+_REJECTED_TILED: tuple[_Rejection, ...] = (
+    ("shard_mode", lambda v: v == "explicit", "must be auto with num_vocab_tiling above 1"),
+    (
+        "parameter_memory_host_offload",
+        bool,
+        "must be false with num_vocab_tiling above 1: each tile would be fetched from the host",
+    ),
+    ("vocab_tiling_ag_once", bool, "must be false: tiles lie along the vocabulary, not the batch"),
+)
+
+
+def reject(values: Mapping[str, Any]) -> None:
+    tiled = _above(1)(values.get("num_vocab_tiling"))
+    for key, is_bad, reason in _REJECTED + (_REJECTED_TILED if tiled else ()):
+        value = values.get(key)
+        if value is not None and is_bad(value):
+            raise ConfigError(key, value, reason)
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(key, value, "must be a finite number")
+    for key in _AT_LEAST_ONE:
+        if isinstance(value := values.get(key), int) and value < 1:
+            raise ConfigError(key, value, "must be at least 1")
+    kernel = values.get("attention")
+    if isinstance(kernel, str) and kernel not in _KERNELS:
+        raise ConfigError("attention", kernel, alternatives(kernel, _KERNELS))
+    if values.get("hardware") == "cpu" and kernel not in (None, "autoselected", "dot_product"):
+        raise ConfigError("attention", kernel, "must be dot_product with hardware: cpu")
+    rate, length = values.get("per_device_batch_size"), values.get("max_target_length")
+    if tiled and isinstance(rate, float | int) and isinstance(length, int):
+        tiles, tokens = values["num_vocab_tiling"], int(rate * length)
+        if tokens % tiles:
+            reason = f"must divide per_device_batch_size * max_target_length = {tokens}"
+            raise ConfigError("num_vocab_tiling", tiles, reason)
+    for network in ("ici", "dcn"):
+        rest = [k for k, v in values.items() if k.startswith(f"{network}_") and v == -1]
+        if len(rest) > 1:
+            reason = f"only one of {', '.join(rest)} can take the devices that are left"
+            raise ConfigError(rest[-1], -1, reason)
+    if values.get("use_indexer") and not values.get("indexer_sparse_training"):
+        raise ConfigError("indexer_sparse_training", False, "must be true: else there is no loss")
+    lora = values.get("lora")
+    if isinstance(lora, Mapping) and lora.get("enable_lora"):
+        raise ConfigError("lora.enable_lora", True, "must be false: MaxText creates no adapters")
+    if isinstance(rate, float | int) and rate < 1:
+        raise ConfigError("per_device_batch_size", rate, "must be at least 1: rows would be lost")

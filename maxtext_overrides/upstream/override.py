@@ -1,0 +1,62 @@
+"""One symbol of another package that is relied on: how it is declared, and what it is now.
+
+Importing this module imports nothing of MaxText.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlax_plugin.errors import RlaxError
+
+
+class OverrideError(RlaxError):
+    """Something upstream is not what the override of it was written for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One upstream symbol that is replaced, called or read. Each is declared once.
+
+    Attributes:
+      symbol: dotted name, e.g. ``maxtext.trainers.pre_train.train.loss_fn``; of a function, class,
+        constant or module.
+      use: what is done with it. ``replaced`` by ours and ``wrapped`` by ours: for a while or for
+        the life of the process. ``called`` or subclassed as it is. ``read``: what it does, or
+        holds, is relied on.
+      why: what is changed, and why no config key can; or what it is used for.
+      delete_when: the upstream change that makes it superfluous.
+      relies_on: what of it must stay: arguments, positions of the result, keys, attributes.
+      sha256: of the source, as ``inspect.getsource`` returns it. Empty where only ``names`` count.
+      signature: names and defaults as ``signature_of`` writes them; for a clearer message.
+      names: what must be given a name inside: fields, functions, imports, keys of mappings.
+      versions: of ``distribution``, with which it was tested.
+      distribution: the PyPI name.
+    """
+
+    symbol: str
+    use: Literal["replaced", "wrapped", "called", "read"]
+    why: str
+    delete_when: str
+    relies_on: str = ""
+    sha256: str = ""
+    signature: str = ""
+    names: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ("0.2.5",)
+    distribution: str = "maxtext"
+
+
+def resolve(symbol: str) -> tuple[Any, str, Any]:
+    """(module or class, attribute name, object) of a dotted name.
+
+    Raises:
+      OverrideError: the module or the attribute does not exist.
+    """
+    owner_name, _, name = symbol.rpartition(".")
+    try:
+        owner = pkgutil.resolve_name(owner_name)
+        return owner, name, getattr(owner, name)
+    except (ImportError, AttributeError) as error:
+        raise OverrideError(f"{symbol} does not exist: {error}") from None

@@ -1,0 +1,202 @@
+"""The sets of problems that an evaluation asks, and what is kept of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.config import Choice, EvaluationSet, RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.evaluation.measures import Outcomes
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rollouts.requests import (
+    checked_prompts,
+    read_prompts,
+    sample_seed,
+    sampling_params,
+)
+from rlax_plugin.types import GroupRequest, Prompt, Rollout, SamplingParams
+
+Part = Callable[[str, Choice, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What is kept of one problem: a few numbers per sample, however long its completions are.
+
+    Attributes:
+      rewards_n: float64; NaN where scoring failed.
+      lengths_n: completion tokens, stop included.
+      truncated_n: bool, whether it was cut at the most tokens allowed.
+      votes: the first sample of the problem that gives the same answer; None where it gives none.
+      failure: why the first of its rewards that failed did; None if all succeeded.
+    """
+
+    rewards_n: np.ndarray
+    lengths_n: np.ndarray
+    truncated_n: np.ndarray
+    votes: Sequence[int | None]
+    failure: str | None
+
+    @classmethod
+    def of(
+        cls, rollouts: Sequence[Rollout], lengths: Sequence[int], answers: Sequence[str | None]
+    ) -> Answered:
+        """Args:
+        lengths: of the completions, whose tokens the rollouts need not have any more.
+        """
+        first: dict[str, int] = {}
+        rewards = [np.nan if r.reward is None else r.reward for r in rollouts]
+        return cls(
+            rewards_n=np.array(rewards, np.float64),
+            lengths_n=np.array(lengths),
+            truncated_n=np.array([r.finish_reason == "length" for r in rollouts]),
+            votes=[None if a is None else first.setdefault(a, i) for i, a in enumerate(answers)],
+            failure=next((r.reward_error for r in rollouts if r.reward_error), None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemSet:
+    """Problems, and what is needed to ask and to judge them.
+
+    Attributes:
+      purpose: tells its seeds from those of other sets and of training.
+      samples: per problem.
+    """
+
+    name: str
+    purpose: str
+    source: PromptSource
+    prompts: Sequence[Prompt]
+    samples: int
+    sampling: SamplingParams
+    rewards: RewardPool
+
+    def request(self, prompt: Prompt, number: int, seed: int, version: int) -> GroupRequest:
+        """The same seeds every time: before and after differ by the weights alone."""
+        seeds = tuple(sample_seed(seed, self.purpose, prompt.id, i) for i in range(self.samples))
+        # Evaluation groups count downwards from -1: never mistaken for trained ones.
+        return GroupRequest(-1 - number, 1, prompt.tokens, seeds, self.sampling, version)
+
+    def answer(self, completion: str) -> str | None:
+        """What votes in majority@k: the source's reading of a completion, if it has one."""
+        read: Callable[[str], str | None] = getattr(self.source, "answer", str.strip)
+        return read(completion)
+
+    def outcomes(self, answered: Sequence[Answered]) -> Outcomes:
+        """What came of the problems, whose groups are given in their order."""
+        return Outcomes(
+            rewards_bn=np.array([one.rewards_n for one in answered]),
+            lengths_bn=np.array([one.lengths_n for one in answered]),
+            truncated_bn=np.array([one.truncated_n for one in answered]),
+            answers_bn=[one.votes for one in answered],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSet:
+    """A set of ``rlax.evaluation`` and what it asks.
+
+    Attributes:
+      chosen: its settings, filled in.
+      prompts: as many as are asked.
+    """
+
+    name: str
+    chosen: EvaluationSet
+    source: PromptSource
+    prompts: Sequence[Prompt]
+
+
+def asked_sets(section: RlaxSection, source: PromptSource, part: Part) -> list[AskedSet]:
+    """The sets of ``rlax.evaluation``, the main one first; none if evaluation is off.
+
+    Args:
+      source: of training.
+      part: builds a part of the config.
+
+    Raises:
+      ConfigError: a set has no problems, or some that the workers cannot take.
+    """
+    settings = section.evaluation
+    found: list[AskedSet] = []
+    for name, chosen in settings.all_sets().items() if settings.problems else ():
+        key = f"rlax.evaluation.sets.{name}" if found else "rlax.evaluation"
+        its_source = source
+        if chosen.prompt_source is not None:
+            its_source = part("prompt_source", chosen.prompt_source, f"{key}.prompt_source")
+            _check_source(section, its_source, source, chosen.prompt_source.name, key)
+        prompts = _prompts(section, its_source, chosen, key)
+        found.append(AskedSet(name, chosen, its_source, prompts))
+    return found
+
+
+def problem_sets(
+    section: RlaxSection,
+    source: PromptSource,
+    part: Part,
+    rewards: RewardPool,
+    rewards_of: Mapping[str, RewardPool],
+) -> tuple[ProblemSet, ...]:
+    """``asked_sets`` with all that is needed to ask and to judge them.
+
+    Args:
+      rewards: of training.
+      rewards_of: set -> its own, where it has some.
+
+    Raises:
+      ConfigError: see ``asked_sets``.
+    """
+    return tuple(
+        ProblemSet(
+            name=one.name,
+            purpose=f"eval/{one.name}",  # the main set is called by its split
+            source=one.source,
+            prompts=one.prompts,
+            samples=one.chosen.samples or 1,
+            sampling=sampling_params(section, one.source),
+            rewards=rewards_of.get(one.name, rewards),
+        )
+        for one in asked_sets(section, source, part)
+    )
+
+
+def _check_source(
+    section: RlaxSection, its: PromptSource, training: PromptSource, name: str, key: str
+) -> None:
+    if not section.rollouts.ignore_stop and set(its.stop_ids) != set(training.stop_ids):
+        raise ConfigError(
+            f"{key}.prompt_source",
+            name,
+            f"has stop ids {list(its.stop_ids)}; they must be those of rlax.prompt_source, "
+            f"{list(training.stop_ids)}: the policy has learned to end with them",
+        )
+
+
+def _prompts(
+    section: RlaxSection, source: PromptSource, chosen: EvaluationSet, key: str
+) -> Sequence[Prompt]:
+    try:
+        split = chosen.split or ""
+        prompts = read_prompts(source, split, f"{key}.split", split)[: chosen.problems]
+    except ConfigError as error:
+        if error.value == chosen.split:  # a source does not know which key asks for the split
+            raise ConfigError(f"{key}.split", chosen.split, error.reason) from None
+        raise
+    if not prompts:
+        raise ConfigError(f"{key}.split", chosen.split, "has no problems: choose another split")
+    longest, most = max(len(p.tokens) for p in prompts), section.rollouts.max_prompt_tokens
+    if longest > most:
+        raise ConfigError(
+            "rlax.rollouts.max_prompt_tokens",
+            most,
+            f"must be at least {longest}, the longest prompt of {key} (split {chosen.split})",
+        )
+    owner = f"{'rlax' if chosen.prompt_source is None else key}.prompt_source"
+    name = (chosen.prompt_source or section.prompt_source).name
+    return checked_prompts(prompts, chosen.split or "", owner, name)

@@ -1,0 +1,39 @@
+"""Connections between processes: gRPC's options for both ends, and one line for a failed call."""
+
+from __future__ import annotations
+
+import grpc
+
+from rlax_plugin.rpc.message_sizes import MESSAGE_BYTES
+from rlax_plugin.text.harmless import one_line
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.so_reuseport", 0),
+    # Reconnect soon after a rejection: a restarted worker is back within seconds.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *CHANNEL_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+def describe(error: grpc.RpcError, deadline: tuple[float, str] | None = None) -> str:
+    """One line for a failed call.
+
+    Args:
+      deadline: the call's own, as (seconds, dotted config key), for the case that it has passed:
+        gRPC's status names neither.
+    """
+    code = getattr(error, "code", lambda: None)()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"no answer within {deadline[0]:g} s ({deadline[1]})" if deadline else "no answer"
+    details = getattr(error, "details", lambda: None)()
+    return f"{getattr(code, 'name', 'UNKNOWN')}: {one_line(str(details or error))}"

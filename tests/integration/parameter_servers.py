@@ -1,0 +1,82 @@
+"""A parameter server over real gRPC in this process, its clients, and a store that only notes."""
+
+import asyncio
+import threading
+import time
+from contextlib import asynccontextmanager
+
+import grpc
+from runs import free_port
+
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.service import ParameterServer
+
+LIMIT_S = 60.0
+
+
+def version(number):
+    tensors = {"w": TensorSpec((2, 3), "bfloat16", 4000000000 + number)}
+    return WeightVersion(version=number, step=number, path=f"/w/{number}", tensors=tensors)
+
+
+class Deleted:
+    """A store that only notes what is deleted."""
+
+    def __init__(self):
+        self.paths, self._lock = [], threading.Condition()
+
+    def delete(self, path):
+        with self._lock:
+            self.paths.append(path)
+            self._lock.notify_all()
+
+    async def wait_for(self, count):
+        """Until ``count`` paths are deleted."""
+
+        def wait():
+            with self._lock:
+                assert self._lock.wait_for(lambda: len(self.paths) >= count, LIMIT_S)
+
+        await asyncio.to_thread(wait)
+        return list(self.paths)
+
+
+class Steady:
+    """A clock on which no pause of this process is longer than a second."""
+
+    def __init__(self):
+        self._seen_s = self._now_s = time.monotonic()
+
+    def __call__(self):
+        seen_s, self._seen_s = self._seen_s, time.monotonic()
+        self._now_s += min(self._seen_s - seen_s, 1.0)
+        return self._now_s
+
+
+@asynccontextmanager
+async def serving(store, *, keep=2, lease_s=60.0, port=0, **kwargs):
+    service = ParameterServer(store, keep=keep, lease_s=lease_s, **kwargs)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    service.add_to(server)
+    port = server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
+    await server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        await service.close()
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def client_of(address, rpc_s=60.0):
+    client = ParameterServerClient(address, rpc_s=rpc_s)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))

@@ -1,0 +1,125 @@
+"""Processes that answer nonsense: they may return, until the third time."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import Run, plugins
+from worker_harness import (
+    Counting,
+    Worker,
+    group,
+    run,
+    section,
+    trainer,
+    until,
+)
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.errors import WorkerError
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rollouts.fleet import MAX_NONSENSE
+from rlax_plugin.types import GroupRequest, Rollout
+
+
+class Lying(Counting):
+    """Every second group has a token beyond the vocabulary."""
+
+    vocabulary = 10**6 + 1
+
+    def _rollout(
+        self, request: GroupRequest, index: int, generated: list[int], done: bool
+    ) -> Rollout:
+        sound = super()._rollout(request, index, generated, done)
+        if request.group_id % 2 == 0:
+            return sound
+        tokens = np.array([self.vocabulary, *sound.tokens[1:]], np.int32)
+        return dataclasses.replace(sound, tokens=tokens)
+
+
+def test_a_process_that_answers_nonsense_again_and_again_is_quarantined():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            await one.publish(0)
+            bad = Worker("bad", Lying(3, every=3), settings, one.address)
+            nonsense = "group {} sample 0 has token id 1000001, which must be from 0 to 1000000"
+            tickets: dict[int, Any] = {}
+            for number in range(2 * MAX_NONSENSE):
+                await until(lambda: one.held("bad") == 0 or bad.life.done())
+                tickets[number] = one.dispatcher.submit(group(number))
+                if number % 2 == 0:
+                    await tickets[number]  # what is sound is used, until it is too much
+                else:
+                    await until(lambda n=number: len(one.lost) == (n + 1) // 2)
+                    # Its groups go to another worker, of which there is none.
+                    tickets[number].cancel()
+            with pytest.raises(WorkerError, match="quarantined: 3 of its replies were invalid"):
+                await bad.life
+            told = f"3 of its replies were invalid, the last one: bad: {nonsense.format(5)}"
+            assert one.quarantined == [("bad", told)]
+            assert one.lost == [
+                f"bad: bad: {nonsense.format(1)}",
+                f"bad: bad: {nonsense.format(3)}",
+                f"bad: quarantined: {told}",
+            ]
+
+    run(main)
+
+
+def test_a_prompt_outside_of_the_vocabulary_is_rejected_everywhere():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            await one.publish(0)
+            worker = Worker("w", Lying(3, every=3), settings, one.address)
+            await until(lambda: one.held("w") == 0)
+            assert one.fleet.workers["w"].vocabulary == Lying.vocabulary
+            prompt = np.array([5, Lying.vocabulary], np.int32)
+            wrong = dataclasses.replace(group(0), prompt_tokens=prompt)
+            why = "w rejected: INVALID_ARGUMENT: group 0: the prompt has token id 1000001"
+            with pytest.raises(WorkerError, match=why):
+                await one.dispatcher.submit(wrong)
+            assert worker.engine.asked == [] and one.lost == []
+            await worker.leave()
+
+    run(main)
+
+
+def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    training = Run(
+        tmp_path,
+        "steps=1000",
+        plugins("lying_engine"),
+        f"rlax.rollouts.engine={{name: lying, token_s: 0.005, once: {tmp_path / 'both'}}}",
+        "rlax.staleness.max_staleness=3",
+        "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
+        "rlax.objective.old_policy=proximal",
+        "rlax.evaluation.problems=0",
+        "rlax.trainer.train_s=0.1",
+        "rlax.launcher.max_restarts=0",
+    )
+
+    def says(worker: str, text: str) -> bool:
+        log = training.dir / f"logs/{worker}.log"
+        return log.exists() and text in log.read_text()
+
+    # Alone it would get the same group again and again, and that would end the run.
+    training.until(lambda: says("local-0", "serving version"), "an honest worker")
+    (tmp_path / "both").touch()
+    training.until(lambda: says("local-1", "worker local-1 failed"), "its last lie")
+    training.process.send_signal(signal.SIGINT)
+    status, out = training.end()
+    assert status == 130, out
+    assert re.search(
+        r"local-1 is quarantined: 3 of its replies were invalid, .* has log-probs above 0", out
+    )
+    assert out.count("worker local-1 lost: ") == MAX_NONSENSE
+    assert audit(RunFiles(training.dir)).violation is None

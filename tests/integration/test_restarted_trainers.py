@@ -1,0 +1,160 @@
+"""Workers whose trainer process is started again load the weights of the new one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from worker_harness import (
+    Counting,
+    NoBytes,
+    Worker,
+    group,
+    member,
+    port_of,
+    run,
+    section,
+    trainer,
+    until,
+)
+
+from rlax_plugin.errors import (
+    DeadlineError,
+    WeightsMismatchError,
+)
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.service import ParameterServer
+
+
+@pytest.mark.parametrize("number", [5, 7, 9])  # lower than what the worker holds, the same, higher
+def test_a_worker_outlives_its_trainer_and_loads_the_new_ones_weights(number):
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            await one.publish(7)
+            worker = Worker("w", Counting(5), settings, one.address)
+            await until(lambda: one.held("w") == 7)
+        async with trainer(settings, port=port_of(one)) as two:
+            versions = two.became_ready
+            await until(lambda: two.held("w") == -1)
+            ticket = two.dispatcher.submit(group(0))
+            for _ in range(3):  # heartbeats: it holds 7, and does not say so
+                seen = two.fleet.workers["w"].last_seen
+                await until(lambda s=seen: two.fleet.workers["w"].last_seen > s)
+                assert two.held("w") == -1 and not worker.engine.asked
+            await two.publish(number, restart=True)
+            _, rollouts, _ = await ticket
+            assert worker.engine.loads == [7, number] and versions == [number]
+            assert [r.versions.tolist() for r in rollouts] == [[number] * 5] * 2
+            await two.publish(number + 1)
+            await until(lambda: two.held("w") == number + 1)
+            await worker.leave()
+
+    run(main)
+
+
+def test_a_parameter_server_that_outlives_the_trainer_does_not_serve_its_versions():
+    async def main():
+        settings = section()
+        store = ParameterServer(NoBytes(), keep=4, lease_s=60)
+        async with trainer(settings) as apart:  # its parameter server stands alone
+            server = grpc.aio.server(options=SERVER_OPTIONS)
+            store.add_to(server)
+            address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+            await server.start()
+            apart.parameters, apart.fleet._parameter_server = store, address
+            for number in (6, 7):
+                await apart.publish(number)
+            old = Worker("old", Counting(5), settings, apart.address)
+            await until(lambda: apart.held("old") == 7)
+        async with trainer(settings, port=port_of(apart)) as two:
+            two.parameters, two.fleet._parameter_server = store, address
+            new = Worker("new", Counting(5), settings, two.address)
+            await until(lambda: two.held("old") == two.held("new") == -1)
+            for name in ("old", "new"):
+                seen = two.fleet.workers[name].last_seen
+                await until(lambda n=name, s=seen: two.fleet.workers[n].last_seen > s + 0.3)
+            assert (old.engine.loads, new.engine.loads) == ([7], [])
+            await two.publish(5, restart=True)
+            await until(lambda: two.held("old") == two.held("new") == 5)
+            assert set(new.engine.loads) == {5} and set(old.engine.loads) == {7, 5}
+            await two.publish(6)
+            await until(lambda: two.held("old") == two.held("new") == 6)
+            for worker in (old, new):
+                await worker.leave()
+        await store.close()
+        await server.stop(None)
+
+    run(main)
+
+
+def test_a_load_that_a_new_trainer_overtakes_counts_for_nothing():
+    class Slow(Counting):
+        async def load_weights(self, version: WeightVersion) -> None:
+            if version.version == 7:
+                self.begun.set()
+                await self.go.wait()
+            await super().load_weights(version)
+
+    async def main():
+        settings = section()
+        engine = Slow(5)
+        engine.begun, engine.go = asyncio.Event(), asyncio.Event()
+        async with trainer(settings) as one:
+            await one.publish(7)
+            worker = Worker("w", engine, settings, one.address)
+            await engine.begun.wait()
+        async with trainer(settings, port=port_of(one)) as two:
+            versions = two.became_ready
+            await until(lambda: two.held("w") == -1)
+            engine.go.set()
+            seen = two.fleet.workers["w"].last_seen
+            await until(lambda: two.fleet.workers["w"].last_seen > seen + 0.3)
+            assert two.held("w") == -1
+            await two.publish(2, restart=True)
+            await until(lambda: two.held("w") == 2)
+            assert versions == [2]
+            await worker.leave()
+
+    run(main)
+
+
+def test_a_mismatch_ends_the_worker_also_if_its_trainer_is_restarted_meanwhile():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            await one.publish(0)
+            bad = member(settings, one.address)
+
+            async def load(version: WeightVersion) -> None:
+                bad._restarted.set()
+                raise WeightsMismatchError("a canary died")
+
+            bad._engine.load_weights = load
+            with pytest.raises(WeightsMismatchError, match="a canary died"):
+                await bad.live()
+            assert bad.quarantine == "a canary died"
+            await bad.leave()
+
+    run(main)
+
+
+def test_what_ended_the_following_is_seen_before_a_restart_of_the_trainer():
+    async def main():
+        settings = section()
+        async with trainer(settings) as one:
+            worker = member(settings, one.address)
+
+            async def follow(client: Any) -> None:
+                worker._restarted.set()
+                raise DeadlineError("loading a weight version", 1, "rlax.deadlines.weights_s")
+
+            worker._follow = follow
+            with pytest.raises(DeadlineError):
+                await worker.live()
+            await worker.leave()
+
+    run(main)

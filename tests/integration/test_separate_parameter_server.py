@@ -1,0 +1,100 @@
+"""A parameter server in a process of its own, with readers of real checkpoints."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+from parameter_servers import LIMIT_S, client_of, run
+
+from rlax_plugin.errors import WeightsError
+from rlax_plugin.types import TensorSpec, WeightVersion
+
+SERVER = """
+    import asyncio, shutil, sys
+    from pathlib import Path
+    from rlax_plugin.weights.service import serve_parameter_server
+
+    class Store:
+        delete = staticmethod(shutil.rmtree)
+
+    asyncio.run(serve_parameter_server("127.0.0.1", 0, Store(), 1, 60.0,
+        lambda address: print(address, flush=True), index=Path(sys.argv[1]) / "index.json"))
+"""
+
+
+def test_nothing_is_deleted_under_two_readers(tmp_path):
+    """The server in a process of its own; versions come as fast as they can, one is kept."""
+    from rlax_orbax.store import OrbaxStore
+
+    from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+
+    last, store = 20, OrbaxStore()
+    like = {f"w{i}": np.zeros((64, 64), np.float32) for i in range(8)}
+
+    async def publish(client, number):
+        arrays = {name: np.full_like(a, number + i) for i, (name, a) in enumerate(like.items())}
+        path = str(tmp_path / f"{number}")
+        await asyncio.to_thread(store.save, path, arrays)
+        tensors = {
+            name: TensorSpec(arrays[name].shape, "float32", int(value))
+            for name, value in fingerprint_numpy(arrays).items()
+        }
+        await client.publish(WeightVersion(number, number, path, tensors))
+
+    async def read(client, first):
+        held = []
+        async for newest in client.watch():
+            try:
+                async with client.acquire(newest.version) as version:
+                    loaded = await asyncio.to_thread(store.load, version.path, like)
+            except WeightsError as error:
+                # Replaced between its announcement and the acquisition; never while it is held.
+                assert "asked for version" in str(error)
+                continue
+            prints = fingerprint_numpy(loaded)
+            assert {n: int(v) for n, v in prints.items()} == {
+                n: t.fingerprint for n, t in version.tensors.items()
+            }
+            held.append(version.version)
+            first.set()
+            if held[-1] == last:
+                return held
+
+    async def main(address):
+        async with client_of(address) as one, client_of(address) as two:
+            started = [asyncio.Event(), asyncio.Event()]
+            readers = [
+                asyncio.ensure_future(read(client, event))
+                for client, event in zip((one, two), started, strict=True)
+            ]
+            await publish(one, 0)
+            for event in started:
+                await event.wait()
+            for number in range(1, last + 1):
+                await publish(one, number)
+            return await asyncio.gather(*readers)
+
+    server = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SERVER), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = server.stdout.readline().strip()
+        for held in run(main(address)):
+            assert held == sorted(set(held)) and held[0] == 0 and held[-1] == last
+            assert len(held) > 2
+        server.send_signal(signal.SIGTERM)
+        server.wait(LIMIT_S)
+        assert server.returncode == 0
+    finally:
+        server.kill()
+        server.stdout.close()
+    # keep = 1: all but the newest are gone, and a restarted server would know it.
+    assert sorted(p.name for p in tmp_path.iterdir()) == [str(last), "index.json"]
+    known = json.loads((tmp_path / "index.json").read_text())["versions"]
+    assert known[-1]["version"] == last

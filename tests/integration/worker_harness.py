@@ -1,0 +1,224 @@
+"""Workers over real gRPC against the controller's half, on one event loop.
+
+Only the engine, which generates counting numbers, is a script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+from runs import free_port
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
+from rlax_plugin.rollouts.fleet import Fleet, FleetListener
+from rlax_plugin.rollouts.fleet import Worker as FleetWorker
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.types import GroupRequest, Rollout, SamplingParams, WeightVersion
+from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.worker.member import Member
+from rlax_plugin.worker.serve import work
+
+LIMIT_S = 150.0
+TOKEN_S = 0.005
+STOP = 10**6
+CONTINUE = {"on_new_weights": "continue", "progress_s": 30.0}
+
+
+def section(deadlines: Mapping[str, float] | None = None, **rollouts: Any) -> RlaxSection:
+    """Settings of a run; a stall of this process that takes most of a minute ends no wait."""
+    patient = dict.fromkeys(("startup_s", "rpc_s", "group_s", "drain_s"), 60.0)
+    return RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "x"}],
+            "rollouts": {"slots": 8, "max_new_tokens": 100_000} | rollouts,
+            "deadlines": patient | {"heartbeat_s": 0.1} | dict(deadlines or {}),
+        }
+    )
+
+
+class Counting:
+    """Generates 0, 1, 2, ..., STOP for every sample, ``length`` tokens; reports every so many."""
+
+    def __init__(self, length: int, *, every: int = 1):
+        self.length, self.every = length, every
+        self.version = -1
+        self.faults: dict[int, Exception] = {}
+        self.loads: list[int] = []
+        self.asked: list[GroupRequest] = []
+        self.last: dict[int, list[Rollout]] = {}  # the newest report of each group
+        self.cancelled = 0
+
+    def health(self) -> dict[str, float]:
+        return {}
+
+    async def load_weights(self, version: WeightVersion) -> None:
+        self.loads.append(version.version)
+        if error := self.faults.get(version.version):
+            raise error
+        self.version = version.version
+
+    async def generate(
+        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+    ) -> None:
+        self.asked += requests
+        try:
+            await asyncio.gather(*(self._group(r, on_group) for r in requests))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def _group(self, request: GroupRequest, on_group: Callable[..., None]) -> None:
+        versions = [r.versions.tolist() for r in request.resume] or [[] for _ in request.seeds]
+        done = False
+        while not done:
+            await asyncio.sleep(TOKEN_S)
+            for generated in versions:
+                generated.append(self.version)
+            done = min(map(len, versions)) >= self.length
+            rollouts = [
+                self._rollout(request, i, generated, done) for i, generated in enumerate(versions)
+            ]
+            if done or len(versions[0]) % self.every == 0:
+                self.last[request.group_id] = rollouts
+                on_group(request.group_id, rollouts)
+
+    def _rollout(
+        self, request: GroupRequest, index: int, generated: list[int], done: bool
+    ) -> Rollout:
+        tokens, logprob = (
+            np.arange(len(generated), dtype=np.int32),
+            np.full(len(generated), -1, np.float32),
+        )
+        tokens[-1:] = STOP if done else tokens[-1:]
+        seed, versions = request.seeds[index], np.array(generated, np.int32)
+        reason = "stop" if done else "cancelled"
+        return Rollout(request.group_id, index, seed, tokens, logprob, logprob, versions, reason)
+
+
+class NoBytes:
+    def delete(self, path: str) -> None:
+        pass
+
+
+class Trainer(FleetListener, Reissuing):
+    """The controller's half: fleet, dispatcher and parameter server behind one port.
+
+    Attributes:
+      became_ready: the version of a worker each time that it became ready.
+    """
+
+    def __init__(self, settings: RlaxSection, parameters: ParameterServer | None = None):
+        self.became_ready: list[int] = []
+        self.lost: list[str] = []
+        self.quarantined: list[tuple[str, str]] = []
+        self.again: list[tuple[int, int, str]] = []
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.parameters = parameters or ParameterServer(NoBytes(), keep=2, lease_s=60)
+        self.fleet = Fleet(
+            deadlines=settings.deadlines,
+            config_hash="abc",
+            parameter_server="",
+        )
+        self.dispatcher = Dispatcher(self.fleet, settings.deadlines, self)
+        self.fleet.listeners += [self, self.dispatcher]
+
+    def worker_ready(self, worker: FleetWorker) -> None:
+        self.became_ready.append(worker.version)
+
+    def worker_lost(self, worker: FleetWorker, reason: str) -> None:
+        self.lost.append(f"{worker.name}: {reason}")
+
+    def worker_quarantined(self, name: str, reason: str) -> None:
+        self.quarantined.append((name, reason))
+
+    def reissued(self, request: GroupRequest, reason: str) -> None:
+        self.again.append((request.group_id, request.attempt, reason))
+
+    async def publish(self, number: int, restart: bool = False) -> None:
+        path = f"/{self.fleet.incarnation}/{number}"
+        await self.parameters.publish(WeightVersion(number, number, path), restart)
+        self.fleet.latest_version = number
+
+    def held(self, name: str) -> int:
+        """What the worker says it holds; -2: it is not there."""
+        worker = self.fleet.workers.get(name)
+        return -2 if worker is None else worker.version
+
+
+@contextlib.asynccontextmanager
+async def trainer(settings: RlaxSection, port: int = 0, **kwargs: Any) -> AsyncIterator[Trainer]:
+    one = Trainer(settings, **kwargs)
+    one.parameters.add_to(one.server)
+    rpc.add_FleetServicer_to_server(one.fleet, one.server)
+    bound = one.server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
+    one.address = one.fleet._parameter_server = f"127.0.0.1:{bound}"
+    await one.server.start()
+    try:
+        yield one
+    finally:
+        await one.dispatcher.close()
+        await one.fleet.close()
+        await one.server.stop(None)
+
+
+def port_of(one: Trainer) -> int:
+    return int(one.address.rsplit(":", 1)[1])
+
+
+class Worker:
+    """A worker as ``rlax serve`` runs it."""
+
+    def __init__(self, name: str, engine: Any, settings: RlaxSection, controller: str):
+        self.engine, self.terminated = engine, asyncio.Event()
+        self.life = asyncio.ensure_future(
+            work(
+                settings,
+                engine,
+                name=name,
+                controller=controller,
+                config_hash="abc",
+                terminated=self.terminated,
+            )
+        )
+
+    async def leave(self) -> None:
+        """Tells it to end, and waits until it has."""
+        self.terminated.set()
+        await self.life
+
+
+def member(settings: RlaxSection, address: str, name: str = "w") -> Member:
+    return Member(
+        name=name,
+        address="127.0.0.1:1",
+        controller=address,
+        engine=Counting(5),
+        section=settings,
+        config_hash="abc",
+    )
+
+
+async def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+def group(number: int, samples: int = 2, min_version: int = 0) -> GroupRequest:
+    seeds = tuple(range(10 * number, 10 * number + samples))
+    sampling = SamplingParams(max_new_tokens=100_000, stop_ids=(STOP,))
+    return GroupRequest(number, 1, np.array([1], np.int32), seeds, sampling, min_version)
+
+
+def run(main: Callable[[], Any]) -> None:
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
