@@ -144,8 +144,8 @@ class _Run:
             "trainer", self._section.trainer, "rlax.trainer", self._context
         )
         if self._origin is not None:
-            descent.start(trainer, self._section.trainer.name, self._origin)
-            instead = ", in place of the warm start" if self._section.warm_start.enabled else ""
+            replaced = descent.start(trainer, self._section.trainer.name, self._origin)
+            instead = f", in place of {replaced}" if replaced else ""
             self._console.print(f"the first weights are those of {self._origin}{instead}")
         thread = LoopThread()
         controller = Controller(

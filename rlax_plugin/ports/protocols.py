@@ -55,15 +55,16 @@ class Extension[C: BaseModel]:
       check: called by ``rlax check`` only, like ``build``: raises a ConfigError for what the
         options alone do not show, without touching a device; may return ``CheckResult``.
       needs_model: ``build`` wants the run's own model: ``rlax check-plugin`` does not try the part.
-      warm_starts: of a trainer: it does what ``rlax.warm_start`` says. ``rlax check`` warns of a
-        warm start that the trainer would ignore.
+      check_start: called like ``check``, by ``rlax check`` also with ``--fast``, and by ``rlax
+        train`` before it starts anything: raises a ConfigError for options that contradict the rest
+        of the config or have no effect. It takes milliseconds and loads no model.
     """
 
     config_class: type[C]
     build: Callable[[C, BuildContext], Any]
     check: Callable[[C, BuildContext], CheckResult | None] | None = None
     needs_model: bool = False
-    warm_starts: bool = False
+    check_start: Callable[[C, BuildContext], None] | None = None
 
 
 def _no_part(kind: str, choice: Choice, key: str) -> Any:
@@ -77,7 +78,11 @@ class BuildContext:
     Attributes:
       run_dir: a local directory for what the part keeps: the run's own, or the local stand-in of
         one on an object store. Exists only in processes that own the run.
-      run_url: the run's directory as the config gives it, a path or an fsspec URL.
+      run_url: the run's directory as the config gives it, a path or an fsspec URL. What a part
+        makes there before step 1, and another config could not use, belongs below ``PREPARED``: a
+        run that has such a folder rejects another config.
+      replays: in ``rlax replay``, path or URL of the run that is trained again: what a part
+        prepared there is used, not made anew.
       seed: ``rlax.seed``.
       section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
       maxtext_argv: MaxText's own command line (config path and overrides), for parts that need it.
@@ -90,6 +95,7 @@ class BuildContext:
     section: Any
     maxtext_argv: tuple[str, ...] = ()
     run_url: str = ""
+    replays: str = ""
     part: Callable[[str, Choice, str], Any] = _no_part
 
     @classmethod
@@ -335,12 +341,15 @@ class CheckpointStarter(Protocol):
         """See ``CheckpointReader``."""
         ...
 
-    def start_from(self, descent: Descent) -> None:
+    def start_from(self, descent: Descent) -> str | None:
         """Has ``run`` start from the weights of another run's checkpoint, as its version 0.
 
         Only the weights are taken: no optimizer state and no step. A run that has a checkpoint of
         its own goes on from that, and does not need the other run any more. Called before ``run``,
         which may raise the error as well.
+
+        Returns:
+          What the config asks for and these weights replace, in words; None: nothing.
 
         Raises:
           ConfigError: the checkpoint is gone or of another model, or the config says otherwise.
@@ -381,7 +390,7 @@ class TrainerPort(Protocol):
         ...
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
-        """Shows how far a phase outside the training loop is, such as a warm start."""
+        """Shows how far a phase outside the training loop is."""
         ...
 
     @property

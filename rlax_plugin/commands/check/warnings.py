@@ -36,15 +36,8 @@ def warnings(config: Examined) -> Iterator[ConfigWarning]:
             "rlax.evaluation.problems",
             f"{evaluation.problems}: the split {evaluation.split!r} has {config.prompts.held_out}",
         )
-    if section.warm_start.enabled and not config.warm_starts:
-        yield (
-            "rlax.warm_start.enabled",
-            f"is true, and trainer {section.trainer.name} has no warm start: it is ignored",
-        )
     if section.objective.allow_uncorrected:
         yield "rlax.objective.allow_uncorrected", "is true: old samples may train uncorrected"
-    if section.allow_untested_maxtext:
-        yield "rlax.allow_untested_maxtext", "is true: overrides of MaxText are not verified"
     if section.deterministic:
         yield "rlax.deterministic", "is true: groups are decoded one after the other, slowly"
 
