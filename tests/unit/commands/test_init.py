@@ -92,12 +92,8 @@ def test_every_key_is_explained() -> None:
             for n in keys
             if "  # " not in lines[n] and not lines[n - 1].strip().startswith("# ")
         ]
-        assert set(unexplained) == {
-            "rlax:",
-            "name: arithmetic",
-            "name: local",
-            "name: maxtext",
-        }
+        named = {"name: maxtext"} if model == "tiny" else set()  # there it has an option
+        assert set(unexplained) == {"rlax:", "name: arithmetic", "name: local"} | named
         assert len(keys) > 50
 
 
