@@ -229,7 +229,10 @@ class Registry:
             self.options(use.kind, use.choice, use.key)
 
     def workers(self, section: RlaxSection) -> int | None:
-        """Worker processes that the config's launcher starts; None where it does not say."""
+        """Worker processes that the config's launcher starts; None where it does not say.
+
+        A launcher says it in an option ``workers``, as docs/plugin_hooks.md tells its authors.
+        """
         options = self.options("launcher", section.launcher, "rlax.launcher")
         workers = getattr(options, "workers", None)  # of a third party's it may be anything
         return workers if isinstance(workers, int) and workers > 0 else None

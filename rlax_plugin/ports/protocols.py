@@ -79,10 +79,9 @@ class BuildContext:
       run_dir: a local directory for what the part keeps: the run's own, or the local stand-in of
         one on an object store. Exists only in processes that own the run.
       run_url: the run's directory as the config gives it, a path or an fsspec URL. What a part
-        makes there before step 1, and another config could not use, belongs below ``PREPARED``: a
-        run that has such a folder rejects another config.
-      replays: in ``rlax replay``, path or URL of the run that is trained again: what a part
-        prepared there is used, not made anew.
+        makes before step 1 and another config could not use belongs into its folder ``PREPARED``.
+      replays: in ``rlax replay``, path or URL of the run that is trained again, whose ``PREPARED``
+        is used.
       seed: ``rlax.seed``.
       section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
       maxtext_argv: MaxText's own command line (config path and overrides), for parts that need it.

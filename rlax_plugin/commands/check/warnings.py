@@ -52,7 +52,7 @@ def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
         yield (
             "rlax.curation.filters",
             "is empty: groups whose rewards are all equal take up rows of the batch and teach "
-            "nothing; mixed_outcome of rlax_curation keeps them out",
+            "nothing; a filter can keep them out (rlax config filters)",
         )
     needed = config.samples * section.staleness.steps_ahead * section.curation.oversample
     if config.workers and rollouts.slots * config.workers >= 2 * needed:
