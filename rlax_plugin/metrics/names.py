@@ -171,8 +171,8 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "objective",
         "Over trained tokens, from the loss itself; means, where nothing else is said. "
-        "[objectives.md](objectives.md) has the formulas. A trainer reports those that it computes: "
-        "`maxtext` all of them.",
+        "[objectives.md](objectives.md) has the formulas. A trainer reports what it computes; "
+        "`maxtext` computes all of them.",
         "every step",
         (
             ("tokens", "tokens", "that train, once per epoch"),
