@@ -89,6 +89,7 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
     """Gaps of one trainer's first step, and the seconds its second one takes."""
     import jax
     import jax.numpy as jnp
+    from rlax_maxtext.options import TrainerOptions
     from rlax_maxtext.policies import Policies
 
     from maxtext_overrides.config.loading import initialize
@@ -98,7 +99,7 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
     # As for two updates per step: log pi_old is computed by a forward pass before the first.
     slots = ObjectiveSlots(*[None] * 5, (), Algorithm(old_policy="proximal"), updates_per_step=2)
     section = config.rlax.model_copy(update={"objective": Objective(mini_batches=2)})
-    policies = Policies(config, slots, section, config.base_output_directory)
+    policies = Policies(config, slots, section, TrainerOptions(), config.base_output_directory)
     batch: dict[str, np.ndarray] = {}
     steps: list[tuple[float, np.ndarray]] = []
 

@@ -144,7 +144,7 @@ def run_all(directory: Path, trials: Sequence[Trial], jobs: int) -> None:
     def one(numbered: tuple[int, Trial]) -> None:
         number, trial = numbered
         began_s = time.perf_counter()
-        shared = f"rlax.warm_start.directory={warm / 'warm_start'}"
+        shared = f"rlax.trainer.warm_start.directory={warm / 'prepared' / 'warm_start'}"
         core = cores[number % jobs % len(cores)] if jobs > 1 else None
         train([*trial.argv(directory), shared], core)
         console.print(

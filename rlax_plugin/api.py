@@ -75,8 +75,8 @@ from rlax_plugin.ports.protocols import (
 from rlax_plugin.ports.training import Trainer, TrainerPort
 
 # Files.
-from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.places import check_file_writable
+from rlax_plugin.records.files import PREPARED, RunFiles
+from rlax_plugin.records.places import check_file_writable, check_readable
 
 # Continuous batching, for rollout engines.
 from rlax_plugin.rollouts.jobs import Job, rejection
@@ -111,6 +111,7 @@ __all__ = [
     "ARRAYS",
     "INT32_MAX",
     "MAX_STOP_IDS",
+    "PREPARED",
     "Aggregation",
     "Arrays",
     "BackgroundTracker",
@@ -172,6 +173,7 @@ __all__ = [
     "WorkerError",
     "alternatives",
     "check_file_writable",
+    "check_readable",
     "fingerprint",
     "fingerprint_numpy",
     "harmless",

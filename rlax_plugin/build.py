@@ -227,10 +227,25 @@ class Registry:
             self.options(use.kind, use.choice, use.key)
 
     def workers(self, section: RlaxSection) -> int | None:
-        """Worker processes that the config's launcher starts; None where it does not say."""
+        """Worker processes that the config's launcher starts; None where it does not say.
+
+        A launcher says it in an option ``workers``, as docs/plugin_hooks.md tells its authors.
+        """
         options = self.options("launcher", section.launcher, "rlax.launcher")
         workers = getattr(options, "workers", None)  # of a third party's it may be anything
         return workers if isinstance(workers, int) and workers > 0 else None
+
+    def check_start(self, section: RlaxSection, context: BuildContext) -> None:
+        """Runs the ``check_start`` of every chosen part that has one; see ``Extension``.
+
+        Raises:
+          ConfigError: what a part found.
+        """
+        for use in self.uses(section):
+            extension = self.offer(use.kind, use.choice.name, use.key).extension
+            if extension.check_start is not None:
+                options = self.options(use.kind, use.choice, use.key)
+                extension.check_start(options, self._within(context))
 
     def check(self, section: RlaxSection, context: BuildContext) -> dict[str, CheckResult]:
         """Runs the ``check`` of every chosen part that has one; see ``Extension``.
@@ -293,8 +308,9 @@ def _check_offer(where: str, name: object, extension: object) -> None:
             f"{where}: {model.__name__} has a field 'name', which is how the part is chosen: "
             "call it something else"
         )
-    for role, function in (("build", extension.build), ("check", extension.check)):
-        if role == "check" and function is None:
+    for role in ("build", "check", "check_start"):
+        function = getattr(extension, role)
+        if function is None and role != "build":
             continue
         if not callable(function) or not _takes_two(function):
             raise PluginError(f"{where}: {role} must be a function (config, context)")

@@ -32,6 +32,26 @@ class ConfigError(RlaxError):
         shown = "" if value is None else f" = {one_line(repr(value), _LONGEST_VALUE)}"
         super().__init__("\n".join([f"{key}{shown}: {reason}", *self.others]))
 
+    def followed_by(self, others: Iterable[str]) -> ConfigError:
+        """The same error with further lines."""
+        return ConfigError(self.key, self.value, self.reason, others)
+
+
+class UnknownKeyError(ConfigError):
+    """A key that there is not.
+
+    Args:
+      known: names of the keys beside it.
+    """
+
+    def __init__(self, key: str, value: object, known: Iterable[str], others: Iterable[str] = ()):
+        self.known = tuple(known)
+        reason = f"unknown key; {alternatives(key.rpartition('.')[2], self.known)}"
+        super().__init__(key, value, reason, others)
+
+    def followed_by(self, others: Iterable[str]) -> UnknownKeyError:
+        return UnknownKeyError(self.key, self.value, self.known, others)
+
 
 class PluginError(RlaxError):
     """A plug-in that cannot be loaded, breaks the hook contract, or collides with another."""

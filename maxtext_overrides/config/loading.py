@@ -74,6 +74,11 @@ class Config(pyconfig.HyperParameters):
     def rlax(self) -> RlaxSection:
         return object.__getattribute__(self, "_pydantic_config").rlax
 
+    @property
+    def allow_untested(self) -> bool:
+        """``rlax.trainer.allow_untested``, which holds for workers as well."""
+        return self.rlax.trainer.options.get("allow_untested") is True
+
 
 def load(argv: Sequence[str], **overrides: Any) -> Config:
     """Reads and validates a config.
@@ -206,7 +211,7 @@ def initialize(argv: Sequence[str], **overrides: Any) -> Config:
     config = load(argv, **overrides)
     vertex = bool(config.use_vertex_tensorboard or os.environ.get("UPLOAD_DATA_TO_TENSORBOARD"))
     train = lean_imports.import_trainer(vertex)
-    check(OVERRIDES, config.rlax.allow_untested_maxtext)
+    check(OVERRIDES, config.allow_untested)
     if jax.process_count() > 1:
         raise ConfigError(
             "skip_jax_distributed_system", False, "must be true: one trainer process is supported"

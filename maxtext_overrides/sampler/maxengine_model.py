@@ -68,8 +68,7 @@ class MaxEngineModel:
     """
 
     def __init__(self, config: Any):
-        section = getattr(config, "rlax", None)
-        allow_untested = getattr(section, "allow_untested_maxtext", False)
+        allow_untested = getattr(config, "allow_untested", False)
         check(OVERRIDES, allow_untested)
         tied_head.install(allow_untested)
         engine = maxengine.MaxEngine(config)

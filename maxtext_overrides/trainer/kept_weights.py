@@ -119,5 +119,5 @@ def load(path: str, loop: Loop, offload: bool, key: str) -> KeptWeights:
 def _checkpointing(loop: Loop) -> Any:
     from maxtext.common import checkpointing
 
-    check(OVERRIDES, loop.config.rlax.allow_untested_maxtext)
+    check(OVERRIDES, loop.config.allow_untested)
     return checkpointing

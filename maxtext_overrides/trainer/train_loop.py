@@ -295,7 +295,7 @@ def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[Non
       OverrideError: MaxText is not what was tested.
     """
     declared = OVERRIDES + (rl_loss.OVERRIDES if extension.rl else ())
-    check(declared, extension.config.rlax.allow_untested_maxtext)
+    check(declared, extension.config.allow_untested)
     replacements: dict[str, Any] = {}
     for override in OVERRIDES:
         if override.use not in ("replaced", "wrapped"):
@@ -344,7 +344,7 @@ def run_train_loop(
       Exception: whatever ``events`` raised, unchanged.
     """
     train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
-    tied_head.install(config.rlax.allow_untested_maxtext)
+    tied_head.install(config.allow_untested)
     extension = _Extension(train, config, events, arrays, rl=objective is not None)
     loss_fn = None
     if objective is not None:

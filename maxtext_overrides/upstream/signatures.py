@@ -37,7 +37,7 @@ def check(overrides: Iterable[Override], allow_untested: bool = False) -> None:
 
     Args:
       overrides: what to check; all of them are looked at before the first error is raised.
-      allow_untested: ``rlax.allow_untested_maxtext``; log a warning instead of raising.
+      allow_untested: ``rlax.trainer.allow_untested``; log a warning instead of raising.
 
     Raises:
       OverrideError: names every symbol that differs, with what was expected and found. If the
@@ -49,11 +49,11 @@ def check(overrides: Iterable[Override], allow_untested: bool = False) -> None:
         return
     text = "; ".join(problems.values())
     if allow_untested:
-        log.warning("%s (going on: rlax.allow_untested_maxtext is set)", text)
+        log.warning("%s (going on: rlax.trainer.allow_untested is set)", text)
         return
     diffs = [diff for override in problems if (diff := _difference(override))]
     raise OverrideError(
-        f"{text}. Install a tested version, or set rlax.allow_untested_maxtext=true to run anyway. "
+        f"{text}. Install a tested version, or set rlax.trainer.allow_untested=true to run anyway. "
         f"{_how_to_compare(next(iter(problems)))}" + "".join(f"\n\n{diff}" for diff in diffs)
     )
 

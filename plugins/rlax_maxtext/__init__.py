@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from rlax_maxtext.facts import check
+from rlax_maxtext.options import TrainerOptions, check_start
 from rlax_maxtext.trainer import MaxTextTrainer
-from rlax_plugin.api import BuildContext, Extension, NoOptions, hookimpl
-
-
-def _build(config: NoOptions, context: BuildContext) -> MaxTextTrainer:
-    return MaxTextTrainer(context)
+from rlax_plugin.api import Extension, hookimpl
 
 
 @hookimpl
 def rlax_register_trainer() -> dict[str, Extension]:
-    trainer = Extension(NoOptions, _build, check, needs_model=True, warm_starts=True)
+    trainer = Extension(
+        TrainerOptions, MaxTextTrainer, check, needs_model=True, check_start=check_start
+    )
     return {"maxtext": trainer}

@@ -18,7 +18,7 @@ def answered_prompts(context: BuildContext) -> Any:
     for name in ("answer_tokens", "pad_id"):
         if not hasattr(source, name):
             raise ConfigError(
-                "rlax.warm_start.enabled",
+                "rlax.trainer.warm_start.enabled",
                 True,
                 f"prompt source {choice.name!r} has no {name}: it cannot show right answers",
             )

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlax_maxtext.agreement import answered_prompts, check_shapes
+from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
 from rlax_plugin.api import (
     BuildContext,
     CheckResult,
     ConfigError,
-    NoOptions,
     RlaxSection,
     in_bytes,
     resolve,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from maxtext_overrides.config.memory import TrainingMemory
 
 
-def check(options: NoOptions, context: BuildContext) -> CheckResult:
+def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     """Validates MaxText's keys, and adds up what training needs of memory.
 
     How many devices there will be is not known, nor asked.
@@ -36,14 +36,16 @@ def check(options: NoOptions, context: BuildContext) -> CheckResult:
         from maxtext_overrides.config import memory
 
         needed = memory.of_training(config)
-    if section.warm_start.enabled:
+    warm = options.warm_start
+    if warm.enabled:
         answered_prompts(context)
+        check_directory(warm, context)
     _check_vocabulary(config, context)
     return CheckResult(
-        says=_says(config, section, needed.parameters, devices),
-        memory=_memory(config, context, needed, devices),
+        says=_says(config, section, needed.parameters, devices) | _says_of_start(warm),
+        memory=_memory(config, context, options, needed, devices),
         warnings=[
-            *_warnings(config, section, without_effect(config, argv)),
+            *_warnings(config, options, without_effect(config, argv)),
             *_warnings_of_memory(config, needed),
         ],
         weights_bytes=needed.weights,
@@ -84,19 +86,34 @@ def _says(config: Config, section: RlaxSection, parameters: int, devices: int) -
     return {
         "model": f"{name}, {parameters:,} parameters; weights {config.weight_dtype}, arithmetic "
         f"{config.dtype}",
-        "one update": f"{rows:,} rows = {parts} micro-batch(es) x {devices} device(s) x "
-        f"per_device_batch_size {config.per_device_batch_size:g}; {config.opt_type.value}, "
-        f"learning_rate {config.learning_rate:g}",
+        "one update": f"a step of MaxText: {rows:,} rows = {parts} micro-batch(es) x {devices} "
+        f"device(s) x per_device_batch_size {config.per_device_batch_size:g}; "
+        f"{config.opt_type.value}, learning_rate {config.learning_rate:g}",
         "checkpoints": f"every {config.checkpoint_period} updates, and at the end"
         if config.enable_checkpointing
         else "none",
     }
 
 
+def _says_of_start(warm: WarmStart) -> dict[str, str]:
+    if not warm.enabled:
+        return {}
+    if warm.directory:
+        return {"warm start": f"the finished one in {warm.directory}"}
+    return {
+        "warm start": f"supervised, at most {warm.steps:,} steps, until pass@1 on held-out "
+        f"problems is {warm.pass_at_1_from:g}"
+    }
+
+
 def _memory(
-    config: Config, context: BuildContext, needed: TrainingMemory, devices: int
+    config: Config,
+    context: BuildContext,
+    options: TrainerOptions,
+    needed: TrainingMemory,
+    devices: int,
 ) -> dict[str, int]:
-    slots, objective = resolve(context.section, context.part), context.section.objective
+    slots = resolve(context.section, context.part)
     rows = int(config.per_device_batch_size * devices)
     logits = needed.logits * rows // config.micro_batch_size_to_train_on
     tokens = f"{rows:,} x {config.max_target_length:,} tokens"
@@ -108,10 +125,10 @@ def _memory(
         "copy that is being published": needed.weights,
         f"logits of {tokens} and their gradient{tiled}": 2 * logits,
     }
-    if slots.needs_reference and not objective.reference.offload:
+    if slots.needs_reference and not options.offload_reference:
         found["reference policy"] = needed.weights
     reprefill = slots.algorithm.old_policy == "reprefill" and slots.max_staleness > 1
-    if reprefill and not objective.offload_old_policy:
+    if reprefill and not options.offload_old_policy:
         found["old policy (reprefill)"] = needed.weights
     return found
 
@@ -122,18 +139,20 @@ _MANY_LOGITS = 2**30  # bytes
 
 
 def _warnings(
-    config: Config, section: RlaxSection, without_effect: Mapping[str, tuple[Any, Any]]
+    config: Config, options: TrainerOptions, without_effect: Mapping[str, tuple[Any, Any]]
 ) -> Iterator[tuple[str, str]]:
     """What is allowed, and perhaps not meant."""
     for key, (given, used) in without_effect.items():
         yield key, f"{given} in the file has no effect: model_name sets it to {used}"
     pretrained = config.load_parameters_path or config.load_full_state_path
-    if not pretrained and not section.warm_start.enabled:
+    if not pretrained and not options.warm_start.enabled:
         yield "load_parameters_path", "is empty: training starts from random weights"
     if config.learning_rate == 0:
         yield "learning_rate", "is 0: nothing will be learned"
     if pretrained and config.learning_rate > _HIGH_LEARNING_RATE:
         yield "learning_rate", f"{config.learning_rate:g} is high for a pretrained model"
+    if options.allow_untested:
+        yield "rlax.trainer.allow_untested", "is true: overrides of MaxText are not verified"
     period = config.checkpoint_period
     if not config.enable_checkpointing:
         yield "enable_checkpointing", "is false: a run that is killed starts over"

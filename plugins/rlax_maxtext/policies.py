@@ -24,6 +24,7 @@ from maxtext_overrides.trainer.kept_weights import KeptWeights
 from maxtext_overrides.trainer.scoring import BatchScores
 from maxtext_overrides.trainer.train_loop import Loop
 from maxtext_overrides.variables import published
+from rlax_maxtext.options import TrainerOptions
 from rlax_plugin.api import (
     ConfigError,
     ObjectiveSlots,
@@ -46,6 +47,7 @@ class Policies:
       config: of the RL loop.
       slots: with ``needs_reference`` or ``needs_old_logprobs``.
       section: the whole ``rlax`` section.
+      options: of the trainer; which of the kept weights rest in host memory.
       directory: path or URL of the run, below which the reference is kept.
 
     Attributes:
@@ -54,8 +56,16 @@ class Policies:
         reward ``objective/reference_kl_{k1,k3}``, of the sampler to the reference.
     """
 
-    def __init__(self, config: Config, slots: ObjectiveSlots, section: RlaxSection, directory: str):
+    def __init__(
+        self,
+        config: Config,
+        slots: ObjectiveSlots,
+        section: RlaxSection,
+        options: TrainerOptions,
+        directory: str,
+    ):
         self._slots, self._section, self._files = slots, section, RunFiles(directory)
+        self._options = options
         self._logprobs = BatchScores(config, section.rollouts.temperature)
         self._reference: KeptWeights | None = None
         self._retained: tuple[int, KeptWeights] | None = None  # with its version
@@ -80,19 +90,19 @@ class Policies:
         """
         if not self._slots.needs_reference:
             return
-        wanted = self._section.objective.reference
-        path = wanted.path or self._files.location("reference")
-        if wanted.path or loop.completed > 0:
-            if not wanted.path and not self._files.exists("reference"):
+        given, offload = self._section.objective.reference.path, self._options.offload_reference
+        path = given or self._files.location("reference")
+        if given or loop.completed > 0:
+            if not given and not self._files.exists("reference"):
                 raise ConfigError(
                     _REFERENCE, "", f"must be set: this run began without keeping one in {path}"
                 )
-            self._reference = kept_weights.load(path, loop, wanted.offload, _REFERENCE)
+            self._reference = kept_weights.load(path, loop, offload, _REFERENCE)
         else:
             # Nothing resumes a run without checkpoints. What a killed start left is replaced.
             if loop.config.enable_checkpointing:
                 kept_weights.save(path, loop)
-            self._reference = KeptWeights.of(loop, wanted.offload)
+            self._reference = KeptWeights.of(loop, offload)
 
     def complete(self, loop: Loop, step: int, arrays: Mapping[str, np.ndarray]) -> Arrays:
         """The batch with what the objective needs beside it.
@@ -153,12 +163,12 @@ class Policies:
 
     def _retain(self, loop: Loop, step: int) -> None:
         """Keeps the current weights if later batches can hold tokens of theirs."""
-        staleness, objective = self._section.staleness, self._section.objective
+        staleness = self._section.staleness
         if self._slots.algorithm.old_policy != "reprefill" or staleness.max_staleness == 1:
             return
         if (step - 1 - loop.started_from) % staleness.reload_every == 0:
             self._retained = None  # before the new copy takes its place
-            copy = KeptWeights.of(loop, objective.offload_old_policy)
+            copy = KeptWeights.of(loop, self._options.offload_old_policy)
             self._retained = (step - 1, copy)
 
     def _report(self, name: str, total: float) -> None:

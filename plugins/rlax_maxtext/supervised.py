@@ -16,8 +16,17 @@ import numpy as np
 from maxtext_overrides.config.loading import Config, initialize
 from maxtext_overrides.trainer.scoring import target_logprobs_of
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, Loop, run_train_loop
-from rlax_plugin.api import ConfigError, Prompt, PromptSource, RunFiles, TrainingError
+from rlax_maxtext.options import WarmStart
+from rlax_plugin.api import (
+    PREPARED,
+    ConfigError,
+    Prompt,
+    PromptSource,
+    RunFiles,
+    TrainingError,
+)
 
+_FOLDER = f"{PREPARED}/warm_start"
 _RECORD = "warm_start.json"
 
 
@@ -84,18 +93,17 @@ class PassAt1:
         return answer_logprob_b
 
 
-def _configure(argv: Sequence[str], rl_config: Config) -> Config:
-    warm = rl_config.rlax.warm_start
+def _configure(argv: Sequence[str], rl_config: Config, warm: WarmStart) -> Config:
     devices = rl_config.num_target_devices
     if warm.batch_rows % devices:
         raise ConfigError(
-            "rlax.warm_start.batch_rows",
+            "rlax.trainer.warm_start.batch_rows",
             warm.batch_rows,
             f"must be a multiple of {devices} devices",
         )
     return initialize(
         argv,
-        run_name=f"{rl_config.run_name}/warm_start",
+        run_name=f"{rl_config.run_name}/{_FOLDER}",
         steps=warm.steps,
         per_device_batch_size=warm.batch_rows // devices,
         gradient_accumulation_steps=1,
@@ -123,17 +131,19 @@ def _finished(files: RunFiles) -> str | None:
 def warm_start(
     argv: Sequence[str],
     rl_config: Config,
+    warm: WarmStart,
     source: AnsweredPrompts,
     on_progress: Callable[[int, float], None] = lambda step, pass_at_1: None,
 ) -> str:
     """Trains on right answers until validation pass@1 is in the config's window.
 
-    Skipped if it was finished before, or if ``rlax.warm_start.directory`` names one. Runs MaxText's
-    loop under ``<run_name>/warm_start``.
+    Skipped if it was finished before, or if ``rlax.trainer.warm_start.directory`` names one. Runs
+    MaxText's loop under ``<run_name>/prepared/warm_start``.
 
     Args:
       argv: of the RL run.
       rl_config: loaded from it.
+      warm: the trainer's options for it.
       source: of problems and answers; "train" is trained on, "validation" looked at.
       on_progress: called with step and pass@1 at every look.
 
@@ -144,16 +154,15 @@ def warm_start(
       ConfigError: the config cannot work; there is no finished warm start in ``directory``.
       TrainingError: pass@1 jumped over the window, or the steps ran out below it.
     """
-    warm = rl_config.rlax.warm_start
-    own = f"{rl_config.base_output_directory}/{rl_config.run_name}/warm_start"
+    own = f"{rl_config.base_output_directory}/{rl_config.run_name}/{_FOLDER}"
     files = RunFiles(warm.directory or own)
     if done := _finished(files):
         return done
     if warm.directory:
         raise ConfigError(
-            "rlax.warm_start.directory", warm.directory, "no warm start has ended there"
+            "rlax.trainer.warm_start.directory", warm.directory, "no warm start has ended there"
         )
-    config = _configure(argv, rl_config)
+    config = _configure(argv, rl_config, warm)
     shown = source.prompts("train")[: warm.train_problems or None]
     examples = rows(source, shown, config.max_target_length)
     held_out = source.prompts("validation")[: warm.problems]
@@ -162,7 +171,9 @@ def warm_start(
     )
     count = len(examples["inputs"])
     if count < warm.batch_rows:
-        raise ConfigError("rlax.warm_start.batch_rows", warm.batch_rows, f"must be <= {count}")
+        raise ConfigError(
+            "rlax.trainer.warm_start.batch_rows", warm.batch_rows, f"must be <= {count}"
+        )
     latest = 0.0
 
     def batches(step: int) -> dict[str, np.ndarray]:
@@ -182,8 +193,8 @@ def warm_start(
         if latest > warm.pass_at_1_to:
             raise TrainingError(
                 f"warm start: validation pass@1 is {latest:.3f} at step {loop.completed}, above "
-                f"rlax.warm_start.pass_at_1_to = {warm.pass_at_1_to}: lower its learning_rate or "
-                "check_every"
+                f"rlax.trainer.warm_start.pass_at_1_to = {warm.pass_at_1_to}: lower its "
+                "learning_rate or check_every"
             )
         if latest < warm.pass_at_1_from:
             return False
@@ -196,7 +207,7 @@ def warm_start(
     done = _finished(files)
     if done is None:
         raise TrainingError(
-            f"warm start: validation pass@1 is {latest:.3f} after rlax.warm_start.steps = "
-            f"{warm.steps}, below rlax.warm_start.pass_at_1_from = {warm.pass_at_1_from}"
+            f"warm start: validation pass@1 is {latest:.3f} after rlax.trainer.warm_start.steps = "
+            f"{warm.steps}, below rlax.trainer.warm_start.pass_at_1_from = {warm.pass_at_1_from}"
         )
     return done

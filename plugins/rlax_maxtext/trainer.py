@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes
+from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
 from rlax_plugin.api import (
     ARRAYS,
+    PREPARED,
     BuildContext,
     ConfigError,
     Descent,
@@ -30,13 +32,13 @@ log = logging.getLogger("rlax.trainer")
 class MaxTextTrainer(Trainer):
     """Runs on the main thread; everything it calls on the port is called there."""
 
-    def __init__(self, context: BuildContext):
-        self._context = context
+    def __init__(self, options: TrainerOptions, context: BuildContext):
+        self._options, self._context = options, context
         self._section: RlaxSection = context.section
         self._descent: Descent | None = None
 
     def _reporter(self, port: TrainerPort) -> Callable[[int, float], None]:
-        most = self._section.warm_start.steps
+        most = self._options.warm_start.steps
 
         def report(step: int, pass_at_1: float) -> None:
             log.info("warm start: step %d, validation pass@1 %.3f", step, pass_at_1)
@@ -77,15 +79,16 @@ class MaxTextTrainer(Trainer):
         check_rows(config, self._section)
         check_shapes(config, self._section)
         slots = resolve(self._section, self._context.part)
-        if self._section.warm_start.enabled and self._descent is None:
-            source = answered_prompts(self._context)
-            path = supervised.warm_start(argv, config, source, self._reporter(port))
+        if self._options.warm_start.enabled and self._descent is None:
+            warm, source = self._warm_start(), answered_prompts(self._context)
+            path = supervised.warm_start(argv, config, warm, source, self._reporter(port))
             config = initialize(argv, load_parameters_path=path)
 
         publish = self._publisher(port)
         policies: Policies | None = None
         if slots.needs_reference or slots.needs_old_logprobs:
-            policies = Policies(config, slots, self._section, self._context.run_url)
+            run_url = self._context.run_url
+            policies = Policies(config, slots, self._section, self._options, run_url)
         running: Loop | None = None
 
         def on_start(loop: Loop) -> None:
@@ -125,7 +128,20 @@ class MaxTextTrainer(Trainer):
             reason = f"holds the weights of another model: {weight}"
             raise ConfigError("--from", str(self._descent), reason) from error
 
-    def start_from(self, descent: Descent) -> None:
+    def _warm_start(self) -> WarmStart:
+        """The options of the warm start; a replay uses the one of the run that it repeats.
+
+        Raises:
+          ConfigError: the finished one that is to be used is not there.
+        """
+        warm = self._options.warm_start
+        if self._context.replays and not warm.directory:
+            own = f"{self._context.replays}/{PREPARED}/warm_start"
+            warm = warm.model_copy(update={"directory": own})
+        check_directory(warm, self._context)
+        return warm
+
+    def start_from(self, descent: Descent) -> str | None:
         """See ``CheckpointStarter``.
 
         Raises:
@@ -137,6 +153,7 @@ class MaxTextTrainer(Trainer):
             reason = "that checkpoint is gone, and this run has none of its own yet"
             raise ConfigError("--from", str(descent), reason)
         self._descent = descent
+        return "the warm start" if self._options.warm_start.enabled else None
 
     def _first_weights(self) -> dict[str, str]:
         """MaxText's keys for the weights of another run. It prefers an own checkpoint to them."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from rlax_plugin.errors import ConfigError, PluginError, RlaxError
+from rlax_plugin.errors import ConfigError, PluginError, RlaxError, UnknownKeyError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,6 +80,11 @@ def exit_status() -> Iterator[None]:
     """Turns what went wrong into one message and an exit status."""
     try:
         yield
+    except UnknownKeyError as error:
+        from rlax_plugin.commands.reference import of_a_part
+
+        _print_error(of_a_part(error))
+        raise typer.Exit(BAD_CONFIG) from error
     except (ConfigError, PluginError) as error:
         _print_error(error)
         raise typer.Exit(BAD_CONFIG) from error

@@ -90,8 +90,8 @@ def check(
 ) -> None:
     """Finds errors in a config and explains it, without starting anything or touching a device.
 
-    First the section rlax: and its plug-ins are checked, without importing MaxText; then the
-    parts check what is theirs, above all MaxText its own keys, and the prompts are read. What will
+    First the section rlax: and its plug-ins are checked, without loading a model; then the parts
+    check what is theirs, above all the trainer its own keys, and the prompts are read. What will
     run where follows in words, with batch arithmetic, memory, and warnings.
     """
     with exit_status():
@@ -123,7 +123,7 @@ def check(
         console = Console()
         check.show(console if console.is_terminal else Console(width=100), document)
         if fast:
-            typer.echo("\nwithout --fast: MaxText's keys, the model's memory, and the prompts")
+            typer.echo("\nwithout --fast: the trainer's keys, the model's memory, and the prompts")
 
 
 @command(CONFIGURE, "rlax plugins configs/demo.yml")

@@ -83,9 +83,9 @@ def serve(
 ) -> None:
     """Serves a trained run to other programs, or rollouts to a running trainer.
 
-    rlax serve RUN answers JetStream's Decode with the newest weights that the run has kept, under
-    the run's own settings, which KEY=VALUE arguments change: rlax.rollouts.temperature=0. SIGTERM
-    lets it finish what it is generating.
+    rlax serve RUN answers requests to its rollout engine's own service, with the newest weights
+    that the run has kept, under the run's own settings, which KEY=VALUE arguments change:
+    rlax.rollouts.temperature=0. SIGTERM lets it finish what it is generating.
 
     rlax serve CONFIG --controller HOST:PORT --name NAME is one more worker of a running trainer.
     It registers itself, pulls the current weights, and generates until the run ends. It may come

@@ -65,10 +65,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a config says of its task; ``warm_start`` is empty where there is none.
+    """What a config says of its task.
 
     Attributes:
       plugin: to be listed; empty for a built-in one.
+      trainer: options of the trainer, where the model is a tiny one that has learned nothing.
     """
 
     plugin: str
@@ -78,7 +79,7 @@ class _Task:
     max_new_tokens: int
     vocab_size: int
     evaluation: Mapping[str, Any]
-    warm_start: Mapping[str, Any] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
 
 
 _ARITHMETIC = _Task(
@@ -89,11 +90,13 @@ _ARITHMETIC = _Task(
     max_new_tokens=5,
     vocab_size=32,
     evaluation={"split": "test", "problems": 512, "samples": 16, "k": [1, 8]},
-    warm_start={
-        "enabled": True,
-        "learning_rate": 1e-3,
-        "train_problems": 1800,
-        "pass_at_1_from": 0.27,
+    trainer={
+        "warm_start": {
+            "enabled": True,
+            "learning_rate": 1e-3,
+            "train_problems": 1800,
+            "pass_at_1_from": 0.27,
+        }
     },
 )
 _NEW_TOKENS = 256  # of a task that nothing is known about
@@ -255,7 +258,6 @@ def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
     """The section ``rlax:`` as a config would have it."""
     groups = answers.groups_per_step or (64 if tiny else 16)
     samples = groups * answers.group_size
-    trainer = {"warm_start": dict(task.warm_start)} if tiny and task.warm_start else {}
     filters = [{"name": "mixed_outcome"}] if answers.group_size > 1 else []
     return {
         **({"plugins": [task.plugin]} if task.plugin else {}),
@@ -276,10 +278,9 @@ def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
         "objective": {"preset": answers.preset},
         "weights": {"store": {"name": "orbax"}, "keep": 2},
         "evaluation": dict(task.evaluation),
-        **trainer,
         "launcher": {"name": "local", "workers": answers.workers},
         "trackers": [{"name": "tensorboard"}],
-        "trainer": {"name": "maxtext"},
+        "trainer": {"name": "maxtext", **(task.trainer if tiny else {})},
     }
 
 

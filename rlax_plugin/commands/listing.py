@@ -5,6 +5,7 @@ And how the documents that commands write lay a table out.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.build import Registry, Use
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import RlaxSection, leaf_fields
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.manager import Installed, Manager, installed
@@ -61,12 +62,12 @@ def _used_row(registry: Registry, use: Use) -> dict[str, Any]:
         "version": origin.version,
         "options": {
             name: {
-                "value": getattr(options, name),
+                "value": operator.attrgetter(name)(options),
                 "default": None if field.is_required() else field.get_default(),
                 "required": field.is_required(),
                 "description": field.description or "",
             }
-            for name, field in type(options).model_fields.items()
+            for name, field in leaf_fields(type(options))
         },
     }
 

@@ -13,6 +13,7 @@ import itertools
 import re
 import types
 import typing
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,10 +26,10 @@ from rich.text import Text
 
 from rlax_plugin.build import Registry, built_in_plugins
 from rlax_plugin.commands.listing import markdown_table
-from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section
+from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section, leaf_fields
 from rlax_plugin.config.validation import yaml_text
-from rlax_plugin.errors import ConfigError, alternatives
-from rlax_plugin.ports.kinds import ALL, NAME
+from rlax_plugin.errors import ConfigError, UnknownKeyError, alternatives
+from rlax_plugin.ports.kinds import ALL, BY_NAME, NAME
 from rlax_plugin.ports.manager import Manager
 
 # Where a part is chosen -> its kind.
@@ -96,8 +97,8 @@ def parts(kind: str = "") -> Iterator[tuple[str, Keys]]:
     """(kind, options) of every built-in part of ``kind``; default: of all kinds."""
     for offered, offers in _built_in().offers.items():
         for name, offer in offers.items() if kind in ("", offered) else ():
-            fields = offer.extension.config_class.model_fields
-            keys = tuple(_key(option, option, field) for option, field in fields.items())
+            fields = leaf_fields(offer.extension.config_class)
+            keys = tuple(_key(name, name.rpartition(".")[2], field) for name, field in fields)
             yield offered, Keys(name, f"`{offer.plugin}`", keys)
 
 
@@ -124,8 +125,12 @@ def find(wanted: str) -> list[Keys]:
             kinds[kind] = key.removeprefix(f"{place}.")
     for kind, option in kinds.items():
         for _, part in parts(kind):
-            keys = [k for k in part.keys if option in ("", k.key)]
+            keys = [k for k in part.keys if f"{k.key}.".startswith(f"{option}.") or not option]
             if keys or not option:
+                found.append(_titled(kind, replace(part, keys=tuple(keys))))
+    if not found:  # the name of an option, or of the options that begin with it
+        for kind, part in parts():
+            if keys := [k for k in part.keys if f"{k.key}.".startswith(f"{stem}.")]:
                 found.append(_titled(kind, replace(part, keys=tuple(keys))))
     shown = {block.title for block in found}
     named = (_titled(kind, part) for kind, part in parts() if part.title == wanted)
@@ -141,6 +146,25 @@ def find(wanted: str) -> list[Keys]:
             raise ConfigError(wanted, None, reason)
         raise ConfigError(wanted, None, f"no such key; {alternatives(key, beside)}")
     return found
+
+
+def of_a_part(error: UnknownKeyError) -> ConfigError:
+    """The error with the place of the key, if it is an option of exactly one built-in part.
+
+    A name that is near to an option's counts, unless it is nearer to a key that stands beside it.
+    """
+    word = error.key.rpartition(".")[2]
+    places = defaultdict(set)
+    for kind, part in parts():
+        for key in part.keys:
+            option = key.key.partition(".")[0]
+            place = f"rlax.{BY_NAME[kind].places[0]}.{option}"
+            places[option].add(f"{place} is an option of {_spoken(kind)} {part.title!r}")
+    near = difflib.get_close_matches(word, {*error.known, *places}, n=1, cutoff=0.75)
+    if not near or near[0] in error.known or len(places[near[0]]) > 1:
+        return error
+    reason = f"unknown key; {places[near[0]].pop()}"
+    return ConfigError(error.key, error.value, reason, error.others)
 
 
 def _titled(kind: str, part: Keys) -> Keys:

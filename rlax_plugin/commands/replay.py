@@ -154,8 +154,6 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     config_path.write_bytes(config)
     overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
     origin = descent.recorded(files)
-    if load_section(config_path)[0].warm_start.enabled and origin is None:
-        overrides.append(f"rlax.warm_start.directory={files.location('warm_start')}")
     argv = (str(config_path), *overrides)
     section, _ = load_section(config_path, overrides)
     registry = registry_for(section)
@@ -167,6 +165,7 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
         section=section,
         maxtext_argv=argv,
         run_url=str(directory.resolve() / "replayed"),
+        replays=files.location(),
     )
 
     def part(kind: str, choice: Choice, key: str) -> Any:

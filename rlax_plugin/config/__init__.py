@@ -17,12 +17,13 @@ from rlax_plugin.config.base import (
     Section,
     default_parts,
     is_address,
+    leaf_fields,
     plain_name,
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
 from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
-from rlax_plugin.config.section import Deadlines, Network, RlaxSection, WarmStart, Weights
+from rlax_plugin.config.section import Deadlines, Network, RlaxSection, Weights
 from rlax_plugin.config.speeds import Assume
 
 __all__ = [
@@ -52,9 +53,9 @@ __all__ = [
     "Seconds",
     "Section",
     "Staleness",
-    "WarmStart",
     "Weights",
     "default_parts",
     "is_address",
+    "leaf_fields",
     "plain_name",
 ]

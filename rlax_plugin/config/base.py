@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 INT32_MAX = 2**31 - 1
@@ -52,6 +53,16 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def leaf_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """(dotted name, field) of every field that is no section; those inside sections as well."""
+    for name, field in model.model_fields.items():
+        inside = field.annotation
+        if isinstance(inside, type) and issubclass(inside, Section):
+            yield from leaf_fields(inside, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
 
 
 class NoOptions(Section):

@@ -94,10 +94,9 @@ class Reference(Section):
 
     path: PathText = Field(
         default="",
-        description="MaxText parameters; empty: what training started from, kept under "
-        "<run_dir>/reference",
+        description="parameters that the trainer can read; empty: what training started from, "
+        "kept under <run_dir>/reference",
     )
-    offload: bool = Field(default=False, description="keep it in host memory between steps")
 
 
 class Objective(Algorithm):
@@ -108,12 +107,9 @@ class Objective(Algorithm):
     mini_batches: PositiveInt = Field(
         default=1,
         description="updates per pass, each on as many rows; one RL step is epochs * mini_batches "
-        "MaxText steps, and only its last weights are published",
+        "updates, and only its last weights are published",
     )
     reference: Reference = Reference()
-    offload_old_policy: bool = Field(
-        default=False, description="keep the copy that old_policy: reprefill needs in host memory"
-    )
     allow_uncorrected: bool = Field(
         default=False,
         description="train on samples older than one version without any correction for it, or "
@@ -122,5 +118,5 @@ class Objective(Algorithm):
 
     @property
     def updates_per_step(self) -> int:
-        """MaxText steps in one RL step."""
+        """Updates of the weights in one RL step."""
         return self.epochs * self.mini_batches

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
-    NonNegativeInt,
     PathText,
     PositiveInt,
     Processes,
@@ -47,44 +46,6 @@ class Weights(Section):
         if server != "embedded" and not is_address(server):
             reason = "must be embedded, or host:port of a running rlax parameter-server"
             raise ConfigError("rlax.weights.parameter_server", server, reason)
-        return self
-
-
-class WarmStart(Section):
-    """A supervised start by MaxText's ordinary loop, stopped inside a window of pass@1."""
-
-    enabled: bool = Field(default=False, description="whether there is a warm start")
-    steps: PositiveInt = Field(default=2000, description="supervised steps at most")
-    batch_rows: PositiveInt = Field(default=256, description="examples per step")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(
-        default=2e-3, description="of the supervised steps, constant"
-    )
-    pass_at_1_from: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.28, description="stop once validation pass@1 reaches this"
-    )
-    pass_at_1_to: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.35, description="an error if it overshoots this"
-    )
-    check_every: PositiveInt = Field(
-        default=5, description="steps between looks at validation pass@1"
-    )
-    train_problems: NonNegativeInt = Field(
-        default=0, description="learn from the first so many training problems; 0: from all"
-    )
-    problems: PositiveInt = Field(default=512, description="validation problems looked at")
-    directory: PathText = Field(
-        default="",
-        description="of a finished warm start, which is used instead; empty: <run_dir>/warm_start",
-    )
-
-    @model_validator(mode="after")
-    def _a_window(self) -> WarmStart:
-        if self.enabled and self.pass_at_1_from > self.pass_at_1_to:
-            raise ConfigError(
-                "rlax.warm_start.pass_at_1_from",
-                self.pass_at_1_from,
-                f"must not exceed pass_at_1_to = {self.pass_at_1_to:g}",
-            )
         return self
 
 
@@ -182,7 +143,6 @@ class RlaxSection(Section):
     batches: Batches = Batches()
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
-    warm_start: WarmStart = WarmStart()
     launcher: Annotated[Choice, DefaultPart("local")] = Field(
         default=Choice(name="local"), description="brings the workers up"
     )
@@ -192,9 +152,6 @@ class RlaxSection(Section):
     )
     deadlines: Deadlines = Deadlines()
     network: Network = Network()
-    allow_untested_maxtext: bool = Field(
-        default=False, description="run although MaxText's source differs from what was tested"
-    )
 
     @property
     def batch_rows(self) -> int:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rlax_plugin.config import Choice
-from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.errors import ConfigError, UnknownKeyError
 
 _MUST = {
     "tuple_type": "must be a list",
@@ -53,7 +53,7 @@ def validate[M: BaseModel](model: type[M], values: Mapping[str, Any], key: str) 
         told = [f"also {other}" for other in others[: _TOLD - 1]]
         if left := len(others) - len(told):
             told.append(f"and {left} more problem{'s' if left > 1 else ''} under {key}")
-        raise ConfigError(first.key, first.value, first.reason, told) from None
+        raise first.followed_by(told) from None
 
 
 def _plain(value: Any) -> Any:
@@ -90,8 +90,8 @@ def _explain(problem: Mapping[str, Any], model: type[BaseModel], key: str) -> Co
     value: Any = problem["input"]
     kind = problem["type"]
     if kind == "extra_forbidden":
-        reason = f"unknown key; {alternatives(str(location[-1]), owner.model_fields)}"
-    elif kind == "missing":
+        return UnknownKeyError(dotted, value, owner.model_fields)
+    if kind == "missing":
         value, reason = None, "must be given"
     elif kind == "model_type" and problem["ctx"]["class_name"] == Choice.__name__:
         name = value if isinstance(value, str) else "..."
@@ -105,7 +105,7 @@ def _explain(problem: Mapping[str, Any], model: type[BaseModel], key: str) -> Co
         reason = str(problem["ctx"]["error"])
     else:
         reason = _MUST.get(kind) or re.sub(r"^\w+ should", "must", problem["msg"])
-    if field is not None and kind != "extra_forbidden":
+    if field is not None:
         reason += _about(field)
     return ConfigError(dotted, value, reason)
 

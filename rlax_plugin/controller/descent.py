@@ -86,16 +86,19 @@ def decide(
     return _found(wanted, run, step, registry, section)
 
 
-def start(trainer: Trainer, name: str, descent: Descent) -> None:
+def start(trainer: Trainer, name: str, descent: Descent) -> str | None:
     """Tells a trainer what to start from.
 
     Args:
       name: of the trainer, for messages.
 
+    Returns:
+      What is passed over because of it, see ``CheckpointStarter``.
+
     Raises:
       ConfigError: it cannot start from another run's checkpoint, or not from this one.
     """
-    _starter(trainer, name).start_from(descent)
+    return _starter(trainer, name).start_from(descent)
 
 
 def _starter(trainer: object, name: str) -> CheckpointStarter:

@@ -34,7 +34,7 @@ def check_start(
     *,
     remote: bool,
 ) -> ObjectiveSlots:
-    """Looks at all that shows without asking the parts; builds nothing but the objective.
+    """Looks at all that shows at once; builds nothing but the objective.
 
     Args:
       maxtext: MaxText's keys as far as files and arguments set them.
@@ -50,9 +50,11 @@ def check_start(
     registry.validate(section)
     _check_training(section, maxtext)
     check_messages(section)
-    slots = registry.slots(BuildContext.outside_run(section, argv))
+    context = BuildContext.outside_run(section, argv)
+    slots = registry.slots(context)
     advantages.probe(slots.advantages, section.rollouts.group_size)
     check_places(section, maxtext, remote=remote)
+    registry.check_start(section, context)
     return slots
 
 
@@ -147,8 +149,6 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
     read = {"rlax.objective.reference.path": section.objective.reference.path}
     if not goes_on:  # else training starts from its own checkpoint, wherever it began
         read |= {key: str(maxtext.get(key) or "") for key in WEIGHT_KEYS}
-    if section.warm_start.enabled:
-        read["rlax.warm_start.directory"] = section.warm_start.directory
     for key, path in read.items():
         if path and (remote or "://" not in path):
             check_readable(key, path, deadline_s)

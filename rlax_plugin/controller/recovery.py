@@ -1,6 +1,6 @@
 """Goes back to where a run was: snapshot, journal, and what only the ledger knows.
 
-MaxText's checkpoint is the only commit point. The snapshot that was written before it gives the
+The trainer's checkpoint is the only commit point. The snapshot that was written before it gives the
 controller's state at that step. The segments after it are added up step by step, as the trainer
 asks again for the batches that they commit, so that at every step the state is what it was. What
 happened after the last segment comes from the ledger, if it tells of this past.

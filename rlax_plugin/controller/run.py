@@ -132,8 +132,8 @@ class _Run:
             "trainer", self._section.trainer, "rlax.trainer", self._setup.context
         )
         if (origin := self._setup.origin) is not None:
-            descent.start(trainer, self._section.trainer.name, origin)
-            instead = ", in place of the warm start" if self._section.warm_start.enabled else ""
+            replaced = descent.start(trainer, self._section.trainer.name, origin)
+            instead = f", in place of {replaced}" if replaced else ""
             self._console.print(f"the first weights are those of {origin}{instead}")
         thread = LoopThread()
         run: Assembled | None = None

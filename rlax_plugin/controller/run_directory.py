@@ -18,7 +18,7 @@ from rlax_plugin.config.identity import differences
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded
-from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.records.files import CONFIG, PREPARED, RunFiles
 from rlax_plugin.text.command_lines import train_command
 
 _SHOWN_DIFFERENCES = 4
@@ -82,7 +82,7 @@ def locked(state_dir: Path) -> Iterator[None]:
 
 def holds_results(files: RunFiles) -> bool:
     """Whether a run has computed something that another config would contradict."""
-    return any(files.names(name) for name in ("checkpoints", "evaluation", "journal", "warm_start"))
+    return any(files.names(name) for name in ("checkpoints", "evaluation", "journal", PREPARED))
 
 
 def check_same_run(

@@ -171,8 +171,8 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "objective",
         "Over trained tokens, from the loss itself; means, where nothing else is said. "
-        "[objectives.md](objectives.md) has the formulas. All of them come from MaxText's trainer; "
-        "another reports those that it computes.",
+        "[objectives.md](objectives.md) has the formulas. A trainer reports what it computes; "
+        "`maxtext` computes all of them.",
         "every step",
         (
             ("tokens", "tokens", "that train, once per epoch"),

@@ -114,7 +114,7 @@ def _check_ratios(section: RlaxSection, algorithm: Algorithm, built: Mapping[str
 
 
 def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
-    objective, rollouts = section.objective, section.rollouts
+    rollouts = section.rollouts
     names = [choice.plain_name for choice in algorithm.corrections]
     for name in names:
         if names.count(name) > 1:
@@ -126,22 +126,12 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
             "must not be used with rlax.rollouts.on_new_weights: continue, which generates one "
             "sample with several versions: choose proximal",
         )
-    keeps_copy = algorithm.old_policy == "reprefill" and section.staleness.max_staleness > 1
-    if objective.offload_old_policy and not keeps_copy:
+    if (path := section.objective.reference.path) and not algorithm.kl.coefficient:
         raise ConfigError(
-            "rlax.objective.offload_old_policy",
-            True,
-            "has no effect: only old_policy: reprefill with rlax.staleness.max_staleness above 1 "
-            "keeps a copy",
+            "rlax.objective.reference.path",
+            path,
+            "has no effect while rlax.objective.kl.coefficient is 0",
         )
-    if not algorithm.kl.coefficient:
-        for name, value in objective.reference:
-            if value:
-                raise ConfigError(
-                    f"rlax.objective.reference.{name}",
-                    value,
-                    "has no effect while rlax.objective.kl.coefficient is 0",
-                )
     if algorithm.mask_truncated and rollouts.ignore_stop:
         raise ConfigError(
             "rlax.objective.mask_truncated",

@@ -55,15 +55,16 @@ class Extension[C: BaseModel]:
       check: called by ``rlax check`` only, like ``build``: raises a ConfigError for what the
         options alone do not show, without touching a device; may return ``CheckResult``.
       needs_model: ``build`` wants the run's own model: ``rlax check-plugin`` does not try the part.
-      warm_starts: of a trainer: it does what ``rlax.warm_start`` says. ``rlax check`` warns of a
-        warm start that the trainer would ignore.
+      check_start: called like ``check``, by ``rlax check`` also with ``--fast``, and by ``rlax
+        train`` before it starts anything: raises a ConfigError for options that contradict the rest
+        of the config or have no effect. It takes milliseconds and loads no model.
     """
 
     config_class: type[C]
     build: Callable[[C, BuildContext], Any]
     check: Callable[[C, BuildContext], CheckResult | None] | None = None
     needs_model: bool = False
-    warm_starts: bool = False
+    check_start: Callable[[C, BuildContext], None] | None = None
 
 
 def _no_part(kind: str, choice: Choice, key: str) -> Any:
@@ -77,7 +78,10 @@ class BuildContext:
     Attributes:
       run_dir: a local directory for what the part keeps: the run's own, or the local stand-in of
         one on an object store. Exists only in processes that own the run.
-      run_url: the run's directory as the config gives it, a path or an fsspec URL.
+      run_url: the run's directory as the config gives it, a path or an fsspec URL. What a part
+        makes before step 1 and another config could not use belongs into its folder ``PREPARED``.
+      replays: in ``rlax replay``, path or URL of the run that is trained again, whose ``PREPARED``
+        is used.
       seed: ``rlax.seed``.
       section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
       maxtext_argv: MaxText's own command line (config path and overrides), for parts that need it.
@@ -90,6 +94,7 @@ class BuildContext:
     section: Any
     maxtext_argv: tuple[str, ...] = ()
     run_url: str = ""
+    replays: str = ""
     part: Callable[[str, Choice, str], Any] = _no_part
 
     @classmethod

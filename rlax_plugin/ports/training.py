@@ -39,12 +39,15 @@ class CheckpointStarter(Protocol):
         """See ``CheckpointReader``."""
         ...
 
-    def start_from(self, descent: Descent) -> None:
+    def start_from(self, descent: Descent) -> str | None:
         """Has ``run`` start from the weights of another run's checkpoint, as its version 0.
 
         Only the weights are taken: no optimizer state and no step. A run that has a checkpoint of
         its own goes on from that, and does not need the other run any more. Called before ``run``,
         which may raise the error as well.
+
+        Returns:
+          What the config asks for and these weights replace, in words; None: nothing.
 
         Raises:
           ConfigError: the checkpoint is gone or of another model, or the config says otherwise.
@@ -97,7 +100,7 @@ class TrainerPort(Protocol):
         ...
 
     def progress(self, phase: str, done: int, of: int, note: str = "") -> None:
-        """Shows how far a phase outside the training loop is, such as a warm start."""
+        """Shows how far a phase outside the training loop is."""
         ...
 
     def decide(self, step: int) -> Decision:

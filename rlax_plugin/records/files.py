@@ -21,6 +21,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rlax_plugin.errors import ConfigError, RlaxError
 
+PREPARED = "prepared"
+"""Folder of a run for what its parts make before step 1. With it, a run rejects another config."""
+
 CONFIG = "config.yml"
 """Where a run keeps its merged config, MaxText's keys and ``rlax:``."""
 

@@ -61,7 +61,7 @@ class Job:
 
     @property
     def trains(self) -> bool:
-        """Whether this is a training group; evaluation and JetStream's requests are not."""
+        """Whether this is a training group; those of evaluation and of other programs are not."""
         return self.request.group_id >= 0
 
     def admit(self, slots: Sequence[int]) -> tuple[list[int], list[Prefill]]:

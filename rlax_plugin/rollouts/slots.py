@@ -1,4 +1,4 @@
-"""What goes into a decode engine's slots and what comes out. Imports neither JAX nor MaxText."""
+"""What goes into a decode engine's slots and what comes out. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SlotOutput:
 
 
 class DecodeSlots(Protocol):
-    """What a scheduler needs of an engine; ``maxtext_overrides/sampler/decode.py`` has one."""
+    """What a scheduler needs of an engine."""
 
     slots: int
     max_prompt_tokens: int

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RolloutStub:
-    """Served by a rollout worker, on the port where it also serves JetStream's own service.
+    """Served by a rollout worker, on the port where its engine may serve others.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class RolloutStub:
 
 
 class RolloutServicer:
-    """Served by a rollout worker, on the port where it also serves JetStream's own service.
+    """Served by a rollout worker, on the port where its engine may serve others.
     """
 
     def Generate(self, request, context):
@@ -86,7 +86,7 @@ def add_RolloutServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Rollout:
-    """Served by a rollout worker, on the port where it also serves JetStream's own service.
+    """Served by a rollout worker, on the port where its engine may serve others.
     """
 
     @staticmethod

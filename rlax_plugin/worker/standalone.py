@@ -45,7 +45,7 @@ def serve_run(
     Args:
       run: the run's directory; a path or a URL.
       overrides: ``key=value`` arguments on top of the run's own config.
-      port: of JetStream's service and ours; 0 takes any free one.
+      port: of the engine's services and ours; 0 takes any free one.
       version: None is the newest that was kept.
       prometheus_port: 0 takes any free one; None: nothing is exported.
       ready: told what is served where, and how to ask for it, once it is.

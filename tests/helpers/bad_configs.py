@@ -76,9 +76,22 @@ NUMBERS = [
     bad("rlax.rollouts.top_p", "greater than or equal", "rlax.rollouts.top_p=1e-300"),
     bad("rlax.curation.oversample", "finite", "rlax.curation.oversample=.inf"),
     bad("rlax.curation.pass_rate_half_life", "finite", "rlax.curation.pass_rate_half_life=.nan"),
-    bad("rlax.warm_start.learning_rate", "finite", "rlax.warm_start.learning_rate=.inf"),
-    bad("rlax.warm_start.pass_at_1_to", "finite", "rlax.warm_start.pass_at_1_to=.nan"),
-    bad("rlax.warm_start.pass_at_1_from", "less than or", "rlax.warm_start.pass_at_1_from=28"),
+    bad(
+        "rlax.trainer.warm_start.learning_rate",
+        "finite",
+        "rlax.trainer={name: maxtext, warm_start: {learning_rate: .inf}}",
+    ),
+    bad(
+        "rlax.trainer.warm_start.pass_at_1_to",
+        "finite",
+        "rlax.trainer.name=maxtext",
+        "rlax.trainer.warm_start.pass_at_1_to=.nan",
+    ),
+    bad(
+        "rlax.trainer.warm_start.pass_at_1_from",
+        "less than or",
+        "rlax.trainer={name: maxtext, warm_start: {pass_at_1_from: 28}}",
+    ),
     bad("rlax.deadlines.group_s", "finite", "rlax.deadlines.group_s=.inf"),
     bad("rlax.deadlines.group_s", "less than or equal", "rlax.deadlines.group_s=1e300"),
     bad("rlax.deadlines.reward_s", "greater than 0", "rlax.deadlines.reward_s=0"),
@@ -158,6 +171,22 @@ UNKNOWN = [
     bad("rlax.rolouts", "did you mean 'rollouts'", "rlax.rolouts.slots=4"),
     bad("rlax.rollouts.groupsize", "did you mean 'group_size'", "rlax.rollouts.groupsize=4"),
     bad("rlax.trainer.nam", "unknown key", "rlax.trainer={nam: bigram}"),
+    bad("rlax.trainer.warm_start", "unknown key", "rlax.trainer.warm_start.enabled=true"),
+    bad(
+        "rlax.warm_start",
+        "rlax.trainer.warm_start is an option of trainer 'maxtext'",
+        "rlax.warm_start.steps=5",
+    ),
+    bad(
+        "rlax.allow_untested_maxtext",
+        "rlax.trainer.allow_untested is an option of trainer 'maxtext'",
+        "rlax.allow_untested_maxtext=true",
+    ),
+    bad(
+        "rlax.objective.offload_old_policy",
+        "rlax.trainer.offload_old_policy is an option of trainer 'maxtext'",
+        "rlax.objective.offload_old_policy=true",
+    ),
     bad("rlax.trainer.name", "no plug-in", "rlax.trainer.name=bigramm"),
     bad("rlax.launcher.workers", "unknown key", "rlax.launcher={name: static, workers: 2}"),
     bad("rlax.objective.preset", "no plug-in", "rlax.objective.preset=gpro"),
@@ -204,9 +233,25 @@ CONTRADICTIONS = [
     ),
     bad("rlax.objective.reference.path", "no effect", "rlax.objective.reference.path={tmp}/file"),
     bad(
-        "rlax.warm_start.pass_at_1_from",
+        "rlax.trainer.warm_start.pass_at_1_from",
         "must not exceed",
-        "rlax.warm_start={enabled: true, pass_at_1_from: 0.9}",
+        "rlax.trainer={name: maxtext, warm_start: {enabled: true, pass_at_1_from: 0.9}}",
+    ),
+    bad(
+        "rlax.trainer.offload_old_policy",
+        "no effect: only rlax.objective.old_policy: reprefill",
+        "rlax.trainer={name: maxtext, offload_old_policy: true}",
+    ),
+    bad(
+        "rlax.trainer.offload_old_policy",
+        "no effect: only rlax.objective.old_policy: reprefill with rlax.staleness.max_staleness",
+        "rlax.trainer={name: maxtext, offload_old_policy: true}",
+        "rlax.objective.old_policy=reprefill",
+    ),
+    bad(
+        "rlax.trainer.offload_reference",
+        "no effect while rlax.objective.kl.coefficient is 0",
+        "rlax.trainer={name: maxtext, offload_reference: true}",
     ),
     bad(
         "rlax.curation.filters.0.low",
@@ -245,9 +290,9 @@ PLACES = [
         "rlax.objective.reference.path={tmp}/missing",
     ),
     bad(
-        "rlax.warm_start.directory",
+        "rlax.trainer.warm_start.directory",
         "does not exist",
-        "rlax.warm_start={enabled: true, directory: {tmp}/missing}",
+        "rlax.trainer={name: maxtext, warm_start: {enabled: true, directory: {tmp}/missing}}",
     ),
     bad(
         "rlax.trackers",

@@ -9,6 +9,14 @@ def test_config_reads_the_section_and_the_command_line():
     config = rlax_config.load((TINY, "rlax.staleness.max_staleness=3", "steps=7"), run_name="x")
     assert (config.rlax.staleness.max_staleness, config.steps, config.run_name) == (3, 7, "x")
     assert config.rlax.prompt_source.name == "none"
+    assert not config.allow_untested
+
+
+def test_an_option_of_the_trainer_is_merged_with_those_of_the_file():
+    allowed = "rlax.trainer.allow_untested=true"
+    config = rlax_config.load((TINY, allowed, "rlax.trainer.warm_start.steps=5"))
+    warm = config.rlax.trainer.options["warm_start"]
+    assert config.allow_untested and (warm["steps"], warm["batch_rows"]) == (5, 32)
 
 
 def test_relative_directories_become_absolute_and_buckets_stay(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from rlax_maxtext.options import TrainerOptions
 from rlax_maxtext.policies import Policies
 
 from maxtext_overrides.config import loading as rlax_config
@@ -77,13 +78,15 @@ REPREFILL = slots(2, old_policy="reprefill")
 
 def policies(config, directory):
     """Three that differ in all they can; what only one of them needs is kept by that one only."""
-    offloaded = section(epochs=2, reference={"offload": True})
+
+    def policies_of(slots, section, name, **options):
+        return Policies(config, slots, section, TrainerOptions(**options), f"{directory}/{name}")
+
+    twice = section(epochs=2)
     return {
-        "in_loss": Policies(config, IN_LOSS, section(), f"{directory}/in_loss"),
-        "in_reward": Policies(config, IN_REWARD, offloaded, f"{directory}/in_reward"),
-        "reprefill": Policies(
-            config, REPREFILL, section(epochs=2, offload_old_policy=True), f"{directory}/none"
-        ),
+        "in_loss": policies_of(IN_LOSS, section(), "in_loss"),
+        "in_reward": policies_of(IN_REWARD, twice, "in_reward", offload_reference=True),
+        "reprefill": policies_of(REPREFILL, twice, "none", offload_old_policy=True),
     }
 
 
@@ -182,7 +185,8 @@ def resumed(tmp, weights, three_steps):
     def rejected(loop, config):
         def start(name, directory, loop=loop, **reference):
             with pytest.raises(ConfigError) as error:
-                Policies(config, IN_LOSS, section(reference=reference), str(directory)).start(loop)
+                given = section(reference=reference)
+                Policies(config, IN_LOSS, given, TrainerOptions(), str(directory)).start(loop)
             rejections[name] = str(error.value)
 
         start("absent", tmp / "elsewhere")

@@ -163,5 +163,5 @@ def test_another_source_upstream_is_rejected_unless_allowed(tmp_path, monkeypatc
     with pytest.raises(OverrideError, match="record_activation_metrics has the signature"):
         train(tmp_path, steps=1)
     assert module.record_activation_metrics is not stock
-    recorder = train(tmp_path, "rlax.allow_untested_maxtext=true", steps=1)
+    recorder = train(tmp_path, "rlax.trainer.allow_untested=true", steps=1)
     assert recorder.calls[-1] == ("end", 1)

@@ -14,9 +14,9 @@ from tiny_loop import TINY, batch
 from typer.testing import CliRunner
 
 from maxtext_overrides.config import loading as rlax_config
-from rlax_plugin.api import NoOptions
 from rlax_plugin.build import registry_for
 from rlax_plugin.cli import app
+from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.ports.protocols import BuildContext
@@ -77,9 +77,16 @@ def context_of(argv, run_dir=Path()):
     return (context := BuildContext(run_dir, 0, section, argv, url, part=part))
 
 
+OFFER = rlax_maxtext.rlax_register_trainer()["maxtext"]
+
+
+def options_of(context):
+    return validate(OFFER.config_class, context.section.trainer.options, "rlax.trainer")
+
+
 def trainer(argv, run_dir=Path()):
-    offer = rlax_maxtext.rlax_register_trainer()["maxtext"]
-    return offer.build(NoOptions(), context_of(argv, run_dir))
+    context = context_of(argv, run_dir)
+    return OFFER.build(options_of(context), context)
 
 
 def saving(directory):
@@ -144,9 +151,9 @@ def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_ste
     origin = Descent(f"{tmp_path}/tiny", 2, "3")
     rate = 1e-3
     new = ("run_name=new", f"learning_rate={rate}", "steps=2")
-    argv = (*saving(tmp_path), *new, "rlax.warm_start.enabled=true")  # which is skipped
+    argv = (*saving(tmp_path), *new, "rlax.trainer.warm_start.enabled=true")  # which is skipped
     starting, port = trainer(argv), FakePort(stop_after=1, canary=False)
-    starting.start_from(origin)
+    assert starting.start_from(origin) == "the warm start"
     starting.run(port)
     assert port.calls[:3] == [("publish", 0), ("batch", 1), ("publish", 1)]
     assert port.weights[0].keys() == two_steps.weights[2].keys()
@@ -192,7 +199,7 @@ def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):
     ("argv", "expected"),
     [
         ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
-        ("rlax.warm_start.enabled=true", "prompt source 'none' has no answer_tokens"),
+        ("rlax.trainer.warm_start.enabled=true", "prompt source 'none' has no answer_tokens"),
         (
             "hardware=gpu attention=cudnn_flash_jax rlax.batches.sequences_per_row=2",
             "attention = 'cudnn_flash_jax': must be another with rlax.batches.sequences_per_row",
@@ -207,24 +214,24 @@ def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):
     ],
 )
 def test_check_finds_what_maxtext_would_reject(argv, expected):
-    check = rlax_maxtext.rlax_register_trainer()["maxtext"].check
     words = argv.split()
     context = context_of((TINY, *(word for word in words if word.startswith("rlax"))))
     with pytest.raises(ConfigError) as error:
-        check(NoOptions(), dataclasses.replace(context, maxtext_argv=(TINY, *words)))
+        whole = dataclasses.replace(context, maxtext_argv=(TINY, *words))
+        OFFER.check(options_of(context), whole)
     assert expected in str(error.value)
 
 
 def test_check_adds_up_what_training_needs():
     argv = (TINY, "gradient_accumulation_steps=2", "per_device_batch_size=2", "opt_type=sgd")
     kl = "rlax.objective.kl.coefficient=0.1"
-    facts = rlax_maxtext.rlax_register_trainer()["maxtext"].check(
-        NoOptions(), context_of((*argv, kl))
-    )
+    context = context_of((*argv, kl))
+    facts = OFFER.check(options_of(context), context)
     # Embedding 64 x 32; a layer: attention 4 x 32^2, MLP 3 x 32 x 64, two norms; a norm at the end.
     parameters = 64 * 32 + 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32
     assert f"{parameters:,} parameters" in facts.says["model"]
-    assert facts.says["one update"].startswith("8 rows = 2 micro-batch(es) x 2 device(s) x per")
+    update = facts.says["one update"]
+    assert update.startswith("a step of MaxText: 8 rows = 2 micro-batch(es) x 2 device(s) x per")
     # Of all devices together, although only one is here.
     assert facts.memory == {
         "parameters": 4 * parameters,
@@ -236,6 +243,28 @@ def test_check_adds_up_what_training_needs():
     }
     doubted = [key for key, _ in facts.warnings]
     assert doubted == ["load_parameters_path", "enable_checkpointing"]
+
+    allowed = ("rlax.trainer.allow_untested=true", "rlax.trainer.offload_reference=true")
+    context = context_of((*argv, kl, *allowed))
+    facts = OFFER.check(options_of(context), context)
+    assert "reference policy" not in facts.memory
+    assert "rlax.trainer.allow_untested" in dict(facts.warnings)
+
+
+def test_a_replay_uses_the_warm_start_of_its_run(tmp_path):
+    argv = (TINY, f"base_output_directory={tmp_path}", "rlax.trainer.warm_start.enabled=true")
+    context = dataclasses.replace(context_of(argv), replays=f"{tmp_path}/run")
+    made = f"{tmp_path}/run/prepared/warm_start"
+    starting = OFFER.build(options_of(context), context)
+    with pytest.raises(ConfigError) as error:
+        starting._warm_start()
+    assert str(error.value) == f"rlax.trainer.warm_start.directory = '{made}': does not exist"
+    Path(made).mkdir(parents=True)
+    assert starting._warm_start().directory == made
+    # A directory that the config names is that of every run, its replays included.
+    given = (*argv, f"rlax.trainer.warm_start.directory={tmp_path}")
+    context = dataclasses.replace(context_of(given), replays=f"{tmp_path}/run")
+    assert OFFER.build(options_of(context), context)._warm_start().directory == str(tmp_path)
 
 
 def test_check_adds_up_what_a_worker_needs():
@@ -265,3 +294,4 @@ def test_init_writes_what_check_accepts_and_explains(tmp_path):
     )
     assert found["memory_bytes"].keys() == {"rlax.trainer", "rlax.rollouts.engine"}
     assert found["warnings"] == []
+    assert found["words"]["rlax.trainer"]["warm start"].startswith("supervised, at most 2,000 ")

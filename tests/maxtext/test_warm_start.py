@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from rlax_maxtext import supervised
+from rlax_maxtext.options import TrainerOptions
 from tiny_loop import LENGTH, TINY, batch, policy_gradient
 
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, run_train_loop
 from maxtext_overrides.variables import published
+from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.objective.batches import ARRAYS
 from rlax_plugin.types import Prompt
@@ -31,6 +33,13 @@ class Doubles:
         return np.array([prompt.tokens[1] + 1, 1], np.int32)
 
 
+def warm_start(argv, on_progress=lambda *_: None):
+    """The warm start that a command line asks for."""
+    config = rlax_config.initialize(argv)
+    options = validate(TrainerOptions, config.rlax.trainer.options, "rlax.trainer")
+    return supervised.warm_start(argv, config, options.warm_start, Doubles(), on_progress)
+
+
 def test_supervised_rows_mark_the_answer():
     arrays = supervised.rows(Doubles(), Doubles().prompts("train")[:1], 5)
     assert arrays["inputs"].tolist() == [[63, 2, 3, 0, 0]]
@@ -41,18 +50,17 @@ def test_supervised_rows_mark_the_answer():
 
 def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
     window = (
-        "rlax.warm_start.pass_at_1_from=0.2",
-        "rlax.warm_start.pass_at_1_to=0.9",
+        "rlax.trainer.warm_start.pass_at_1_from=0.2",
+        "rlax.trainer.warm_start.pass_at_1_to=0.9",
     )
     argv = (TINY, f"base_output_directory={tmp_path}", *window)
     looks = []
-    path = supervised.warm_start(
-        argv, rlax_config.initialize(argv), Doubles(), lambda *look: looks.append(look)
-    )
+    path = warm_start(argv, lambda *look: looks.append(look))
     step, reached = looks[-1]
     assert 0.2 <= reached <= 0.9
     assert all(value < 0.2 for _, value in looks[:-1])
-    assert path == str(tmp_path / "tiny" / "warm_start" / "checkpoints" / str(step - 1) / "items")
+    made = tmp_path / "tiny" / "prepared" / "warm_start"
+    assert path == str(made / "checkpoints" / str(step - 1) / "items")
 
     # The RL run's first version gives the same pass@1, with a fresh optimizer and step count.
     held_out = supervised.rows(Doubles(), Doubles().prompts("validation")[:16], LENGTH)
@@ -71,25 +79,22 @@ def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
     assert set(published(loop.model_state))
 
     def again(*more):
-        config = rlax_config.initialize((*argv, *more))
-        return supervised.warm_start(argv, config, Doubles(), lambda *_: pytest.fail("trained"))
+        return warm_start((*argv, *more), lambda *_: pytest.fail("trained"))
 
     assert again() == path
-    assert again("run_name=b", f"rlax.warm_start.directory={tmp_path}/tiny/warm_start") == path
+    assert again("run_name=b", f"rlax.trainer.warm_start.directory={made}") == path
     with pytest.raises(ConfigError, match="no warm start has ended there"):
-        again("run_name=b", f"rlax.warm_start.directory={tmp_path}/b/warm_start")
+        again("run_name=b", f"rlax.trainer.warm_start.directory={tmp_path}/b/warm_start")
 
 
 def test_warm_start_that_overshoots_or_falls_short_is_an_error(tmp_path):
     argv = (TINY, f"base_output_directory={tmp_path}")
-    short = (*argv, "rlax.warm_start.steps=2")
-    config = rlax_config.initialize(short)
-    with pytest.raises(TrainingError, match=r"after rlax.warm_start.steps = 2, below"):
-        supervised.warm_start(short, config, Doubles())
-    argv += ("rlax.warm_start.pass_at_1_from=0", "rlax.warm_start.pass_at_1_to=0")
-    config = rlax_config.initialize(argv)
-    with pytest.raises(TrainingError, match=r"above rlax.warm_start.pass_at_1_to = 0.0"):
-        supervised.warm_start(argv, config, Doubles())
+    short = (*argv, "rlax.trainer.warm_start.steps=2")
+    with pytest.raises(TrainingError, match=r"after rlax.trainer.warm_start.steps = 2, below"):
+        warm_start(short)
+    argv += ("rlax.trainer.warm_start.pass_at_1_from=0", "rlax.trainer.warm_start.pass_at_1_to=0")
+    with pytest.raises(TrainingError, match=r"above rlax.trainer.warm_start.pass_at_1_to = 0.0"):
+        warm_start(argv)
 
 
 def test_arrays_of_the_supervised_loop_are_maxtexts_own():

@@ -77,13 +77,6 @@ class Examined:
         return self.registry.workers(self.section)
 
     @property
-    def warm_starts(self) -> bool:
-        """Whether the run begins with a warm start: it is asked for, and the trainer has one."""
-        choice = self.section.trainer
-        offer = self.registry.offer("trainer", choice.name, "rlax.trainer")
-        return self.section.warm_start.enabled and offer.extension.warm_starts
-
-    @property
     def samples(self) -> int:
         """Samples of one RL step."""
         return self.section.rollouts.groups_per_step * self.section.rollouts.group_size

@@ -36,15 +36,8 @@ def warnings(config: Examined) -> Iterator[ConfigWarning]:
             "rlax.evaluation.problems",
             f"{evaluation.problems}: the split {evaluation.split!r} has {config.prompts.held_out}",
         )
-    if section.warm_start.enabled and not config.warm_starts:
-        yield (
-            "rlax.warm_start.enabled",
-            f"is true, and trainer {section.trainer.name} has no warm start: it is ignored",
-        )
     if section.objective.allow_uncorrected:
         yield "rlax.objective.allow_uncorrected", "is true: old samples may train uncorrected"
-    if section.allow_untested_maxtext:
-        yield "rlax.allow_untested_maxtext", "is true: overrides of MaxText are not verified"
     if section.deterministic:
         yield "rlax.deterministic", "is true: groups are decoded one after the other, slowly"
 
@@ -59,7 +52,7 @@ def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
         yield (
             "rlax.curation.filters",
             "is empty: groups whose rewards are all equal take up rows of the batch and teach "
-            "nothing; mixed_outcome of rlax_curation keeps them out",
+            "nothing; a filter can keep them out (rlax config filters)",
         )
     needed = config.samples * section.staleness.steps_ahead * section.curation.oversample
     if config.workers and rollouts.slots * config.workers >= 2 * needed:

@@ -47,11 +47,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _on_maxtext(config: Examined) -> bool:
-    """Whether an update is a step of MaxText."""
-    return config.section.trainer.plain_name == "maxtext"
-
-
 def _processes(config: Examined) -> Words:
     section, workers = config.section, config.workers
     network, weights = section.network, section.weights
@@ -88,10 +83,9 @@ def _one_step(config: Examined) -> Words:
     if batches.tokens:
         words["batch"] += f"; full with {batches.tokens:,} completion tokens"
     objective = section.objective
-    each = ", each a step of MaxText" if _on_maxtext(config) else ""
     words["updates"] = (
         f"{objective.epochs} epoch(s) x {objective.mini_batches} mini-batch(es) = "
-        f"{plural(objective.updates_per_step, 'update')}{each}; then one weight version"
+        f"{plural(objective.updates_per_step, 'update')}; then one weight version"
     )
     return words
 
@@ -101,10 +95,7 @@ def _run(config: Examined) -> Words:
     evaluation, source = section.evaluation, section.prompt_source.name
     words = {}
     if steps is not None and (groups := config.groups) is not None:
-        count = config.maxtext["steps"]
-        updates = f"{plural(count, 'step')} of MaxText"
-        if not _on_maxtext(config):
-            updates = plural(count, "update")
+        updates = plural(config.maxtext["steps"], "update")
         words["steps"] = f"{updates} = {plural(steps, 'RL step')}, {groups:,} groups"
         if config.prompts is not None:
             epochs = groups / config.prompts.train
@@ -112,11 +103,6 @@ def _run(config: Examined) -> Words:
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
     filters = ", ".join(choice.name for choice in section.curation.filters)
     words["prompts"] += f"; groups must pass {filters}" if filters else "; every group trains"
-    if config.warm_starts:
-        words["warm start"] = (
-            f"supervised, at most {section.warm_start.steps:,} steps, until pass@1 on held-out "
-            f"problems is {section.warm_start.pass_at_1_from:g}"
-        )
     words["evaluation"] = _evaluation(evaluation)
     return words
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from rlax_plugin.build import registry_of
 from rlax_plugin.config.identity import config_hash, decides, differences
 from rlax_plugin.config.loading import load_section, merged
 from rlax_plugin.errors import ConfigError
@@ -259,6 +260,26 @@ def test_options_without_a_name_are_of_the_default_part(tmp_path):
     names = ["local", "maxtext", "jetstream", "shuffled", "orbax"]
     assert [part.name for part in parts] == names
     assert all(part.options == {"some": 2} for part in parts)
+
+
+def test_an_argument_sets_one_option_inside_an_option_of_a_part(tmp_path):
+    """Whether the file names the part, gives it options without a name, or says nothing of it."""
+    options = {"steps": 5, "enabled": True}
+    for trainer, kept in (
+        ("", {}),
+        ("  trainer: {name: maxtext}\n", {}),
+        ("  trainer: {warm_start: {steps: 9, problems: 7}}\n", {"problems": 7}),
+    ):
+        path = write(tmp_path, f"{MINIMAL.rstrip()}\n{trainer}")
+        arguments = [f"rlax.trainer.warm_start.{k}={v}".lower() for k, v in options.items()]
+        section, _ = load_section(path, arguments)
+        assert section.trainer.name == "maxtext"
+        found = registry_of(()).options("trainer", section.trainer, "rlax.trainer")
+        given = options | kept
+        assert found.warm_start.model_dump(include=set(given)) == given
+    with pytest.raises(ConfigError, match=r"^rlax\.trainer\.warm_start\.step = 5: unknown key"):
+        section, _ = load_section(path, ["rlax.trainer.warm_start.step=5"])
+        registry_of(()).options("trainer", section.trainer, "rlax.trainer")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from rlax_maxtext.options import TrainerOptions, WarmStart
 from rlax_maxtext.trainer import MaxTextTrainer
 
 from rlax_plugin.build import registry_for
@@ -181,13 +182,16 @@ def test_other_weights_in_maxtexts_config_contradict_it(tmp_path: Path, key: str
 def test_maxtexts_trainer_loads_the_other_runs_parameters(tmp_path: Path) -> None:
     (tmp_path / "old/checkpoints/4/items").mkdir(parents=True)
     origin = Descent(str(tmp_path / "old"), 5, "4")
-    started = MaxTextTrainer(context(tmp_path / "new"))
+    started = MaxTextTrainer(TrainerOptions(), context(tmp_path / "new"))
     assert started._first_weights() == {}
-    started.start_from(origin)
+    assert started.start_from(origin) is None
     path = f"{tmp_path}/old/checkpoints/4/items"
     assert started._first_weights()["load_parameters_path"] == path
     with pytest.raises(ConfigError, match="old@6': that checkpoint is gone"):
         started.start_from(Descent(origin.run, 6, "5"))
+    warm = TrainerOptions(warm_start=WarmStart(enabled=True))
+    replaced = descent.start(MaxTextTrainer(warm, context(tmp_path / "new")), "maxtext", origin)
+    assert replaced == "the warm start"
 
 
 def test_the_command_that_goes_on_leaves_other_weights_out(tmp_path: Path) -> None:

@@ -128,18 +128,6 @@ def test_places_are_not_looked_at_before_the_run_has_a_name() -> None:
     assert result.exit_code == 0
 
 
-def test_a_warm_start_that_the_trainer_would_ignore_is_told() -> None:
-    warm = "rlax.warm_start.enabled=true"
-    ignored = rlax("check", "--fast", TESTING, warm)
-    assert ignored.exit_code == 0
-    text = " ".join(ignored.stdout.split())
-    assert "warning: rlax.warm_start.enabled is true, and trainer bigram has no warm start" in text
-    assert "warm start supervised" not in text
-    announced = " ".join(rlax("check", "--fast", DEMO, warm).stdout.split())
-    assert "warm start supervised, at most" in announced
-    assert "has no warm start" not in announced
-
-
 def test_memory_that_this_machine_lacks_is_told() -> None:
     section, maxtext = load_section(DEMO)
     found = examine(section, maxtext, registry_for(section), (DEMO,))

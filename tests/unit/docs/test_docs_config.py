@@ -112,6 +112,9 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
         ("objective.kl", ["rlax.objective.kl"], ["coefficient", "estimator", "placement"]),
         ("rlax.launcher.workers", ["launcher local"], ["workers"]),
         ("rlax.rewards.0.slow_s", ["reward even"], ["slow_s"]),
+        ("rlax.trainer.warm_start.steps", ["trainer maxtext"], ["warm_start.steps"]),
+        ("rlax.trainer.allow_untested", ["trainer maxtext"], ["allow_untested"]),
+        ("offload_reference", ["trainer maxtext"], ["offload_reference"]),
         (
             "sampler",
             ["rlax.curation", "sampler shuffled", "sampler learnability"],
@@ -125,6 +128,18 @@ def test_finds_sections_keys_and_options(wanted: str, titles: list[str], keys: l
     listed = [key.key for block in found for key in block.keys]
     assert [key.rsplit(".", 1)[-1] for key in listed] == [key.rsplit(".", 1)[-1] for key in keys]
     assert all(key in listed for key in keys if key.startswith("rlax"))
+
+
+def test_options_in_sections_have_dotted_names() -> None:
+    (whole,) = reference.find("rlax.trainer.warm_start")
+    assert [k.key for k in whole.keys][:3] == [
+        "warm_start.enabled",
+        "warm_start.steps",
+        "warm_start.batch_rows",
+    ]
+    assert reference.find("warm_start") == [whole]
+    text = " ".join(rlax("rlax.trainer.warm_start.directory").stdout.split())
+    assert text.startswith('trainer maxtext warm_start.directory text; default "" of a finished')
 
 
 def test_prints_a_section() -> None:

@@ -49,7 +49,7 @@ def test_a_difference_names_symbol_expected_found_and_versions(changes, expected
     with pytest.raises(OverrideError, match=expected) as error:
         check([declared(**changes)])
     assert "tested with maxtext 0.2.5; installed: " in str(error.value)
-    assert "rlax.allow_untested_maxtext=true" in str(error.value)
+    assert "rlax.trainer.allow_untested=true" in str(error.value)
 
 
 def test_what_is_no_function_any_more_is_rejected() -> None:

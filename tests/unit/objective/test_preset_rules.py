@@ -133,10 +133,8 @@ def test_several_updates_need_a_ratio(preset):
     ("changes", "message"),
     [
         ({"corrections": [{"name": "veto"}] * 2}, "must name 'veto' once"),
-        ({"offload_old_policy": True}, "no effect: only old_policy: reprefill"),
-        ({"old_policy": "reprefill", "offload_old_policy": True}, "no effect: only old_policy"),
         ({"overlong": {"penalty": 0, "buffer_tokens": 2}}, "penalty = 0.0: must be above 0"),
-        ({"reference": {"offload": True}}, "no effect while rlax.objective.kl.coefficient is 0"),
+        ({"reference": {"path": "x"}}, "no effect while rlax.objective.kl.coefficient is 0"),
         (
             {"overlong": {"penalty": 1, "buffer_tokens": 9, "max_tokens": 8}},
             "buffer_tokens = 9: must not exceed max_tokens = 8",
