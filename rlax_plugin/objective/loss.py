@@ -32,6 +32,7 @@ from rlax_plugin.objective.inputs import (
     ratio_of,
 )
 from rlax_plugin.objective.presets import Preset
+from rlax_plugin.ports.kinds import AT_KEY
 
 __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
     "TokenInputs",
@@ -143,7 +144,7 @@ def _same_part(given: Any, preset_s: Any) -> bool:
 
 def kind_of(slot: str) -> str:
     """The kind of part that a slot holds."""
-    return "gradient_term" if slot.startswith("grad") else slot
+    return AT_KEY[f"rlax.objective.{slot}"].name
 
 
 def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:

@@ -15,7 +15,6 @@ import jinja2
 
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.kinds import BY_NAME
-from rlax_plugin.ports.manager import KINDS
 
 OBSERVER = "observer"
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -48,7 +47,7 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
     Raises:
       ConfigError: the name or the kind will not do, or the folder exists.
     """
-    known = (*KINDS, OBSERVER)
+    known = (*BY_NAME, OBSERVER)
     if kind not in known:
         raise ConfigError("--kind", kind, f"no such kind; {alternatives(kind, known)}")
     _check_name(name)

@@ -14,10 +14,10 @@ from typer.testing import CliRunner, Result
 from rlax_plugin.cli import app
 from rlax_plugin.commands.scaffold import OBSERVER, write_package
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.ports.manager import KINDS
+from rlax_plugin.ports.kinds import BY_NAME
 
 ROOT = Path(__file__).parents[3]
-ALL_KINDS = (*KINDS, OBSERVER)
+ALL_KINDS = (*BY_NAME, OBSERVER)
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:

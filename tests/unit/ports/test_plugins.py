@@ -14,8 +14,10 @@ from installs import FILTER, install, on_path, write
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import PluginError
-from rlax_plugin.ports.kinds import ALL
-from rlax_plugin.ports.manager import HOOKS, KINDS, Manager, installed
+from rlax_plugin.ports import hookspecs
+from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind
+from rlax_plugin.ports.manager import HOOKS, Manager, installed
+from rlax_plugin.testing.checking import contract_of
 
 OBSERVER = """
     from rlax_plugin.api import hookimpl
@@ -41,12 +43,20 @@ def rejection(*names: str) -> str:
 
 def test_hooks_are_read_from_the_specification() -> None:
     assert HOOKS["rlax_on_step_end"] == ("step", "metrics")
-    assert "gradient_term" in KINDS and "rollout_engine" in KINDS
-    assert len(KINDS) + sum(name.startswith("rlax_on_") for name in HOOKS) == len(HOOKS)
+    assert HOOKS["rlax_register_gradient_term"] == HOOKS["rlax_register_rollout_engine"] == ()
+    events = [f"rlax_on_{event}" for event in hookspecs.EVENTS]
+    assert [kind.hook for kind in ALL] + events == list(HOOKS)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
+def test_a_kinds_entry_makes_its_hook_and_names_its_contract(kind: Kind) -> None:
+    told = hookspecs.REGISTER[kind.hook].__doc__ or ""
+    assert kind.part in told and kind.process in told and kind.config_keys[0] in told
+    assert callable(contract_of(kind))
 
 
 def test_every_kind_has_one_entry_and_a_config_of_its_usage_chooses_it() -> None:
-    assert sorted(kind.name for kind in ALL) == sorted(KINDS)
+    assert len(BY_NAME) == len(ALL)
     whole = {
         "prompt_source": {"name": "numbers"},
         "rewards": [{"name": "even"}],
