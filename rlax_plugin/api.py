@@ -56,6 +56,7 @@ from rlax_plugin.objective.presets import Preset, presets_from_yaml
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.hookspecs import hookimpl
+from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import (
     Arrays,
     BuildContext,
@@ -131,6 +132,7 @@ __all__ = [
     "NoOptions",
     "NonNegativeInt",
     "ObjectiveSlots",
+    "Observer",
     "Outcomes",
     "PassRates",
     "PathText",

@@ -187,6 +187,9 @@ class RlaxSection(Section):
         default=Choice(name="local"), description="brings the workers up"
     )
     trackers: tuple[Choice, ...] = Field(default=(), description="get the metrics of every step")
+    observers: tuple[Choice, ...] = Field(
+        default=(), description="are told of the run's events, and keep a state over a resume"
+    )
     trainer: Annotated[Choice, DefaultPart("maxtext")] = Field(
         default=Choice(name="maxtext"), description="runs the training loop"
     )

@@ -181,6 +181,13 @@ ALL = (
         contract="tracker",
     ),
     Kind(
+        name="observer",
+        part="Observer",
+        process=_CONTROLLER,
+        places=("observers[]",),
+        contract="observers",
+    ),
+    Kind(
         name="trainer",
         part="Trainer",
         process="the trainer, before the controller starts",

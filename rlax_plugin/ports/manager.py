@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pluggy
@@ -26,6 +26,8 @@ GROUP = "rlax_plugin"  # of entry points
 KEY = "rlax.plugins"
 
 _SPECIFICATIONS = {**hookspecs.REGISTER, **hookspecs.OBSERVE}
+_PAGE = ModuleType("hooks")  # pluggy reads specifications off a module
+vars(_PAGE).update(_SPECIFICATIONS)
 # Hook name -> the arguments an implementation may take.
 HOOKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -112,7 +114,7 @@ class Manager:
         self.names = tuple(names)
         self.hook = _Hooks(self.call)
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
-        self._pluggy.add_hookspecs(SimpleNamespace(**_SPECIFICATIONS))
+        self._pluggy.add_hookspecs(_PAGE)
         plugins: dict[str, Any] = {}
         for name in self.names:
             if name in plugins:

@@ -15,6 +15,7 @@ import yaml
 from rlax_plugin.build import Registry, registry_of
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
+from rlax_plugin.ports.hookspecs import EVENTS
 from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind, choose
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine, Trainer, WeightStore
@@ -26,6 +27,7 @@ from rlax_plugin.testing.contracts.trial import STEPS, Trial, Unbuilt
 from rlax_plugin.testing.fakes import FakeTrainerPort
 from rlax_plugin.types import GroupRequest, WeightVersion
 
+HOOK = "hook"
 TOYS = "rlax_plugin.testing"  # has a part of every kind that a plug-in may need and not offer
 
 
@@ -35,8 +37,8 @@ class Checked:
 
     Attributes:
       plugin: as given to ``check_plugin``.
-      kind: such as ``reward``; ``observer`` for a ``rlax_on_<event>`` hook.
-      name: what the config would choose; of an observer, the hook.
+      kind: such as ``reward``; ``hook`` for ``rlax_on_<event>``.
+      name: what the config would choose; of a hook, its own.
       rules: what holds, one phrase each; empty if nothing could be tried.
       note: why nothing could be tried.
     """
@@ -183,7 +185,7 @@ class _Check:
         for kind, name in offered:
             self._check_options(kind, name)
         checked, findings = [], []
-        for one, part in [*self._parts(offered), *self._observers()]:
+        for one, part in [*self._parts(offered), *self._hooks()]:
             checked.append(replace(one, rules=tuple(part.rules)))
             findings += part.findings
         if findings:
@@ -284,9 +286,10 @@ class _Check:
             own_prompts=bool(self._own.offers["prompt_source"]),
         )
 
-    def _observers(self) -> Iterator[tuple[Checked, Inspection]]:
+    def _hooks(self) -> Iterator[tuple[Checked, Inspection]]:
         manager, run_dir = Manager((self._name,)), self._context().run_dir
-        for hook in observers.OBSERVERS:
+        for event in EVENTS:
+            hook = f"rlax_on_{event}"
             part = Inspection(f"plug-in {self._name!r}, {hook}")
-            if observers.check_observer(manager, hook, run_dir, part):
-                yield Checked(self._name, "observer", hook, ()), part
+            if observers.check_hook(manager, event, run_dir, part):
+                yield Checked(self._name, HOOK, hook, ()), part

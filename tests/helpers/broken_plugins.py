@@ -118,7 +118,7 @@ BROKEN: dict[str, Broken] = {
             return Random()
         """,
         "all randomness comes from rng",
-        "generate from the rng that choose is given",
+        "sample from the rng that choose is given",
     ),
     "reward_of_text": _of(
         "reward",

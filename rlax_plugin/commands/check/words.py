@@ -118,6 +118,8 @@ def _run(config: Examined) -> Words:
             f"problems is {section.warm_start.pass_at_1_from:g}"
         )
     words["evaluation"] = _evaluation(evaluation)
+    if config.section.observers:
+        words["observers"] = ", ".join(choice.name for choice in config.section.observers)
     return words
 
 

@@ -90,8 +90,8 @@ def test_every_example_registers_and_builds_alone(folder: Path, kind: str) -> No
     assert built is not None
 
 
-@pytest.mark.parametrize("name", [name for name in HOOKS if name.startswith("rlax_on_")])
-def test_every_observer_registers_alone(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", hookspecs.OBSERVE)
+def test_every_hook_of_an_event_registers_alone(folder: Path, name: str) -> None:
     manager = Manager([f"example_{name}"])
     implemented = [hook for hook in HOOKS if hasattr(sys.modules[manager.names[0]], hook)]
     assert implemented == [name]
@@ -99,9 +99,9 @@ def test_every_observer_registers_alone(folder: Path, name: str) -> None:
 
 def test_the_examples_keep_the_contracts_of_their_kinds(folder: Path) -> None:
     checked = check_plugin("hook_examples")
-    observers = [one.name for one in checked if one.kind == "observer"]
-    assert sorted(observers) == sorted(name for name in HOOKS if name.startswith("rlax_on_"))
-    assert {one.kind for one in checked} - {"observer"} == set(BY_NAME)
+    hooks = [one.name for one in checked if one.kind == "hook"]
+    assert sorted(hooks) == sorted(hookspecs.OBSERVE)
+    assert {one.kind for one in checked} - {"hook"} == set(BY_NAME)
     untried = {one.kind for one in checked if not one.rules}
     assert untried == {"rollout_engine", "trainer"}  # of a model of their own
 
@@ -182,7 +182,7 @@ def test_the_examples_train_together(run: Run) -> None:
     assert tracked == rewards
 
 
-def test_every_observer_is_called_in_the_run(run: Run) -> None:
+def test_every_hook_of_an_event_is_called_in_the_run(run: Run) -> None:
     told = log(run)
     steps = len(run.steps())
     assert f"run {run.dir.relative_to(run.dir.parents[1])} of config" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlax_plugin.errors import PluginError
 from rlax_plugin.ports import hookspecs
 from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind
 from rlax_plugin.ports.manager import HOOKS, Manager, installed
+from rlax_plugin.ports.observer import Observer
 from rlax_plugin.testing.checking import contract_of
 
 OBSERVER = """
@@ -226,3 +228,9 @@ def test_a_failing_observer_is_named(folder: Path) -> None:
     assert isinstance(info.value.__cause__, KeyError)
     with pytest.raises(AttributeError, match="did you mean 'rlax_on_step_end'"):
         manager.hook.rlax_on_stepend(step=1)
+
+
+def test_an_observer_has_the_methods_and_arguments_of_the_hooks() -> None:
+    for hook, specification in hookspecs.OBSERVE.items():
+        method = inspect.signature(getattr(Observer(), hook.removeprefix("rlax_")))
+        assert method == inspect.signature(specification), hook

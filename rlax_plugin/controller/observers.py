@@ -1,0 +1,154 @@
+"""Who is told of a run's events: the hooks of plug-ins, and the observers that a config chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlax_plugin.build import Registry
+from rlax_plugin.errors import PluginError
+from rlax_plugin.ports.manager import Manager, told
+from rlax_plugin.ports.observer import Observer, defect, storable
+from rlax_plugin.ports.protocols import BuildContext
+
+_START, _ERROR = "run_start", "run_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An observer of the config.
+
+    Attributes:
+      key: where the config chooses it, such as ``rlax.observers.0``.
+      name: what it chooses there.
+      plugin: that offers it.
+      part: as it was built.
+    """
+
+    key: str
+    name: str
+    plugin: str
+    part: Observer
+
+    def call[**P, T](self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls a method of the part.
+
+        Raises:
+          PluginError: it raised; names plug-in and part, and has its exception as cause.
+        """
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            raise self.error(f"failed in {method.__name__}: {told(error)}") from error
+
+    def error(self, what: str) -> PluginError:
+        """An error that names plug-in and part."""
+        return PluginError(f"plug-in {self.plugin!r}: {self.key} = {self.name!r} {what}")
+
+
+def chosen_observers(registry: Registry, context: BuildContext) -> list[Chosen]:
+    """Builds the observers of a config, in its order.
+
+    Raises:
+      ConfigError: see ``Registry.part``.
+      PluginError: a plug-in built something else.
+    """
+    found = []
+    for index, choice in enumerate(context.section.observers):
+        key = f"rlax.observers.{index}"
+        plugin = registry.offer("observer", choice.name, key).plugin
+        one = Chosen(key, choice.name, plugin, registry.part("observer", choice, key, context))
+        if wrong := defect(one.part):
+            raise one.error(wrong)
+        found.append(one)
+    return found
+
+
+class Observers:
+    """Tells hooks and observers of events. Lives on the controller's event loop.
+
+    Nothing that they raise comes through, because events are told from the midst of other work,
+    which must not be torn. From the first failure on there is no ``state`` any more: what failed
+    would be missing in it.
+
+    Observers are told nothing before ``run_start``, so that they are restored by then; what happens
+    earlier, such as the publication of the first weights, follows it in order. Hooks have no state
+    and are told at once.
+
+    Args:
+      manager: of the plug-ins whose hooks observe.
+      chosen: the observers.
+      fail: given what a plug-in raised, as a ``PluginError`` that names it.
+    """
+
+    def __init__(
+        self, manager: Manager, chosen: Sequence[Chosen], fail: Callable[[PluginError], None]
+    ):
+        self._manager, self._chosen, self._fail = manager, tuple(chosen), fail
+        self._held: list[tuple[str, Mapping[str, Any]]] | None = []  # None: the run has started
+        self._failure: PluginError | None = None
+
+    def notify(self, event: str, **arguments: Any) -> None:
+        """Tells of an event, e.g. ``notify("step_end", step=1, metrics={})``."""
+        try:
+            self._manager.call(f"rlax_on_{event}", **arguments)
+            self._tell(event, arguments)
+        except PluginError as error:
+            self._failed(error)
+
+    def notify_again(self, event: str, **arguments: Any) -> None:
+        """Tells observers of an event that came after the state which they have restored.
+
+        Hooks were told of it by an earlier process.
+        """
+        try:
+            self._tell(event, arguments)
+        except PluginError as error:
+            self._failed(error)
+
+    def _tell(self, event: str, arguments: Mapping[str, Any]) -> None:
+        if event == _START:
+            held, self._held = self._held or [], None
+            for earlier, its in ((event, arguments), *held):
+                self._call(earlier, its)
+        elif self._held is not None and event != _ERROR:
+            self._held.append((event, arguments))
+        else:
+            self._call(event, arguments)
+
+    def _call(self, event: str, arguments: Mapping[str, Any]) -> None:
+        for one in self._chosen:
+            one.call(getattr(one.part, f"on_{event}"), **arguments)
+
+    def _failed(self, error: PluginError) -> None:
+        self._failure = self._failure or error
+        self._fail(error)
+
+    def state(self) -> dict[str, Any]:
+        """Config key -> state of each observer, as it is at this moment.
+
+        Raises:
+          PluginError: a state cannot be stored, or an earlier event was not taken.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return {one.key: _stored(one) for one in self._chosen}
+
+    def restore(self, document: Mapping[str, Any]) -> None:
+        """Gives the observers what ``state`` returned; one that is not in it begins anew.
+
+        Raises:
+          PluginError: an observer raised.
+        """
+        for one in self._chosen:
+            if one.key in document:
+                one.call(one.part.restore, document[one.key])
+
+
+def _stored(one: Chosen) -> Any:
+    state = one.call(one.part.state)
+    try:
+        return storable(state)
+    except ValueError as error:
+        raise one.error(str(error)) from error
