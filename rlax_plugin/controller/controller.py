@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Coroutine
@@ -15,10 +16,11 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
+from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
 from rlax_plugin.controller.run_state import RunState
-from rlax_plugin.errors import DeadlineError, PluginError, TrainingError
+from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
 from rlax_plugin.metrics.dashboard import Dashboard
@@ -119,6 +121,8 @@ class Controller:
             self._part("filter", choice, f"rlax.curation.filters.{i}")
             for i, choice in enumerate(s.curation.filters)
         ]
+        chosen = chosen_observers(self._registry, self._context)
+        self.observers = Observers(self._registry.manager, chosen, self.fail)
         self.trackers: list[Tracker] = []
         undo.ends_trackers(self.trackers, s.trackers)
         for i, choice in enumerate(s.trackers):
@@ -227,29 +231,24 @@ class Controller:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _hook(self, name: str, **arguments: Any) -> None:
-        # Called from the midst of other work, which must not be torn: the failure goes its own way.
-        try:
-            getattr(self._registry.manager.hook, name)(**arguments)
-        except PluginError as error:
-            self.fail(error)
-
     def _on_lost(self, worker: Worker, reason: str) -> None:
         if not self._closing:
             self.dashboard.message(f"worker {worker.name} lost: {reason}")
-            self._hook("rlax_on_worker_lost", worker=worker.name, reason=reason)
+            self.observers.notify("worker_lost", worker=worker.name, reason=reason)
 
     def _on_quarantined(self, worker: str, reason: str) -> None:
         self.dashboard.message(f"worker {worker} is quarantined: {reason}")
         self.flow.distrust(worker)
 
-    def _on_scored(self, group: Group, rejected: str | None) -> None:
-        self._hook("rlax_on_group_scored", group=group, rejected=rejected)
+    def _on_scored(self, group: Group, rejected: str | None, again: bool) -> None:
+        tell = self.observers.notify_again if again else self.observers.notify
+        fresh = dataclasses.replace(group, advantages=None)  # a recorded one may have them by now
+        tell("group_scored", group=fresh, rejected=rejected)
 
     def _on_published(self, version: WeightVersion) -> None:
         self.latest_version = version.version
         self.versions_published += 1
-        self._hook("rlax_on_weights_published", version=version)
+        self.observers.notify("weights_published", version=version)
         prints = {name: spec.fingerprint for name, spec in version.tensors.items()}
         self.flow.published(version.version, digest(prints))
         if self._begun is not None and self._begun.done():
@@ -257,7 +256,7 @@ class Controller:
 
     async def run_failed(self, error: Exception) -> None:
         """Tells the plug-ins, before everything is shut down."""
-        self._hook("rlax_on_run_error", error=harmless(str(error)))
+        self.observers.notify("run_error", error=harmless(str(error)))
 
     def weights_exist(self, step: int) -> None:
         """The trainer has handed over its first weights, of ``step``: begin."""
@@ -273,7 +272,7 @@ class Controller:
             raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
         self.dashboard.phase("waiting for workers")
         await self._generation.wait_for_worker()
-        self._hook("rlax_on_run_start", run_dir=self.files.url, config_hash=self._config_hash)
+        self.observers.notify("run_start", run_dir=self.files.url, config_hash=self._config_hash)
         self.before = await self._recorder.call(recorded, self.files, "before")
         if self.before is None:
             self.before = await self.evaluate("before", step)
@@ -299,7 +298,7 @@ class Controller:
         self._metrics.add(done.step, metrics)
         for tracker in self.trackers:
             tracker.log(done.step, metrics)
-        self._hook("rlax_on_step_end", step=done.step, metrics=metrics)
+        self.observers.notify("step_end", step=done.step, metrics=metrics)
         self.dashboard.step(
             done.step, metrics, self.latest_version, self.run_state.rates.histogram()
         )
@@ -347,6 +346,7 @@ class Controller:
 
     async def snapshot(self, unfinished: FinishedStep) -> None:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
+        observers = self.observers.state()  # of the same moment as the run state
         commit, run_state = await self.flow.commit()
         metrics = self._step_metrics(unfinished, publish_s=0.0)
         step = unfinished.step
@@ -355,7 +355,7 @@ class Controller:
                 f"a checkpoint of step {step} is asked for, but the batch of step "
                 f"{run_state['next_step'] - 1} was the last: no run could be resumed from it"
             )
-        document = snapshot(step, commit.number, commit.checksum, run_state, metrics)
+        document = snapshot(step, commit.number, commit.checksum, run_state, metrics, observers)
         reached(FaultPoint.SNAPSHOT_BEGUN)
         await self._recorder.call(self._save, step, document)
 
@@ -385,6 +385,10 @@ class Controller:
             # Killed between the checkpoint and the report of its step.
             self._metrics.add(step, recovery.metrics)
             known.append(recovery.metrics)
+        self.observers.restore(recovery.observers)
+        if self.observers.last_step < step:  # its end was told, if at all, after the snapshot
+            metrics = {k: v for k, v in known[-1].items() if k != "step"}
+            self.observers.notify_again("step_end", step=step, metrics=metrics)
         for metrics in known:
             self.stats.add({k: v for k, v in metrics.items() if k != "step"})
         if recovery.anything:

@@ -48,7 +48,8 @@ class Flow:
     Args:
       latest_version: newest published weight version.
       advantage_slot: called with each new batch.
-      on_scored: called with each scored group and why it was rejected, None if accepted.
+      on_scored: called with each scored group, why it was rejected (None if accepted), and whether
+        an earlier process had scored it after the checkpoint.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Flow:
         run_state: RunState,
         recorder: Recorder,
         latest_version: Callable[[], int],
-        on_scored: Callable[[Group, str | None], None] = lambda group, rejected: None,
+        on_scored: Callable[[Group, str | None, bool], None] = lambda group, rejected, again: None,
     ):
         self._section, self._source, self._filters = section, source, filters
         self._advantage_slot = advantage_slot
@@ -99,7 +100,7 @@ class Flow:
     def _go_live(self, rest: ReplayInterval) -> None:
         """Adds up what happened after the last recorded batch, and goes on from there."""
         assert self._recovery is not None
-        rest.apply(self.run_state)
+        self._replay(rest)
         self._running = True
         for worker in self._distrusted:  # it outlived an earlier process, and has failed since
             self._drop_of(worker)
@@ -108,6 +109,11 @@ class Flow:
         for event in self._published:
             self._note(event)
         self.wake()
+
+    def _replay(self, interval: ReplayInterval) -> None:
+        interval.apply(self.run_state)
+        for group, rejected in interval.scored:
+            self._on_scored(group, rejected, True)
 
     def published(self, version: int, digest: str) -> None:
         """A weight version is visible to workers."""
@@ -272,7 +278,7 @@ class Flow:
         self.run_state.apply(scored, group)
         self._recorder.add(scored, (group, rejected))
         self.stats.scored.append((group, rejected))
-        self._on_scored(group, rejected)
+        self._on_scored(group, rejected, False)
 
     def distrust(self, worker: str) -> None:
         """A worker's samples will not train, except in batches that are recorded already."""
@@ -330,7 +336,7 @@ class Flow:
 
     async def _recorded(self, recovery: Recovery, step: int) -> tuple[tuple[Group, ...], StepStats]:
         found = await self._recorder.call(recovery.load, step)
-        found.apply(self.run_state)
+        self._replay(found)
         self._position = found.segment, found.checksum
         stats = StepStats(
             found.scored,
