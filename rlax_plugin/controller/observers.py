@@ -12,7 +12,7 @@ from rlax_plugin.ports.manager import Manager, told
 from rlax_plugin.ports.observer import Observer, defect, storable
 from rlax_plugin.ports.protocols import BuildContext
 
-_START, _ERROR = "run_start", "run_error"
+_START, _STEP_END, _ERROR = "run_start", "step_end", "run_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,9 @@ class Observers:
     earlier, such as the publication of the first weights, follows it in order. Hooks have no state
     and are told at once.
 
+    Attributes:
+      last_step: the last step whose end is in the states.
+
     Args:
       manager: of the plug-ins whose hooks observe.
       chosen: the observers.
@@ -88,6 +91,7 @@ class Observers:
         self._manager, self._chosen, self._fail = manager, tuple(chosen), fail
         self._held: list[tuple[str, Mapping[str, Any]]] | None = []  # None: the run has started
         self._failure: PluginError | None = None
+        self.last_step = 0
 
     def notify(self, event: str, **arguments: Any) -> None:
         """Tells of an event, e.g. ``notify("step_end", step=1, metrics={})``."""
@@ -118,6 +122,8 @@ class Observers:
             self._call(event, arguments)
 
     def _call(self, event: str, arguments: Mapping[str, Any]) -> None:
+        if event == _STEP_END:
+            self.last_step = arguments["step"]
         for one in self._chosen:
             one.call(getattr(one.part, f"on_{event}"), **arguments)
 
@@ -126,24 +132,26 @@ class Observers:
         self._fail(error)
 
     def state(self) -> dict[str, Any]:
-        """Config key -> state of each observer, as it is at this moment.
+        """What the observers remember at this moment, for ``restore``.
 
         Raises:
           PluginError: a state cannot be stored, or an earlier event was not taken.
         """
         if self._failure is not None:
             raise self._failure
-        return {one.key: _stored(one) for one in self._chosen}
+        states = {one.key: _stored(one) for one in self._chosen}
+        return {"last_step": self.last_step, "states": states}
 
     def restore(self, document: Mapping[str, Any]) -> None:
-        """Gives the observers what ``state`` returned; one that is not in it begins anew.
+        """Gives the observers what ``state`` returned; without one for it, an observer is as built.
 
         Raises:
           PluginError: an observer raised.
         """
+        self.last_step, states = document.get("last_step", 0), document.get("states", {})
         for one in self._chosen:
-            if one.key in document:
-                one.call(one.part.restore, document[one.key])
+            if one.key in states:
+                one.call(one.part.restore, states[one.key])
 
 
 def _stored(one: Chosen) -> Any:

@@ -126,7 +126,7 @@ def test_an_observer_is_told_of_the_start_first_and_then_of_what_came_before(fol
     them, _ = observers(one, hooks=("tb_hook",))
     them.notify("step_end", step=7, metrics={})
     assert one.heard == [] and __import__("tb_hook").heard == [7]
-    them.restore({"rlax.observers.0": {"heard": ["step 5", "step 6"]}})
+    them.restore({"states": {"rlax.observers.0": {"heard": ["step 5", "step 6"]}}})
     them.notify("run_start", run_dir="d", config_hash="c")
     them.notify("step_end", step=8, metrics={})
     assert one.heard == ["step 5", "step 6", "start c", "step 7", "step 8"]
@@ -155,10 +155,23 @@ def test_a_state_is_that_of_the_moment_and_comes_back_in_another_process() -> No
     them.notify("run_start", run_dir="d", config_hash="c")
     document = them.state()
     them.notify("step_end", step=1, metrics={})
-    assert document == {f"rlax.observers.{i}": {"heard": ["start c"]} for i in (0, 1)}
+    states = {f"rlax.observers.{i}": {"heard": ["start c"]} for i in (0, 1)}
+    assert document == {"last_step": 0, "states": states} and them.state()["last_step"] == 1
     again = [Recorder(), Recorder(), Recorder()]
     observers(*again)[0].restore(document)
     assert [one.heard for one in again] == [["start c"], ["start c"], []]
+
+
+def test_a_state_says_which_step_ended_last() -> None:
+    """A trainer that is asked to stop may write its checkpoint before or after the step's end."""
+    them, _ = observers(Recorder())
+    them.notify("run_start", run_dir="d", config_hash="c")
+    them.notify("step_end", step=4, metrics={})
+    other, _ = observers(Recorder())
+    other.restore({})
+    assert other.last_step == 0
+    other.restore(them.state())
+    assert other.last_step == 4
 
 
 def test_a_failure_names_plugin_and_part_and_ends_the_states() -> None:
@@ -215,7 +228,7 @@ def test_a_state_of_a_megabyte_is_kept() -> None:
     one = Recorder()
     one.heard = ["x" * (MOST_BYTES - len('{"heard": [""]}'))]
     them, _ = observers(one)
-    assert them.state() == {"rlax.observers.0": {"heard": one.heard}}
+    assert them.state()["states"] == {"rlax.observers.0": {"heard": one.heard}}
     one.heard[0] += "x"
     with pytest.raises(PluginError):
         them.state()
@@ -224,7 +237,7 @@ def test_a_state_of_a_megabyte_is_kept() -> None:
 def test_a_restore_that_fails_names_the_part() -> None:
     them, _ = observers(Recorder())
     with pytest.raises(PluginError, match=r"rlax\.observers\.0 = 'part0' failed in restore: KeyE"):
-        them.restore({"rlax.observers.0": {}})
+        them.restore({"states": {"rlax.observers.0": {}}})
 
 
 def test_observers_are_built_with_their_options(folder: Path) -> None:
