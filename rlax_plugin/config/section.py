@@ -188,7 +188,7 @@ class RlaxSection(Section):
     )
     trackers: tuple[Choice, ...] = Field(default=(), description="get the metrics of every step")
     observers: tuple[Choice, ...] = Field(
-        default=(), description="are told of the run's events, and keep a state over a resume"
+        default=(), description="receive the run's events; their state is saved with checkpoints"
     )
     trainer: Annotated[Choice, DefaultPart("maxtext")] = Field(
         default=Choice(name="maxtext"), description="runs the training loop"

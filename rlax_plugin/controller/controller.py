@@ -386,7 +386,7 @@ class Controller:
             self._metrics.add(step, recovery.metrics)
             known.append(recovery.metrics)
         self.observers.restore(recovery.observers)
-        if self.observers.last_step < step:  # its end was told, if at all, after the snapshot
+        if self.observers.last_step < step:  # its end came after the snapshot
             metrics = {k: v for k, v in known[-1].items() if k != "step"}
             self.observers.notify_again("step_end", step=step, metrics=metrics)
         for metrics in known:

@@ -1,4 +1,4 @@
-"""Who is told of a run's events: the hooks of plug-ins, and the observers that a config chooses."""
+"""Reports a run's events to the hooks of plug-ins and to the observers that a config chooses."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def chosen_observers(registry: Registry, context: BuildContext) -> list[Chosen]:
 
 
 class Observers:
-    """Tells hooks and observers of events. Lives on the controller's event loop.
+    """Reports events to hooks and observers. Lives on the controller's event loop.
 
-    Nothing that they raise comes through, because events are told from the midst of other work,
-    which must not be torn. From the first failure on there is no ``state`` any more: what failed
-    would be missing in it.
+    What they raise goes to ``fail``, because events are reported in the middle of other work, which
+    must be completed. After the first failure ``state`` raises it: the event that failed would be
+    missing in the state.
 
-    Observers are told nothing before ``run_start``, so that they are restored by then; what happens
-    earlier, such as the publication of the first weights, follows it in order. Hooks have no state
-    and are told at once.
+    Observers receive ``run_start`` first, when they are restored; earlier events, such as the
+    publication of the first weights, follow it in order. Hooks have no state and receive events at
+    once.
 
     Attributes:
       last_step: the last step whose end is in the states.
@@ -94,7 +94,7 @@ class Observers:
         self.last_step = 0
 
     def notify(self, event: str, **arguments: Any) -> None:
-        """Tells of an event, e.g. ``notify("step_end", step=1, metrics={})``."""
+        """Reports an event, e.g. ``notify("step_end", step=1, metrics={})``."""
         try:
             self._manager.call(f"rlax_on_{event}", **arguments)
             self._tell(event, arguments)
@@ -102,9 +102,9 @@ class Observers:
             self._failed(error)
 
     def notify_again(self, event: str, **arguments: Any) -> None:
-        """Tells observers of an event that came after the state which they have restored.
+        """Reports an event of an earlier process that is not in the restored states.
 
-        Hooks were told of it by an earlier process.
+        Hooks received it from that process.
         """
         try:
             self._tell(event, arguments)

@@ -1,4 +1,4 @@
-"""The interface of observers: told of a run's events, with options and a state of their own."""
+"""The interface of observers, which receive a run's events and keep a state over a resume."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _PREFIX = "on_"
 class Observer:
     """Derive from it, and write the methods that are needed.
 
-    Each ``on_<event>`` is told what the hook ``rlax_on_<event>`` is told (see ``hookspecs``), on
-    the controller's event loop, so it must be quick. ``on_run_start`` comes first in each process.
+    ``on_<event>`` is called when the hook ``rlax_on_<event>`` is, with the same arguments (see
+    ``hookspecs``), on the controller's event loop, so it must be quick. ``on_run_start`` is the
+    first call in each process.
 
-    ``state`` is saved with each checkpoint. A run that goes on from it gives the newest saved state
-    to ``restore``, and then tells again of the step's end and the scored groups that came after it:
-    a group or a step may be told twice, and is in the state once. Published versions, lost workers,
-    starts and errors are not told again.
+    ``state`` is saved with each checkpoint. A process that continues from it passes the saved state
+    to ``restore``, and then reports again the step ends and the scored groups that came after it: a
+    group or a step may be reported twice, and is in the state once. Published versions, lost
+    workers, starts and errors are not reported again.
     """
 
     def on_run_start(self, run_dir: str, config_hash: str) -> None: ...
@@ -48,7 +49,7 @@ class Observer:
 
 
 def defect(part: object) -> str | None:
-    """Why a part cannot be told of events; None if it can."""
+    """Why a part cannot receive events; None if it can."""
     if not isinstance(part, Observer):
         return f"is of class {type(part).__name__}: derive it from rlax_plugin.api.Observer"
     known = [f"{_PREFIX}{event}" for event in EVENTS]

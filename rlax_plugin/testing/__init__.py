@@ -11,10 +11,10 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 - a run directory under ``objects://``: a local stand-in for ``gs://`` (see ``object_store``).
 
 Everything around them is the real thing: controller, ledger, gRPC, parameter server, workers and
-reward processes. So the author of a sampler, filter, reward, advantage or tracker sees it at work
-within seconds, and a fault test can end processes as often as it likes. What it cannot try is an
-objective's other slots: the trainer's is plain REINFORCE. For them there is ``evaluate_objective``,
-which computes one update on arrays of your own.
+reward processes. So the author of a sampler, filter, reward, advantage, tracker or observer sees
+it at work within seconds, and a fault test can end processes as often as it likes. What it cannot
+try is an objective's other slots: the trainer's is plain REINFORCE. For them there is
+``evaluate_objective``, which computes one update on arrays of your own.
 
 For the test of a plug-in there are
 

@@ -1,4 +1,4 @@
-"""Contracts of observers: told of a run's events, they return nothing and keep what they saw."""
+"""Contracts of observers: they take a run's events, return nothing, and restore what they saw."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATE = (
 
 
 def _calls(run_dir: Path) -> Mapping[str, list[dict[str, Any]]]:
-    """What is told of each event, in the order of a run."""
+    """The arguments of each event, in the order of a run."""
     mixed, failed = make_group((1.0, 0.0)), make_group((1.0, None), id=1)
     version = WeightVersion(1, 1, str(run_dir / "weights/1"), tensor_specs(weights()))
     return {
@@ -62,7 +62,7 @@ def check_observer(trial: Trial, part: Inspection) -> None:
     """Events of a run, and a state that another process goes on from."""
     observer: Observer = trial.built(part)
     with part.rule(
-        "is an Observer, whose methods on_<event> take what is told of the event",
+        "is an Observer, whose methods on_<event> take the arguments of the event",
         "derive it from rlax_plugin.api.Observer, and copy the arguments of its methods",
     ):
         wrong = defect(observer)

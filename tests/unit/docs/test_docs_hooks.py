@@ -180,6 +180,8 @@ def test_the_examples_train_together(run: Run) -> None:
     lines = [line.split(",") for line in (run.dir / "metrics.csv").read_text().splitlines()]
     tracked = [float(value) for _, name, value in lines if name == "reward/mean"]
     assert tracked == rewards
+    step, rate = (run.dir / "pass_rate.txt").read_text().split(": ")
+    assert int(step) == len(rewards) and 0.3 < float(rate) <= 1
 
 
 def test_every_hook_of_an_event_is_called_in_the_run(run: Run) -> None:
