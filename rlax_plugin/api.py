@@ -57,6 +57,7 @@ from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.hookspecs import hookimpl
+from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import (
     Arrays,
     BuildContext,
@@ -132,6 +133,7 @@ __all__ = [
     "NoOptions",
     "NonNegativeInt",
     "ObjectiveSlots",
+    "Observer",
     "Outcomes",
     "PassRates",
     "PathText",

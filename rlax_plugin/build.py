@@ -26,8 +26,8 @@ from rlax_plugin.objective.loss import (
     kind_of,
     resolve,
 )
-from rlax_plugin.ports.kinds import ALL
-from rlax_plugin.ports.manager import KINDS, REGISTER, Manager, installed
+from rlax_plugin.ports.kinds import ALL, BY_NAME
+from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, CheckResult, Extension, WeightStore
 
 
@@ -88,14 +88,14 @@ class Registry:
     def __init__(self, manager: Manager, built_in: Manager | None = None):
         self.manager = manager
         self._managers = [manager] if built_in is None else [manager, built_in]
-        self._all = {kind: list(self._offered(kind)) for kind in KINDS}
+        self._all = {kind: list(self._offered(kind)) for kind in BY_NAME}
         self.offers: Mapping[str, Mapping[str, Offer]] = {
             kind: _by_name(offers) for kind, offers in self._all.items()
         }
 
     def _offered(self, kind: str) -> Iterator[tuple[str, Offer]]:
         """(name, offer) of every plug-in, the listed ones first."""
-        hook = f"{REGISTER}{kind}"
+        hook = BY_NAME[kind].hook
         for manager in self._managers:
             for plugin, result in manager.call(hook):
                 if not isinstance(result, Mapping):

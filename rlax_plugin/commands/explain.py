@@ -25,6 +25,7 @@ from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.loss import algorithm_of, choices
 from rlax_plugin.objective.presets import Preset
+from rlax_plugin.ports.kinds import ALL
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.testing.objectives import (
     evaluate_objective,
@@ -33,7 +34,7 @@ from rlax_plugin.testing.objectives import (
     unused_arrays,
 )
 
-KINDS = ("aggregation", "importance_weight", "advantage", "gradient_term", "correction")
+KINDS = tuple(kind.name for kind in ALL if kind.fills_slot)
 PREFIX = "rlax.objective"
 
 

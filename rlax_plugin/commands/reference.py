@@ -29,11 +29,11 @@ from rlax_plugin.commands.listing import markdown_table
 from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section, leaf_fields
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError, UnknownKeyError, alternatives
-from rlax_plugin.ports.kinds import ALL, BY_NAME, NAME
+from rlax_plugin.ports.kinds import AT_KEY, BY_NAME, NAME
 from rlax_plugin.ports.manager import Manager
 
 # Where a part is chosen -> its kind.
-PARTS = {key: kind.name for kind in ALL for key in kind.config_keys}
+PARTS = {key: kind.name for key, kind in AT_KEY.items()}
 
 # Names end in their unit.
 _UNITS = {"s": "seconds", "tokens": "tokens", "steps": "steps", "mib": "MiB"}

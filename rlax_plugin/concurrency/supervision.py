@@ -137,6 +137,11 @@ class Supervision:
         task.add_done_callback(ended)
         return task
 
+    def check(self) -> None:
+        """Raises the first failure, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
     def fail(self, error: BaseException) -> None:
         """Whoever waits in ``unless_failed``, now or later, gets ``error`` if it is the first."""
         log.error("the run fails: %s", error, exc_info=error)
@@ -160,8 +165,7 @@ class Supervision:
         failed = asyncio.ensure_future(self._failed.wait())
         try:
             await asyncio.wait({running, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure is not None:
-                raise self._failure
+            self.check()
             return running.result()
         finally:
             failed.cancel()

@@ -147,6 +147,9 @@ class RlaxSection(Section):
         default=Choice(name="local"), description="brings the workers up"
     )
     trackers: tuple[Choice, ...] = Field(default=(), description="get the metrics of every step")
+    observers: tuple[Choice, ...] = Field(
+        default=(), description="receive the run's events; their state is saved with checkpoints"
+    )
     trainer: Annotated[Choice, DefaultPart("maxtext")] = Field(
         default=Choice(name="maxtext"), description="runs the training loop"
     )

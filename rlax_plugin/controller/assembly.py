@@ -17,7 +17,7 @@ from rlax_plugin.controller.controller import Controller, Records, RunSetup
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.issuing import Issuing
-from rlax_plugin.controller.observers import Observers
+from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
@@ -72,7 +72,8 @@ class _Assembly:
         filters: list[Filter] = self._parts("filter", s.curation.filters, "rlax.curation.filters")
         sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
         slots: ObjectiveSlots = setup.registry.slots(setup.context)
-        observers = Observers(setup.registry.manager, self._supervision)
+        chosen = chosen_observers(setup.registry, setup.context)
+        observers = Observers(setup.registry.manager, chosen, self._supervision)
         records = self._records()
         parameters = await self._parameter_server(store)
 
@@ -120,6 +121,7 @@ class _Assembly:
             trips=trips,
             buffer=buffer,
             advantage_slot=slots.advantages,
+            observers=observers,
             supervision=self._supervision,
         )
         reader = ParameterServerClient(generation.parameter_server, rpc_s=s.deadlines.rpc_s)

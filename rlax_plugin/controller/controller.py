@@ -251,6 +251,7 @@ class Controller(FleetListener):
 
     async def snapshot(self, unfinished: FinishedStep) -> None:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
+        observers = self._observers.state()  # of the same moment as the run state
         commit, run_state = await self._flow.commit()
         metrics = self._step_metrics(unfinished)
         step = unfinished.step
@@ -259,7 +260,7 @@ class Controller(FleetListener):
                 f"a checkpoint of step {step} is asked for, but the batch of step "
                 f"{run_state['next_step'] - 1} was the last: no run could be resumed from it"
             )
-        document = snapshot(step, commit.number, commit.checksum, run_state, metrics)
+        document = snapshot(step, commit.number, commit.checksum, run_state, metrics, observers)
         reached(FaultPoint.SNAPSHOT_BEGUN)
         await self._recorder.call(self._save, step, document)
 
@@ -296,6 +297,10 @@ class Controller(FleetListener):
             # Killed between the checkpoint and the report of its step.
             self._metrics.add(step, recovery.metrics)
             known.append(recovery.metrics)
+        self._observers.restore(recovery.observers)
+        if self._observers.last_step < step:  # its end was told, if at all, after the snapshot
+            metrics = {k: v for k, v in known[-1].items() if k != "step"}
+            self._observers.notify_again("step_end", step=step, metrics=metrics)
         for metrics in known:
             self.stats.add({k: v for k, v in metrics.items() if k != "step"})
         if recovery.anything:

@@ -13,6 +13,7 @@ from typing import Any
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.issuing import Issuing
+from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.recorded_batches import RecordedBatches
 from rlax_plugin.controller.recovery import Recovery
 from rlax_plugin.controller.run_history import RunHistory
@@ -34,6 +35,7 @@ class Flow:
 
     Args:
       advantage_slot: called with each new batch.
+      observers: receive what a checkpoint's state does not hold.
       supervision: runs the groups; a failure of one is the run's.
     """
 
@@ -45,11 +47,13 @@ class Flow:
         trips: Trips,
         buffer: Buffer,
         advantage_slot: AdvantageSlot,
+        observers: Observers,
         supervision: Supervision,
     ):
         self._history, self._issuing = history, issuing
         self._trips, self._buffer = trips, buffer
-        self._advantage_slot, self._supervision = advantage_slot, supervision
+        self._advantage_slot, self._observers = advantage_slot, observers
+        self._supervision = supervision
         self._under_way: set[int] = set()
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
@@ -59,7 +63,7 @@ class Flow:
 
     async def start(self, recovery: Recovery) -> None:
         """Begins to hand out batches; recorded ones first, as they are."""
-        recorded = self._recorded = RecordedBatches(recovery, self._history)
+        recorded = self._recorded = RecordedBatches(recovery, self._history, self._observers)
         if not recorded.left:
             await self._go_live(recorded)
         self._changed.set()

@@ -1,27 +1,157 @@
-"""Who is told of the run's events."""
+"""Reports a run's events to the hooks of plug-ins and to the observers that a config chooses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.errors import PluginError
-from rlax_plugin.ports.manager import Manager
+from rlax_plugin.ports.manager import Manager, told
+from rlax_plugin.ports.observer import Observer, defect, storable
+from rlax_plugin.ports.protocols import BuildContext
+
+_START, _STEP_END, _ERROR = "run_start", "step_end", "run_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An observer of the config.
+
+    Attributes:
+      key: where the config chooses it, such as ``rlax.observers.0``.
+      name: what it chooses there.
+      plugin: that offers it.
+      part: as it was built.
+    """
+
+    key: str
+    name: str
+    plugin: str
+    part: Observer
+
+    def call[**P, T](self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls a method of the part.
+
+        Raises:
+          PluginError: it raised; names plug-in and part, and has its exception as cause.
+        """
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            raise self.error(f"failed in {method.__name__}: {told(error)}") from error
+
+    def error(self, what: str) -> PluginError:
+        """An error that names plug-in and part."""
+        return PluginError(f"plug-in {self.plugin!r}: {self.key} = {self.name!r} {what}")
+
+
+def chosen_observers(registry: Registry, context: BuildContext) -> list[Chosen]:
+    """Builds the observers of a config, in its order.
+
+    Raises:
+      ConfigError: see ``Registry.part``.
+      PluginError: a plug-in built something else.
+    """
+    found = []
+    for index, choice in enumerate(context.section.observers):
+        key = f"rlax.observers.{index}"
+        plugin = registry.offer("observer", choice.name, key).plugin
+        one = Chosen(key, choice.name, plugin, registry.part("observer", choice, key, context))
+        if wrong := defect(one.part):
+            raise one.error(wrong)
+        found.append(one)
+    return found
 
 
 class Observers:
-    """The hooks ``rlax_on_<event>`` of all plug-ins."""
+    """Reports events to hooks and observers. Lives on the controller's event loop.
 
-    def __init__(self, manager: Manager, supervision: Supervision):
-        self._manager, self._supervision = manager, supervision
+    What they raise is a failure of the run, and not raised here: events are reported in the middle
+    of other work, which must be completed. After it ``state`` raises: the event that failed would
+    be missing in the state.
+
+    Observers receive ``run_start`` first, when they are restored; earlier events, such as the
+    publication of the first weights, follow it in order. Hooks have no state and receive events at
+    once.
+
+    Attributes:
+      last_step: the last step whose end is in the states.
+
+    Args:
+      manager: of the plug-ins whose hooks observe.
+      chosen: the observers.
+      supervision: gets what a plug-in raised, as a ``PluginError`` that names it.
+    """
+
+    def __init__(self, manager: Manager, chosen: Sequence[Chosen], supervision: Supervision):
+        self._manager, self._chosen = manager, tuple(chosen)
+        self._supervision = supervision
+        self._held: list[tuple[str, Mapping[str, Any]]] | None = []  # None: the run has started
+        self.last_step = 0
 
     def notify(self, event: str, **arguments: Any) -> None:
-        """Calls a hook. A plug-in that raises stops the run, but not the caller's work.
-
-        Args:
-          event: the hook's name without ``rlax_on_``.
-        """
+        """Reports an event, e.g. ``notify("step_end", step=1, metrics={})``."""
         try:
             self._manager.call(f"rlax_on_{event}", **arguments)
+            self._tell(event, arguments)
         except PluginError as error:
             self._supervision.fail(error)
+
+    def notify_again(self, event: str, **arguments: Any) -> None:
+        """Reports an event of an earlier process that is not in the restored states.
+
+        Hooks received it from that process.
+        """
+        try:
+            self._tell(event, arguments)
+        except PluginError as error:
+            self._supervision.fail(error)
+
+    def _tell(self, event: str, arguments: Mapping[str, Any]) -> None:
+        if event == _START:
+            held, self._held = self._held or [], None
+            for earlier, its in ((event, arguments), *held):
+                self._call(earlier, its)
+        elif self._held is not None and event != _ERROR:
+            self._held.append((event, arguments))
+        else:
+            self._call(event, arguments)
+
+    def _call(self, event: str, arguments: Mapping[str, Any]) -> None:
+        if event == _STEP_END:
+            self.last_step = arguments["step"]
+        for one in self._chosen:
+            one.call(getattr(one.part, f"on_{event}"), **arguments)
+
+    def state(self) -> dict[str, Any]:
+        """What the observers remember at this moment, for ``restore``.
+
+        Raises:
+          PluginError: a state cannot be stored.
+          BaseException: the run has failed.
+        """
+        self._supervision.check()
+        states = {one.key: _stored(one) for one in self._chosen}
+        return {"last_step": self.last_step, "states": states}
+
+    def restore(self, document: Mapping[str, Any]) -> None:
+        """Gives the observers what ``state`` returned; without one for it, an observer is as built.
+
+        Raises:
+          PluginError: an observer raised.
+        """
+        self.last_step, states = document.get("last_step", 0), document.get("states", {})
+        for one in self._chosen:
+            if one.key in states:
+                one.call(one.part.restore, states[one.key])
+
+
+def _stored(one: Chosen) -> Any:
+    state = one.call(one.part.state)
+    try:
+        return storable(state)
+    except ValueError as error:
+        raise one.error(str(error)) from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rlax_plugin.controller.recovery import Recovery
+import dataclasses
+
+from rlax_plugin.controller.observers import Observers
+from rlax_plugin.controller.recovery import Recovery, ReplayInterval
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records import events as ev
@@ -13,14 +16,17 @@ from rlax_plugin.types import Group
 class RecordedBatches:
     """Brings the run state from one recorded batch to the next, as the trainer asks for them.
 
+    The groups scored on the way are reported to observers again: the state that they were restored
+    to does not know them.
+
     Attributes:
       position: the journal's segment at whose end the run state is true.
       left: whether there are batches that were not handed out yet.
       resumed_from: the step of the checkpoint that the run goes on from; None: it begins.
     """
 
-    def __init__(self, recovery: Recovery, history: RunHistory):
-        self._recovery, self._history = recovery, history
+    def __init__(self, recovery: Recovery, history: RunHistory, observers: Observers):
+        self._recovery, self._history, self._observers = recovery, history, observers
         self.position = Commit(recovery.segment, recovery.checksum, ())
         self.left = recovery.last_step is not None
         self.resumed_from = recovery.step if recovery.anything else None
@@ -36,7 +42,7 @@ class RecordedBatches:
           JournalError: its files are not what was committed.
         """
         found = await self._history.read(self._recovery.load, step)
-        found.apply(self._history.run_state)
+        self._replay(found)
         self.position = Commit(found.segment, found.checksum, ())
         self.left = step != self._recovery.last_step
         stats = StepStats(
@@ -48,5 +54,10 @@ class RecordedBatches:
 
     async def apply_rest(self) -> None:
         """Adds up what had happened after the last recorded batch."""
-        rest = await self._history.read(self._recovery.load_rest)
-        rest.apply(self._history.run_state)
+        self._replay(await self._history.read(self._recovery.load_rest))
+
+    def _replay(self, interval: ReplayInterval) -> None:
+        interval.apply(self._history.run_state)
+        for group, rejected in interval.scored:
+            group = dataclasses.replace(group, advantages=None)  # a trained one has them by now
+            self._observers.notify_again("group_scored", group=group, rejected=rejected)

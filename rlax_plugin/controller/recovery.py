@@ -77,6 +77,7 @@ class Recovery:
       step: see below.
       segment, checksum: where in the journal the checkpoint's state is true.
       metrics: what the snapshot knows of the checkpoint's step.
+      observers: the states of the observers in the snapshot.
       anything: whether the run had begun before.
 
     Args:
@@ -95,10 +96,12 @@ class Recovery:
         self._files, self.step = files, step
         self.segment, self.checksum = 0, journal.START
         self.metrics: dict[str, float] = {}
+        self.observers: dict[str, Any] = {}
         if step:
             document = _restore_snapshot(step, run_state, files)
             self.segment, self.checksum = document["segment"], document["checksum"]
             self.metrics = document["metrics"]
+            self.observers = document.get("observers", {})
         found = _segments(files, self.segment, self.checksum)
         self._stretches: dict[int, list[tuple[Segment, str]]] = {}
         self._rest: list[tuple[Segment, str]] = []
@@ -235,12 +238,15 @@ def snapshot(
     checksum: str,
     run_state: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
+    observers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document that ``Recovery`` reads: a run state, and where in the journal it is true.
 
     Args:
       metrics: what was known of the step before its checkpoint, should the process not live to
         hear the rest.
+      observers: their states, see ``controller.observers``.
     """
     where = {"step": step, "segment": segment, "checksum": checksum}
-    return {**where, "metrics": dict(metrics or {}), "book": dict(run_state)}
+    more = {"metrics": dict(metrics or {}), "observers": dict(observers or {})}
+    return {**where, **more, "book": dict(run_state)}

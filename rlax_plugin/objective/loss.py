@@ -26,6 +26,7 @@ from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, shaped
 from rlax_plugin.objective.inputs import Ratio, Scores, TokenInputs
 from rlax_plugin.objective.presets import Preset
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
+from rlax_plugin.ports.kinds import AT_KEY
 
 __all__ = [  # noqa: RUF022  what authors and trainers need, in the order of a reader
     "TokenInputs",
@@ -137,7 +138,7 @@ def _same_part(given: Any, preset_s: Any) -> bool:
 
 def kind_of(slot: str) -> str:
     """The kind of part that a slot holds."""
-    return "gradient_term" if slot.startswith("grad") else slot
+    return AT_KEY[f"rlax.objective.{slot}"].name
 
 
 def choices(algorithm: Algorithm) -> Iterator[tuple[str, str, Choice]]:

@@ -2,9 +2,10 @@
 
 Two kinds, no third.
 
-- ``rlax_register_<kind>`` returns ``{name: Extension}``. ``build`` calls it in every process
-  that loads the plug-ins, before any device is touched. ``Extension.build`` is called only in the
-  processes named below. An exception stops the process with the plug-in's name.
+- ``rlax_register_<kind>`` returns ``{name: Extension}``; there is one for each entry of ``kinds``.
+  ``build`` calls it in every process that loads the plug-ins, before any device is touched.
+  ``Extension.build`` is called only in the processes that the entry names. An exception stops the
+  process with the plug-in's name.
 - ``rlax_on_<event>`` observes and returns nothing. It is called on the controller's event loop in
   the trainer process, so it must be quick; an exception stops the run with the plug-in's name.
 
@@ -13,10 +14,12 @@ Plug-in order never changes a result: no ``firstresult``, ``tryfirst`` or wrappe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import pluggy
 
+from rlax_plugin.ports.kinds import ALL, Kind
 from rlax_plugin.ports.protocols import Extension
 from rlax_plugin.types import Group, WeightVersion
 
@@ -27,94 +30,20 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 Extensions = Mapping[str, Extension]
 
 
-@hookspec
-def rlax_register_aggregation() -> Extensions:
-    """Slot ``aggregation``: inputs -> weights per token, and their total. Built in the trainer."""
-    raise NotImplementedError
+def _register(kind: Kind) -> Callable[[], Extensions]:
+    def register() -> Extensions:
+        raise NotImplementedError
+
+    register.__name__ = register.__qualname__ = kind.hook
+    keys = ", ".join(f"``{key}``" for key in kind.config_keys)
+    register.__doc__ = f"``{kind.part}``, chosen by {keys}. Built in {kind.process}."
+    return hookspec(register)
 
 
-@hookspec
-def rlax_register_importance_weight() -> Extensions:
-    """Slot ``importance_weight``: inputs -> weight per token, no gradient. Built in the trainer."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_advantage() -> Extensions:
-    """Slot ``advantage``: a batch's ``Outcomes`` -> advantages (numpy). Built in the trainer."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_gradient_term() -> Extensions:
-    """Slots ``grad_1``, ``grad_2``: inputs -> term per token, with gradient. In the trainer."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_correction() -> Extensions:
-    """Slot ``corrections``: inputs -> factor per token, no gradient. Built in the trainer."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_objective() -> Extensions:
-    """Presets, each a named choice of the slots: a ``presets.Preset``. Built in the trainer."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_reward() -> Extensions:
-    """A ``protocols.Reward``. Built in the reward processes, without JAX."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_prompt_source() -> Extensions:
-    """A ``protocols.PromptSource``. Built in the trainer, and in workers that serve text."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_sampler() -> Extensions:
-    """A ``protocols.Sampler``. Built in the trainer, for the controller."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_filter() -> Extensions:
-    """A ``protocols.Filter``. Built in the trainer, for the controller."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_rollout_engine() -> Extensions:
-    """A ``protocols.RolloutEngine``. Built in workers."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_weight_store() -> Extensions:
-    """A ``protocols.WeightStore``. Built in trainer, workers and parameter servers."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_launcher() -> Extensions:
-    """A ``protocols.Launcher``. Built in the trainer, for the controller."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_tracker() -> Extensions:
-    """A ``protocols.Tracker``. Built in the trainer, for the controller."""
-    raise NotImplementedError
-
-
-@hookspec
-def rlax_register_trainer() -> Extensions:
-    """A ``protocols.Trainer``. Built in the trainer, once the controller has started."""
-    raise NotImplementedError
+# rlax_register_<kind> -> its specification.
+REGISTER: Mapping[str, Callable[[], Extensions]] = MappingProxyType(
+    {kind.hook: _register(kind) for kind in ALL}
+)
 
 
 @hookspec
@@ -148,3 +77,12 @@ def rlax_on_worker_lost(worker: str, reason: str) -> None:
 @hookspec
 def rlax_on_run_error(error: str) -> None:
     """A run has failed; its processes are about to be ended."""
+
+
+_EVENT = "rlax_on_"
+# rlax_on_<event> -> its specification.
+OBSERVE: Mapping[str, Callable[..., None]] = MappingProxyType(
+    {name: function for name, function in vars().items() if name.startswith(_EVENT)}
+)
+# What may happen in a run.
+EVENTS = tuple(name.removeprefix(_EVENT) for name in OBSERVE)

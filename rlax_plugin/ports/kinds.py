@@ -1,31 +1,53 @@
-"""The kinds of parts: one entry each, from which the registry, commands and checks derive the rest.
+"""The kinds of parts: one entry each, from which hooks, registry, commands and checks derive.
 
-A kind also has a hook of its name in ``hookspecs``, and an interface in ``protocols``.
+``hookspecs`` makes the hook of each kind, ``build`` looks a config's choices up at its places,
+``rlax config`` explains it there, ``rlax check-plugin`` runs its contract, and ``rlax new-plugin``
+writes one from the template of its name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 NAME = "NAME"  # stands for a name that the config chooses
 _MANY = "[]"
+_SLOTS = "objective."
+_TRAINER = "the trainer"
+_CONTROLLER = "the trainer, for the controller"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """One kind of part.
 
     Attributes:
-      name: of its hook, ``rlax_register_<name>``.
+      name: of the kind, and of its template in ``commands/scaffold/templates/parts``.
+      part: what is built: a name of ``rlax_plugin.api``, or a function's arguments and result.
+      process: the processes in which it is built.
       places: where a config chooses such a part: keys below ``rlax``; one that ends in ``[]`` holds
         a list.
+      contract: the module of ``rlax_plugin.testing.contracts`` that has ``check_<name>``.
       toy: the part that stands in for it where an author tries parts of other kinds; empty where
         none is needed.
     """
 
     name: str
+    part: str
+    process: str
     places: tuple[str, ...]
+    contract: str
     toy: str = ""
+
+    @property
+    def hook(self) -> str:
+        """The name of the hook that registers such parts."""
+        return f"rlax_register_{self.name}"
+
+    @property
+    def fills_slot(self) -> bool:
+        """Whether it is a part of the objective, which a preset may choose as well."""
+        return self.name != "objective" and self.places[0].startswith(_SLOTS)
 
     @property
     def config_keys(self) -> tuple[str, ...]:
@@ -38,29 +60,141 @@ class Kind:
         *sections, key = place.removesuffix(_MANY).split(".")
         value = name if key == "preset" else f"{{name: {name}}}"
         line = f"{key}: [{value}]" if place.endswith(_MANY) else f"{key}: {value}"
-        if sections == ["objective"] and key != "preset":
+        if self.fills_slot:
             line = f"preset: grpo, {line}"
         for section in reversed(sections):
             line = f"{section}: {{{line}}}"
         return line
 
 
+def choose(content: dict[str, Any], place: str, choice: Any) -> None:
+    """Puts a choice at a kind's place into the content of a section ``rlax:``."""
+    *sections, key = place.removesuffix(_MANY).split(".")
+    for section in sections:
+        content = content.setdefault(section, {})
+    content[key] = [choice] if place.endswith(_MANY) else choice
+
+
 # In the order in which a config is looked at.
 ALL = (
-    Kind("prompt_source", ("prompt_source", f"evaluation.sets.{NAME}.prompt_source"), "numbers"),
-    Kind("reward", ("rewards[]", f"evaluation.sets.{NAME}.rewards[]"), "even"),
-    Kind("rollout_engine", ("rollouts.engine",), "scripted"),
-    Kind("sampler", ("curation.sampler",), "shuffled"),
-    Kind("filter", ("curation.filters[]",)),
-    Kind("objective", ("objective.preset",)),
-    Kind("aggregation", ("objective.aggregation",)),
-    Kind("importance_weight", ("objective.importance_weight",)),
-    Kind("advantage", ("objective.advantage",)),
-    Kind("gradient_term", ("objective.grad_1", "objective.grad_2")),
-    Kind("correction", ("objective.corrections[]",)),
-    Kind("weight_store", ("weights.store",), "npz"),
-    Kind("launcher", ("launcher",)),
-    Kind("tracker", ("trackers[]",)),
-    Kind("trainer", ("trainer",), "bigram"),
+    Kind(
+        name="prompt_source",
+        part="PromptSource",
+        process="the trainer, and workers that serve text",
+        places=("prompt_source", f"evaluation.sets.{NAME}.prompt_source"),
+        contract="task",
+        toy="numbers",
+    ),
+    Kind(
+        name="reward",
+        part="Reward",
+        process="the reward processes, without JAX",
+        places=("rewards[]", f"evaluation.sets.{NAME}.rewards[]"),
+        contract="task",
+        toy="even",
+    ),
+    Kind(
+        name="rollout_engine",
+        part="RolloutEngine",
+        process="workers",
+        places=("rollouts.engine",),
+        contract="engine",
+        toy="scripted",
+    ),
+    Kind(
+        name="sampler",
+        part="Sampler",
+        process=_CONTROLLER,
+        places=("curation.sampler",),
+        contract="curation",
+        toy="shuffled",
+    ),
+    Kind(
+        name="filter",
+        part="Filter",
+        process=_CONTROLLER,
+        places=("curation.filters[]",),
+        contract="curation",
+    ),
+    Kind(
+        name="objective",
+        part="Preset",
+        process="the trainer, and wherever an objective is explained",
+        places=("objective.preset",),
+        contract="preset",
+    ),
+    Kind(
+        name="aggregation",
+        part="TokenInputs -> weight of every token, and their total",
+        process=_TRAINER,
+        places=("objective.aggregation",),
+        contract="slots",
+    ),
+    Kind(
+        name="importance_weight",
+        part="TokenInputs -> weight of every token, without gradient",
+        process=_TRAINER,
+        places=("objective.importance_weight",),
+        contract="slots",
+    ),
+    Kind(
+        name="advantage",
+        part="Outcomes -> advantages of a batch, in numpy",
+        process=_TRAINER,
+        places=("objective.advantage",),
+        contract="advantage",
+    ),
+    Kind(
+        name="gradient_term",
+        part="TokenInputs -> term of every token, with gradient",
+        process=_TRAINER,
+        places=("objective.grad_1", "objective.grad_2"),
+        contract="slots",
+    ),
+    Kind(
+        name="correction",
+        part="TokenInputs -> factor of every token, without gradient",
+        process=_TRAINER,
+        places=("objective.corrections[]",),
+        contract="slots",
+    ),
+    Kind(
+        name="weight_store",
+        part="WeightStore",
+        process="the trainer, workers and parameter servers",
+        places=("weights.store",),
+        contract="store",
+        toy="npz",
+    ),
+    Kind(
+        name="launcher",
+        part="Launcher",
+        process=_CONTROLLER,
+        places=("launcher",),
+        contract="launcher",
+    ),
+    Kind(
+        name="tracker",
+        part="Tracker",
+        process=_CONTROLLER,
+        places=("trackers[]",),
+        contract="tracker",
+    ),
+    Kind(
+        name="observer",
+        part="Observer",
+        process=_CONTROLLER,
+        places=("observers[]",),
+        contract="observers",
+    ),
+    Kind(
+        name="trainer",
+        part="Trainer",
+        process="the trainer, before the controller starts",
+        places=("trainer",),
+        contract="trainer",
+        toy="bigram",
+    ),
 )
 BY_NAME = {kind.name: kind for kind in ALL}
+AT_KEY = {key: kind for kind in ALL for key in kind.config_keys}

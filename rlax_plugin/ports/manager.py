@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import pluggy
@@ -24,17 +24,17 @@ from rlax_plugin.ports import hookspecs
 
 GROUP = "rlax_plugin"  # of entry points
 KEY = "rlax.plugins"
-REGISTER = "rlax_register_"
 
+_SPECIFICATIONS = {**hookspecs.REGISTER, **hookspecs.OBSERVE}
+_PAGE = ModuleType("hooks")  # pluggy reads specifications off a module
+vars(_PAGE).update(_SPECIFICATIONS)
 # Hook name -> the arguments an implementation may take.
 HOOKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         name: tuple(inspect.signature(function).parameters)
-        for name, function in vars(hookspecs).items()
-        if name.startswith("rlax_")
+        for name, function in _SPECIFICATIONS.items()
     }
 )
-KINDS = tuple(name.removeprefix(REGISTER) for name in HOOKS if name.startswith(REGISTER))
 _OPTIONS = ("firstresult", "tryfirst", "trylast", "wrapper", "hookwrapper", "optionalhook")
 
 
@@ -114,7 +114,7 @@ class Manager:
         self.names = tuple(names)
         self.hook = _Hooks(self.call)
         self._pluggy = pluggy.PluginManager(hookspecs.PROJECT)
-        self._pluggy.add_hookspecs(hookspecs)
+        self._pluggy.add_hookspecs(_PAGE)
         plugins: dict[str, Any] = {}
         for name in self.names:
             if name in plugins:
@@ -158,7 +158,7 @@ class Manager:
                 # Plug-ins are asked one by one, so that a failure has a name.
                 (result,) = caller(**arguments) or [None]
             except Exception as error:
-                raise PluginError(f"plug-in {name!r} failed in {hook}: {_told(error)}") from error
+                raise PluginError(f"plug-in {name!r} failed in {hook}: {told(error)}") from error
             results.append((name, result))
         return results
 
@@ -173,7 +173,7 @@ def _bad(name: str, reason: str) -> PluginError:
     return PluginError(f"{KEY} = {name!r}: {reason}")
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     """An exception of a plug-in, with the line that raised it."""
     told = f"{type(error).__name__}: {error}"
     trace = traceback.extract_tb(error.__traceback__)
@@ -195,7 +195,7 @@ def _load(name: str) -> Any:
         if name not in known and missing and f"{name}.".startswith(f"{missing}."):
             reason = f"no plug-in or module of this name; {alternatives(name, known)}"
             raise _bad(name, reason) from None
-        raise _bad(name, f"cannot be imported: {_told(error)}") from error
+        raise _bad(name, f"cannot be imported: {told(error)}") from error
     return plugin
 
 

@@ -7,13 +7,14 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 - rollout engine ``scripted``: generates from that policy, and can be slow, broken, or hold wrong
   weights;
 - weight store ``npz``: one checksummed file per version;
+- observer ``tally``: counts scored groups and steps, each once over kills;
 - a run directory under ``objects://``: a local stand-in for ``gs://`` (see ``object_store``).
 
 Everything around them is the real thing: controller, ledger, gRPC, parameter server, workers and
-reward processes. So the author of a sampler, filter, reward, advantage or tracker sees it at work
-within seconds, and a fault test can end processes as often as it likes. What it cannot try is an
-objective's other slots: the trainer's is plain REINFORCE. For them there is ``evaluate_objective``,
-which computes one update on arrays of your own.
+reward processes. So the author of a sampler, filter, reward, advantage, tracker or observer sees
+it at work within seconds, and a fault test can end processes as often as it likes. What it cannot
+try is an objective's other slots: the trainer's is plain REINFORCE. For them there is
+``evaluate_objective``, which computes one update on arrays of your own.
 
 For the test of a plug-in there are
 
@@ -37,6 +38,7 @@ from rlax_plugin.ports.protocols import BuildContext, Extension
 from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
+from rlax_plugin.testing.tally import Tally
 from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig, check_vocabulary
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 
@@ -136,6 +138,11 @@ def rlax_register_rollout_engine() -> dict[str, Extension]:
 @hookimpl
 def rlax_register_weight_store() -> dict[str, Extension]:
     return {"npz": Extension(NoOptions, lambda config, context: NpzStore())}
+
+
+@hookimpl
+def rlax_register_observer() -> dict[str, Extension]:
+    return {"tally": Extension(NoOptions, Tally.build)}
 
 
 @hookimpl

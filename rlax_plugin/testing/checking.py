@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,35 +13,23 @@ from typing import Any
 import yaml
 
 from rlax_plugin.build import Registry, registry_of
-from rlax_plugin.config import Choice, Curation, RlaxSection, Rollouts, Weights
+from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
-from rlax_plugin.ports.kinds import BY_NAME
-from rlax_plugin.ports.manager import KINDS, REGISTER, Manager
+from rlax_plugin.ports.hookspecs import EVENTS
+from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind, choose
+from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine, WeightStore
 from rlax_plugin.ports.training import Trainer
-from rlax_plugin.testing import policy
-from rlax_plugin.testing.builders import make_prompt, make_request, publish_version
-from rlax_plugin.testing.contracts import (
-    advantage,
-    curation,
-    engine,
-    launcher,
-    observers,
-    preset,
-    slots,
-    store,
-    task,
-    tracker,
-    trainer,
-)
-from rlax_plugin.testing.contracts.inspection import Inspection, require
-from rlax_plugin.testing.fakes import CANARY_TOKENS, FakeTrainerPort
-from rlax_plugin.types import Canary, GroupRequest, Prompt, WeightVersion
+from rlax_plugin.testing import contracts
+from rlax_plugin.testing.builders import make_request
+from rlax_plugin.testing.contracts import engine, observers, store, trainer
+from rlax_plugin.testing.contracts.inspection import Inspection
+from rlax_plugin.testing.contracts.trial import STEPS, Trial, Unbuilt
+from rlax_plugin.testing.fakes import FakeTrainerPort
+from rlax_plugin.types import GroupRequest, WeightVersion
 
+HOOK = "hook"
 TOYS = "rlax_plugin.testing"  # has a part of every kind that a plug-in may need and not offer
-STEPS = 3
-_CANARY_TOLERANCE = 1e-4  # nats
-_BUILD = "let build(config, context) return the part, and raise a ConfigError for bad options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +38,8 @@ class Checked:
 
     Attributes:
       plugin: as given to ``check_plugin``.
-      kind: such as ``reward``; ``observer`` for a ``rlax_on_<event>`` hook.
-      name: what the config would choose; of an observer, the hook.
+      kind: such as ``reward``; ``hook`` for ``rlax_on_<event>``.
+      name: what the config would choose; of a hook, its own.
       rules: what holds, one phrase each; empty if nothing could be tried.
       note: why nothing could be tried.
     """
@@ -111,7 +101,7 @@ def check_engine(
       ContractError: a promise is broken.
     """
     part = Inspection("rollout engine")
-    engine.check_rollout_engine(
+    engine.check_generation(
         make_engine,
         versions,
         request or make_request(),
@@ -133,7 +123,7 @@ def check_store(weight_store: WeightStore) -> tuple[str, ...]:
     """
     part = Inspection(f"weight store {type(weight_store).__name__}")
     with tempfile.TemporaryDirectory(prefix="rlax-check-", ignore_cleanup_errors=True) as folder:
-        store.check_weight_store(weight_store, Path(folder), part)
+        store.check_versions(weight_store, Path(folder), part)
     return part.close()
 
 
@@ -159,6 +149,12 @@ def check_trainer(
     part = Inspection("trainer")
     trainer.check_training(make_trainer, make_port, steps, part)
     return part.close()
+
+
+def contract_of(kind: Kind) -> Callable[[Trial, Inspection], None]:
+    """What tries a part of a kind."""
+    module = importlib.import_module(f"{contracts.__name__}.{kind.contract}")
+    return getattr(module, f"check_{kind.name}")
 
 
 class _Check:
@@ -190,7 +186,7 @@ class _Check:
         for kind, name in offered:
             self._check_options(kind, name)
         checked, findings = [], []
-        for one, part in [*self._parts(offered), *self._observers()]:
+        for one, part in [*self._parts(offered), *self._hooks()]:
             checked.append(replace(one, rules=tuple(part.rules)))
             findings += part.findings
         if findings:
@@ -200,7 +196,7 @@ class _Check:
         return tuple(checked)
 
     def _offered(self) -> Iterator[tuple[str, str]]:
-        for kind in KINDS:
+        for kind in BY_NAME:
             for name, offer in self._own.offers[kind].items():
                 if offer.plugin == self._name:
                     yield kind, name
@@ -208,25 +204,21 @@ class _Check:
     def _section_with(self, plugins: tuple[str, ...]) -> RlaxSection:
         """A config whose parts are the plug-in's own where it offers them, else the toy ones."""
 
-        def chosen(kind: str) -> Choice:
-            return self._choice(kind, next(iter(self._own.offers[kind]), BY_NAME[kind].toy))
-
-        return RlaxSection(
-            plugins=plugins,
-            prompt_source=chosen("prompt_source"),
-            rewards=(chosen("reward"),),
-            rollouts=Rollouts(
-                engine=chosen("rollout_engine"),
-                group_size=4,
-                groups_per_step=2,
-                slots=8,
-                max_prompt_tokens=8,
-                max_new_tokens=16,
-            ),
-            weights=Weights(store=chosen("weight_store")),
-            curation=Curation(sampler=chosen("sampler")),
-            trainer=chosen("trainer"),
-        )
+        content: dict[str, Any] = {
+            "plugins": plugins,
+            "rollouts": {
+                "group_size": 4,
+                "groups_per_step": 2,
+                "slots": 8,
+                "max_prompt_tokens": 8,
+                "max_new_tokens": 16,
+            },
+        }
+        for kind in ALL:
+            if kind.toy:
+                name = next(iter(self._own.offers[kind.name]), kind.toy)
+                choose(content, kind.places[0], self._choice(kind.name, name))
+        return RlaxSection.model_validate(content)
 
     def _choice(self, kind: str, name: str) -> Choice:
         """The part of the plug-in, or else the toy one, whoever else has one of that name."""
@@ -273,101 +265,32 @@ class _Check:
 
     def _parts(self, offered: Sequence[tuple[str, str]]) -> Iterator[tuple[Checked, Inspection]]:
         for kind, name in offered:
-            where = f"plug-in {self._name!r}, {REGISTER}{kind}[{name!r}]"
+            where = f"plug-in {self._name!r}, {BY_NAME[kind].hook}[{name!r}]"
             part, one = Inspection(where), Checked(self._name, kind, name, ())
             if self._own.offer(kind, name, kind).extension.needs_model:
                 own = {"rollout_engine": "check_engine", "trainer": "check_trainer"}
                 how = own.get(kind, "a test of its author's")
                 yield replace(one, note=f"needs a model: its author runs {how}"), part
                 continue
-            self._check(kind, name, part)
+            with suppress(Unbuilt):
+                contract_of(BY_NAME[kind])(self._trial(kind, name), part)
             yield one, part
 
-    def _observers(self) -> Iterator[tuple[Checked, Inspection]]:
+    def _trial(self, kind: str, name: str) -> Trial:
+        return Trial(
+            kind=kind,
+            choice=self._choice(kind, name),
+            registry=self._registry,
+            context=self._context(),
+            lean=self._lean,
+            make_context=self._context,
+            own_prompts=bool(self._own.offers["prompt_source"]),
+        )
+
+    def _hooks(self) -> Iterator[tuple[Checked, Inspection]]:
         manager, run_dir = Manager((self._name,)), self._context().run_dir
-        for hook in observers.OBSERVERS:
+        for event in EVENTS:
+            hook = f"rlax_on_{event}"
             part = Inspection(f"plug-in {self._name!r}, {hook}")
-            if observers.check_observer(manager, hook, run_dir, part):
-                yield Checked(self._name, "observer", hook, ()), part
-
-    def _check(self, kind: str, name: str, part: Inspection) -> None:
-        context = self._context()
-
-        def build() -> Any:
-            return self._registry.part(kind, self._choice(kind, name), kind, context)
-
-        if kind == "reward":  # built where it is used: in a process of its own
-            with part.rule("there are prompts to judge", "mend the plug-in's prompt source first"):
-                task.check_reward(self._choice(kind, name), self._lean, self._prompts(), part)
-        elif kind == "rollout_engine":
-            versions: list[WeightVersion] = []
-            with part.rule("there are weights to load", "mend the plug-in's weight store first"):
-                versions = self._published(context)
-            if part.sound:
-                engine.check_rollout_engine(build, versions, make_request(), part)
-        elif kind == "trainer":
-            trainer.check_training(build, FakeTrainerPort, STEPS, part)
-        elif kind == "launcher":
-            config = Path(context.maxtext_argv[0])
-            launcher.check_launcher(build, config, context.run_dir, part)
-        else:
-            self._check_built(kind, name, build, context, part)
-
-    def _check_built(
-        self,
-        kind: str,
-        name: str,
-        build: Callable[[], Any],
-        context: BuildContext,
-        part: Inspection,
-    ) -> None:
-        built = None
-        with part.rule("can be built", _BUILD):
-            built = build()
-            require(built is not None, "build returned None")
-        if built is None:
-            return
-        if kind == "prompt_source":
-            task.check_prompt_source(build, self._choice(kind, name), self._lean, part)
-        elif kind == "objective":
-            preset.check_preset(built, self._choice("objective", name).name, self._section, part)
-        elif kind == "tracker":
-            tracker.check_tracker(built, build, context.run_dir, part)
-        elif kind == "weight_store":
-            store.check_weight_store(built, self._folder / f"store-{name}", part)
-        elif kind == "sampler":
-            curation.check_sampler(build, part)
-        else:
-            _PURE[kind](built, part)
-
-    def _prompts(self) -> Sequence[Prompt]:
-        """Two that a reward can judge: the plug-in's own, if it has any."""
-        sources = self._own.offers["prompt_source"]
-        if not sources:
-            return make_prompt("12+30=", "42"), make_prompt("7+8=", "15")
-        choice = self._section.prompt_source
-        source = self._registry.part("prompt_source", choice, "prompt_source", self._context())
-        return source.prompts("train")[:2]
-
-    def _published(self, context: BuildContext) -> list[WeightVersion]:
-        """Two versions of the toy policy."""
-        choice = self._section.weights.store
-        kept = self._registry.part("weight_store", choice, "weight_store", context)
-        versions = []
-        for number in (0, 1):
-            weights = policy.initial_weights(number)
-            logprobs = policy.sequence_log_probs(weights, CANARY_TOKENS)
-            canary = Canary(CANARY_TOKENS, logprobs, _CANARY_TOLERANCE)
-            path = str(context.run_dir / f"weights-{number}")
-            versions.append(publish_version(kept, path, weights, version=number, canary=canary))
-        return versions
-
-
-_PURE: Mapping[str, Callable[[Any, Inspection], None]] = {
-    "aggregation": slots.check_aggregation,
-    "importance_weight": slots.check_importance_weight,
-    "correction": slots.check_correction,
-    "gradient_term": slots.check_gradient_term,
-    "advantage": advantage.check_advantage,
-    "filter": curation.check_filter,
-}
+            if observers.check_hook(manager, event, run_dir, part):
+                yield Checked(self._name, HOOK, hook, ()), part

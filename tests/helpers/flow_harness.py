@@ -184,6 +184,7 @@ class Harness:
 
     def _flow(self, section, filters, last_step):
         history, source = RunHistory(self.run_state, self.recorder), Source()
+        observers = Observers(Manager(()), (), self.supervision)
         rule = BatchRule.of(section)
         staleness = Staleness(section, rule.groups)
         buffer = Buffer(history, rule, staleness, section.deterministic)
@@ -204,7 +205,7 @@ class Harness:
             rewards=self.answers,
             history=history,
             reissuing=self.issuing,
-            observers=Observers(Manager(()), self.supervision),
+            observers=observers,
         )
         return Flow(
             history=history,
@@ -212,6 +213,7 @@ class Harness:
             trips=trips,
             buffer=buffer,
             advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
+            observers=observers,
             supervision=self.supervision,
         )
 

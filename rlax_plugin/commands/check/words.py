@@ -104,6 +104,8 @@ def _run(config: Examined) -> Words:
     filters = ", ".join(choice.name for choice in section.curation.filters)
     words["prompts"] += f"; groups must pass {filters}" if filters else "; every group trains"
     words["evaluation"] = _evaluation(evaluation)
+    if config.section.observers:
+        words["observers"] = ", ".join(choice.name for choice in config.section.observers)
     return words
 
 

@@ -15,9 +15,7 @@ import jinja2
 
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.kinds import BY_NAME
-from rlax_plugin.ports.manager import KINDS
 
-OBSERVER = "observer"
 _TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -43,19 +41,18 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
 
     Args:
       name: of the plug-in, its module and its part.
-      kind: of the part, or ``observer``.
+      kind: of the part.
 
     Raises:
       ConfigError: the name or the kind will not do, or the folder exists.
     """
-    known = (*KINDS, OBSERVER)
-    if kind not in known:
-        raise ConfigError("--kind", kind, f"no such kind; {alternatives(kind, known)}")
+    if kind not in BY_NAME:
+        raise ConfigError("--kind", kind, f"no such kind; {alternatives(kind, BY_NAME)}")
     _check_name(name)
     folder = directory / name
     if folder.exists():
         raise ConfigError("NAME", name, f"{folder} exists: remove it, or choose another name")
-    usage = _usage(name, kind)
+    usage = f"rlax: {{plugins: [{name}], {BY_NAME[kind].usage(name)}}}"
     words = {
         "name": name,
         "kind": kind,
@@ -83,11 +80,6 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return Package(folder, tuple(texts), module, usage)
-
-
-def _usage(name: str, kind: str) -> str:
-    chosen = "" if kind == OBSERVER else f", {BY_NAME[kind].usage(name)}"
-    return f"rlax: {{plugins: [{name}]{chosen}}}"
 
 
 def _check_name(name: str) -> None:

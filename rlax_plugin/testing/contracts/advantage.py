@@ -9,6 +9,7 @@ import numpy as np
 
 from rlax_plugin.objective.advantages import AdvantageSlot, Outcomes, probe
 from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.testing.contracts.trial import Trial
 
 _SIZES = (3, 4, 5)  # samples of each group
 _EQUAL = (0.1, 0.7, 1 / 3, -2.3, 1e6)  # rewards whose mean may round to something else
@@ -25,8 +26,9 @@ def outcomes(rewards: Sequence[float] | np.ndarray) -> Outcomes:
 MIXED = np.arange(sum(_SIZES)) % 3 / 2  # 0, 0.5, 1, 0, ...
 
 
-def check_advantage(slot: AdvantageSlot, part: Inspection) -> None:
+def check_advantage(trial: Trial, part: Inspection) -> None:
     """One advantage per sample or per token."""
+    slot: AdvantageSlot = trial.built(part)
 
     def computed(of: Outcomes) -> np.ndarray:
         return np.asarray(slot(of), np.float64)

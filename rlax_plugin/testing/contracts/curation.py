@@ -14,6 +14,7 @@ import numpy as np
 from rlax_plugin.ports.protocols import Filter, PassRates, Sampler
 from rlax_plugin.testing.builders import make_group, make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.types import Group
 
 _COUNTS = (3, 1, 0, 25, 2)  # more than there are prompts, too
@@ -52,12 +53,10 @@ def _other_randomness(seed: int) -> Iterator[None]:
         random.setstate(python_state)
 
 
-def check_sampler(build: Callable[[], Sampler], part: Inspection) -> None:
-    """Choices that can be made again after a restart.
-
-    Args:
-      build: makes a fresh one.
-    """
+def check_sampler(trial: Trial, part: Inspection) -> None:
+    """Choices that can be made again after a restart."""
+    trial.built(part)
+    build: Callable[[], Sampler] = trial.build
     with part.rule(
         "choose returns as many ints as asked for, each an index into prompts",
         "return [int(i), ...]: numpy's integers cannot be recorded",
@@ -141,8 +140,9 @@ def _told(group: Group) -> str:
     )
 
 
-def check_filter(filter: Filter, part: Inspection) -> None:
+def check_filter(trial: Trial, part: Inspection) -> None:
     """Reasons that can be counted."""
+    filter: Filter = trial.built(part)
     mixed = make_group((1.0, 0.0, 0.5))
     longer = make_group((1.0, 0.0), lengths=(3, 3))
     groups = {

@@ -12,12 +12,14 @@ import numpy as np
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
 from rlax_plugin.rollouts.defects import defect
+from rlax_plugin.testing.builders import make_request
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
     eventually,
     require,
     run_async,
 )
+from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.types import GroupRequest, Rollout, WeightVersion
 
 _FIGURES = ("slots", "active", "waiting", "tokens_total")
@@ -28,7 +30,16 @@ _LOADS = (
 )
 
 
-def check_rollout_engine(
+def check_rollout_engine(trial: Trial, part: Inspection) -> None:
+    """Generates with two versions of the toy policy."""
+    versions: list[WeightVersion] = []
+    with part.rule("there are weights to load", "mend the plug-in's weight store first"):
+        versions = trial.published()
+    if part.sound:
+        check_generation(trial.build, versions, make_request(), part)
+
+
+def check_generation(
     make_engine: Callable[[], RolloutEngine],
     versions: Sequence[WeightVersion],
     request: GroupRequest,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 
@@ -15,6 +14,7 @@ from rlax_plugin.testing.contracts.inspection import (
     require,
     run_async,
 )
+from rlax_plugin.testing.contracts.trial import Trial
 
 _START_S = 1.0  # until a process appears, if it starts any
 _RESTART_S = 10.0
@@ -22,15 +22,9 @@ _WHOLE_S = 60.0
 _NOWHERE = "127.0.0.1:1"  # no controller answers there, so workers keep trying
 
 
-def check_launcher(
-    build: Callable[[], Launcher], config: Path, run_dir: Path, part: Inspection
-) -> None:
-    """Processes of this machine; what a launcher starts elsewhere is not seen.
-
-    Args:
-      build: makes a fresh one.
-      config: of a run, for ``rlax serve``.
-    """
+def check_launcher(trial: Trial, part: Inspection) -> None:
+    """Processes of this machine; what a launcher starts elsewhere is not seen."""
+    build: Callable[[], Launcher] = trial.build
     before = set(_children())
 
     def started() -> list[psutil.Process]:
@@ -43,7 +37,7 @@ def check_launcher(
 
     async def lives() -> None:
         launcher = build()
-        await launcher.start([str(config)], _NOWHERE, run_dir)
+        await launcher.start([str(trial.config)], _NOWHERE, trial.run_dir)
         try:
             if await eventually(started, _START_S):
                 await _kill_one(launcher, started()[0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective.loss import ObjectiveSlots, Preset
 from rlax_plugin.testing.contracts.advantage import MIXED, outcomes
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.loss import batch, compiled
+from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.testing.objectives import section_of, slots_of
 
 _FIT = (
@@ -17,12 +17,9 @@ _FIT = (
 )
 
 
-def check_preset(preset: object, name: str, section: RlaxSection, part: Inspection) -> None:
-    """A whole objective.
-
-    Args:
-      section: its plug-ins are loaded.
-    """
+def check_objective(trial: Trial, part: Inspection) -> None:
+    """A whole objective."""
+    preset, name, section = trial.built(part), trial.choice.name, trial.context.section
     with part.rule("build returns an rlax_plugin.api.Preset", "see presets_from_yaml"):
         require(isinstance(preset, Preset), f"it returned {type(preset).__name__}")
     if not part.sound:

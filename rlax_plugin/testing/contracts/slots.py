@@ -37,6 +37,7 @@ from rlax_plugin.testing.contracts.loss import (
     compiled,
     split,
 )
+from rlax_plugin.testing.contracts.trial import Trial
 
 _FAR = 60.0  # nats between two policies that have nothing in common
 _ONE_MICRO_BATCH = (
@@ -66,8 +67,9 @@ def _plainest(**slots: Any) -> ObjectiveSlots:
     return ObjectiveSlots(**{**known, **slots})
 
 
-def check_aggregation(function: Callable[[TokenInputs], Any], part: Inspection) -> None:
+def check_aggregation(trial: Trial, part: Inspection) -> None:
     """Weights and their total."""
+    function = trial.built(part)
     slots = _plainest(aggregation=function)
     with part.rule("returns (weights_bt, total): [rows, length] and a number", _AGGREGATION):
         result = function(_inputs(slots, batch()))
@@ -89,13 +91,15 @@ def check_aggregation(function: Callable[[TokenInputs], Any], part: Inspection) 
         check_loss(part, compiled(slots), _AGGREGATION)
 
 
-def check_importance_weight(function: Callable[[TokenInputs], Any], part: Inspection) -> None:
+def check_importance_weight(trial: Trial, part: Inspection) -> None:
     """A factor of every term."""
+    function = trial.built(part)
     _check_factor(function, _plainest(importance_weight=function), part)
 
 
-def check_correction(function: Callable[[TokenInputs], Any], part: Inspection) -> None:
+def check_correction(trial: Trial, part: Inspection) -> None:
     """A further factor."""
+    function = trial.built(part)
     _check_factor(function, _plainest(corrections=(function,)), part)
 
 
@@ -123,8 +127,9 @@ def _check_factor(
     check_loss(part, value, _ONE_MICRO_BATCH)
 
 
-def check_gradient_term(function: Callable[[TokenInputs], Any], part: Inspection) -> None:
+def check_gradient_term(trial: Trial, part: Inspection) -> None:
     """A term that carries the gradient."""
+    function = trial.built(part)
     slots = _plainest(grad_1=function)
     value = compiled(slots)
     if not _check_token_function(part, function, slots, value):

@@ -14,6 +14,7 @@ import numpy as np
 from rlax_plugin.errors import WeightsError, WeightsUnreadableError
 from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.testing.contracts.trial import Trial
 
 _ATOMIC = (
     "write into a temporary directory beside the path and rename it when all is there, or write a "
@@ -42,7 +43,12 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def check_weight_store(store: WeightStore, directory: Path, part: Inspection) -> None:
+def check_weight_store(trial: Trial, part: Inspection) -> None:
+    """Versions of host arrays, in the run's directory."""
+    check_versions(trial.built(part), trial.run_dir, part)
+
+
+def check_versions(store: WeightStore, directory: Path, part: Inspection) -> None:
     """Versions of host arrays.
 
     Args:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rollouts.prompt_identity import contradiction
 from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
 from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.types import Prompt
 
 _PROCESS_S = 60.0  # for a process that builds one part
@@ -26,16 +26,9 @@ _STABLE = (
 )
 
 
-def check_prompt_source(
-    build: Callable[[], PromptSource], choice: Choice, section: RlaxSection, part: Inspection
-) -> None:
-    """Prompts, their tokens, and the way back to text.
-
-    Args:
-      build: makes a fresh one.
-      choice: its name and options, for another process.
-    """
-    source = build()
+def check_prompt_source(trial: Trial, part: Inspection) -> None:
+    """Prompts, their tokens, and the way back to text."""
+    source: PromptSource = trial.built(part)
     splits: dict[str, Sequence[Prompt]] = {}
     with part.rule(
         'prompts("train"), ("validation") and ("test") are not empty and hold Prompts',
@@ -74,10 +67,10 @@ def check_prompt_source(
             require(not both, f"{len(both)} prompts of {one!r} are in {other!r} too")
     with part.rule("two fresh builds, also in another process, give the same prompts", _STABLE):
         expected = {name: fresh_process.digest(prompts) for name, prompts in splits.items()}
-        again = build()
+        again = trial.build()
         here = {split: fresh_process.digest(again.prompts(split)) for split in SPLITS}
         require(here == expected, "a second build in this process gives others")
-        there = fresh_process.ask(section, "prompt_source", choice, {}, _PROCESS_S)
+        there = fresh_process.ask(trial.lean, "prompt_source", trial.choice, {}, _PROCESS_S)
         require(there["splits"] == expected, "another process gives others")
     with part.rule(
         "an unknown split raises a ConfigError",
@@ -122,15 +115,15 @@ def _check_decode(source: PromptSource, prompt: Prompt) -> None:
         require(ended == text, f"{text!r} and stop token {stop} decode to {ended!r}")
 
 
-def check_reward(
-    choice: Choice, section: RlaxSection, prompts: Sequence[Prompt], part: Inspection
-) -> None:
-    """Scores of completions, as reward processes ask for them.
+def check_reward(trial: Trial, part: Inspection) -> None:
+    """Scores of completions, as reward processes ask for them: it is built in such a process."""
+    with part.rule("there are prompts to judge", "mend the plug-in's prompt source first"):
+        _check_scores(trial, trial.prompts(), part)
 
-    Args:
-      prompts: at least two that the reward can judge.
-    """
+
+def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> None:
     first, other = prompts[0], prompts[1]
+    reward_s = trial.lean.deadlines.reward_s
     plain = {"right": first.reference, "wrong": other.reference, "empty": ""}
     word = first.reference or "7"
     odd = {
@@ -145,7 +138,7 @@ def check_reward(
         "options; a call that takes too long needs a deadline of its own",
     ):
         cases = [fresh_process.case_of(first, text) for text in completions.values()]
-        answer = fresh_process.ask(section, "reward", choice, {"cases": cases}, _PROCESS_S)
+        answer = fresh_process.ask(trial.lean, "reward", trial.choice, {"cases": cases}, _PROCESS_S)
     if not answer:
         return
     scored = dict(zip(completions, answer["scored"], strict=True))
@@ -169,12 +162,12 @@ def check_reward(
             same = one.get("value") == two.get("value") and ("error" in one) == ("error" in two)
             require(same or not part.sound, f"the {what} completion gets {one}, then {two}")
     with part.rule(
-        f"a call takes at most rlax.deadlines.reward_s = {section.deadlines.reward_s:g} s",
+        f"a call takes at most rlax.deadlines.reward_s = {reward_s:g} s",
         "give what it calls a deadline below that",
     ):
         for what, found in scored.items():
             took_s = found["took_s"]
-            require(took_s <= section.deadlines.reward_s, f"the {what} one took {took_s:.1f} s")
+            require(took_s <= reward_s, f"the {what} one took {took_s:.1f} s")
     with part.rule(
         f"imports none of {', '.join(fresh_process.HEAVY)}",
         "score with numpy or plain Python, and import nothing that imports them: reward processes "

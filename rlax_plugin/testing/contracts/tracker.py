@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlax_plugin.ports.protocols import Tracker
 from rlax_plugin.testing.contracts.inspection import Inspection, eventually, require
+from rlax_plugin.testing.contracts.trial import Trial
 
 _STEPS = 20
 WRITTEN_S = 5.0  # a library's own process may write what it was given
@@ -20,16 +21,10 @@ _FIRST, _LAST = "check/wvjqzkxbfg", "check/zqxjkvbwfy"
 _LATE, _NEXT = "check/qjzxvwkfbh", "check/jwqvzkxfbg"
 
 
-def check_tracker(
-    tracker: Tracker, build: Callable[[], Tracker], run_dir: Path, part: Inspection
-) -> None:
-    """Metrics of a run's steps, and of a run that goes on after a kill.
-
-    Args:
-      tracker: is closed.
-      build: makes another, for the next process of the run.
-      run_dir: what they may write to.
-    """
+def check_tracker(trial: Trial, part: Inspection) -> None:
+    """Metrics of a run's steps, and of a run that goes on after a kill."""
+    tracker: Tracker = trial.built(part)
+    build, run_dir = trial.build, trial.run_dir
     last_step = 9 + _STEPS
     metrics = {f"train/metric_{i}": i / 7 for i in range(30)}
     with part.rule("takes metrics named stage/name, step after step", "see protocols.Tracker"):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rlax_plugin.ports.training import CheckpointReader, Trainer
 from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.testing.contracts.trial import STEPS, Trial
 from rlax_plugin.testing.fakes import FakeTrainerPort
 
 _ORDER = (
@@ -18,13 +19,18 @@ _CHECKPOINT = (
 )
 
 
+def check_trainer(trial: Trial, part: Inspection) -> None:
+    """Trains the toy policy."""
+    check_training(trial.build, FakeTrainerPort, STEPS, part)
+
+
 def check_training(
     make_trainer: Callable[[], Trainer],
     make_port: Callable[..., FakeTrainerPort],
     steps: int,
     part: Inspection,
 ) -> None:
-    """Trains, and goes on; see ``check_trainer``.
+    """Trains, and goes on; see ``testing.check_trainer``.
 
     Args:
       make_trainer: makes one of the same run each time; what it has written is still there.

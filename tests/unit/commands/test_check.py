@@ -52,10 +52,17 @@ def test_the_demo_in_words() -> None:
     assert words["Processes"]["rollout workers"] == "2: jetstream, 256 slots each; launcher local"
     assert words["One step"]["samples"].startswith("64 groups x 8 = 512 samples of at most 5")
     assert words["The run"]["evaluation"].endswith("= 8,192 completions, pass@1, pass@8")
+    assert "observers" not in words["The run"]
     assert words["Staleness"]["staleness"].startswith("lockstep, on-policy")
     assert "grad_1 clipped_ratio" in words["Objective"]["preset"]
     assert words["Files"]["weights"] == "runs/demo/weights, orbax, the newest 2"
     assert document["warnings"] == [] and document["memory_bytes"] == {}
+
+
+def test_observers_in_words() -> None:
+    chosen = ("rlax.plugins=[rlax_plugin.testing]", "rlax.observers=[{name: tally}]")
+    document = explained("--fast", DEMO, *chosen)
+    assert document["words"]["The run"]["observers"] == "tally"
 
 
 @pytest.mark.parametrize(

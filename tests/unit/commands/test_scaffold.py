@@ -12,12 +12,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlax_plugin.cli import app
-from rlax_plugin.commands.scaffold import OBSERVER, write_package
+from rlax_plugin.commands.scaffold import write_package
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.ports.manager import KINDS
+from rlax_plugin.ports.kinds import BY_NAME
 
 ROOT = Path(__file__).parents[3]
-ALL_KINDS = (*KINDS, OBSERVER)
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
@@ -41,15 +40,15 @@ def rlax(*arguments: str) -> Result:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a package of every kind."""
     folder = tmp_path_factory.mktemp("packages")
-    for kind in ALL_KINDS:
+    for kind in BY_NAME:
         write_package(f"new_{kind}", kind, folder)
     return folder
 
 
 def test_a_package_of_every_kind_passes_its_own_test(packages: Path) -> None:
-    path = os.pathsep.join(str(packages / f"new_{kind}" / "src") for kind in ALL_KINDS)
+    path = os.pathsep.join(str(packages / f"new_{kind}" / "src") for kind in BY_NAME)
     tests = run("pytest", "-q", "-p", "no:cacheprovider", ".", cwd=packages, PYTHONPATH=path)
-    assert f"{len(ALL_KINDS)} passed" in tests
+    assert f"{len(BY_NAME)} passed" in tests
 
 
 def test_what_is_written_is_clean(packages: Path) -> None:
@@ -59,7 +58,7 @@ def test_what_is_written_is_clean(packages: Path) -> None:
     assert "already formatted" in run("ruff", "format", "--check", *config, ".", cwd=packages)
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("kind", BY_NAME)
 def test_a_package_names_its_plugin(packages: Path, kind: str) -> None:
     name = f"new_{kind}"
     project = tomllib.loads((packages / name / "pyproject.toml").read_text())["project"]

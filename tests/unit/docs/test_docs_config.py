@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from documents import read
@@ -14,6 +14,7 @@ from rlax_plugin.cli import app
 from rlax_plugin.commands import reference
 from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
 from rlax_plugin.config.validation import validate
+from rlax_plugin.ports.kinds import ALL, choose
 
 
 def rlax(*arguments: str) -> Result:
@@ -61,17 +62,11 @@ def test_every_place_of_a_part_has_its_kind() -> None:
     named = [k.key for s in reference.sections() for k in s.keys if k.type.startswith("part")]
     assert set(named) <= set(listed)
     # The same kinds under which ``build`` looks the parts of a config up.
-    names = ["rlax_plugin.testing"]
-    part = {"name": "x"}
-    content = {
-        "plugins": names,
-        "prompt_source": part,
-        "rewards": [part],
-        "curation": {"filters": [part]},
-        "objective": {"corrections": [part]},
-        "trackers": [part],
-        "evaluation": {"sets": {reference.NAME: {"prompt_source": part, "rewards": [part]}}},
-    }
+    content: dict[str, Any] = {"plugins": ["rlax_plugin.testing"]}
+    for kind in ALL:
+        for place in kind.places:
+            if kind.name not in ("objective", "gradient_term"):  # which have defaults that exist
+                choose(content, place, {"name": "x"})
     section = validate(RlaxSection, content, "rlax")
     uses = registry_for(section).uses(section)
     found = {use.key.removesuffix(".0"): use.kind for use in uses}

@@ -112,8 +112,8 @@ def test_the_wheel_is_a_plug_in_by_its_entry_point(installed: tuple[Path, str]) 
     _, told = installed
     assert "2 passed" in told
     rows = told.split("installed plug-ins")[1]
-    assert re.search(r"rlax_brief +objective: brief_grpo +rlax-brief +0\.1\.0", rows)
-    assert "reward: brief" in rows
+    assert re.search(r"rlax_brief +reward: brief +rlax-brief +0\.1\.0", rows)
+    assert "objective: brief_grpo" in rows
 
 
 def test_the_installed_wheel_trains(installed: tuple[Path, str], tmp_path: Path) -> None:

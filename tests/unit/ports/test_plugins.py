@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,11 @@ from installs import FILTER, install, on_path, write
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import PluginError
-from rlax_plugin.ports.kinds import ALL
-from rlax_plugin.ports.manager import HOOKS, KINDS, Manager, installed
+from rlax_plugin.ports import hookspecs
+from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind
+from rlax_plugin.ports.manager import HOOKS, Manager, installed
+from rlax_plugin.ports.observer import Observer
+from rlax_plugin.testing.checking import contract_of
 
 OBSERVER = """
     from rlax_plugin.api import hookimpl
@@ -41,12 +45,20 @@ def rejection(*names: str) -> str:
 
 def test_hooks_are_read_from_the_specification() -> None:
     assert HOOKS["rlax_on_step_end"] == ("step", "metrics")
-    assert "gradient_term" in KINDS and "rollout_engine" in KINDS
-    assert len(KINDS) + sum(name.startswith("rlax_on_") for name in HOOKS) == len(HOOKS)
+    assert HOOKS["rlax_register_gradient_term"] == HOOKS["rlax_register_rollout_engine"] == ()
+    events = [f"rlax_on_{event}" for event in hookspecs.EVENTS]
+    assert [kind.hook for kind in ALL] + events == list(HOOKS)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
+def test_a_kinds_entry_makes_its_hook_and_names_its_contract(kind: Kind) -> None:
+    told = hookspecs.REGISTER[kind.hook].__doc__ or ""
+    assert kind.part in told and kind.process in told and kind.config_keys[0] in told
+    assert callable(contract_of(kind))
 
 
 def test_every_kind_has_one_entry_and_a_config_of_its_usage_chooses_it() -> None:
-    assert sorted(kind.name for kind in ALL) == sorted(KINDS)
+    assert len(BY_NAME) == len(ALL)
     whole = {
         "prompt_source": {"name": "numbers"},
         "rewards": [{"name": "even"}],
@@ -216,3 +228,9 @@ def test_a_failing_observer_is_named(folder: Path) -> None:
     assert isinstance(info.value.__cause__, KeyError)
     with pytest.raises(AttributeError, match="did you mean 'rlax_on_step_end'"):
         manager.hook.rlax_on_stepend(step=1)
+
+
+def test_an_observer_has_the_methods_and_arguments_of_the_hooks() -> None:
+    for hook, specification in hookspecs.OBSERVE.items():
+        method = inspect.signature(getattr(Observer(), hook.removeprefix("rlax_")))
+        assert method == inspect.signature(specification), hook

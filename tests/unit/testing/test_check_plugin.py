@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 from rlax_plugin.build import Registry
 from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError, ContractError, PluginError
-from rlax_plugin.ports.manager import KINDS, Manager
+from rlax_plugin.ports.kinds import BY_NAME
+from rlax_plugin.ports.manager import Manager
 from rlax_plugin.testing import check_plugin, checking
 from rlax_plugin.testing.contracts import tracker
 
@@ -54,7 +55,7 @@ def test_built_ins_keep_their_contracts(name: str, tmp_path: Path) -> None:
 
 def test_there_is_a_built_in_of_every_kind() -> None:
     offers = Registry(Manager(BUILT_IN)).offers
-    assert [kind for kind in KINDS if not offers[kind]] == []
+    assert [kind for kind in BY_NAME if not offers[kind]] == []
 
 
 @pytest.mark.parametrize("name", BROKEN | ANSWERS | OBJECTIVES)

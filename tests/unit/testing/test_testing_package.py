@@ -41,6 +41,7 @@ def test_a_config_that_lists_it_is_valid_and_brings_the_object_store() -> None:
         for kind, names in registry.offers.items()
     }
     assert {kind: names for kind, names in offered.items() if names} == {
+        "observer": ["tally"],
         "prompt_source": ["numbers"],
         "reward": ["even"],
         "rollout_engine": ["scripted"],

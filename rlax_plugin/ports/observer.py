@@ -1,0 +1,103 @@
+"""The interface of observers, which receive a run's events and keep a state over a resume."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rlax_plugin.errors import alternatives
+from rlax_plugin.ports.hookspecs import EVENTS, OBSERVE
+from rlax_plugin.types import Group, WeightVersion
+
+MOST_BYTES = 1_000_000  # of one state: all of them are written before each checkpoint
+_PREFIX = "on_"
+
+
+class Observer:
+    """Derive from it, and write the methods that are needed.
+
+    ``on_<event>`` is called when the hook ``rlax_on_<event>`` is, with the same arguments (see
+    ``hookspecs``), on the controller's event loop, so it must be quick. ``on_run_start`` is the
+    first call in each process.
+
+    ``state`` is saved with each checkpoint. A process that continues from it passes the saved state
+    to ``restore``, and then reports again the step ends and the scored groups that came after it: a
+    group or a step may be reported twice, and is in the state once. Published versions, lost
+    workers, starts and errors are not reported again.
+    """
+
+    def on_run_start(self, run_dir: str, config_hash: str) -> None: ...
+
+    def on_group_scored(self, group: Group, rejected: str | None) -> None: ...
+
+    def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def on_weights_published(self, version: WeightVersion) -> None: ...
+
+    def on_worker_lost(self, worker: str, reason: str) -> None: ...
+
+    def on_run_error(self, error: str) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        """What ``restore`` needs: at most 1 MB of what JSON has, with texts as keys."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes back to a ``state``; called once at most, before everything else."""
+
+
+def defect(part: object) -> str | None:
+    """Why a part cannot receive events; None if it can."""
+    if not isinstance(part, Observer):
+        return f"is of class {type(part).__name__}: derive it from rlax_plugin.api.Observer"
+    known = [f"{_PREFIX}{event}" for event in EVENTS]
+    for name in dir(part):
+        if name.startswith(_PREFIX) and name not in known:
+            return f"has {name}, which is no event; {alternatives(name, known)}"
+    for name in known:
+        method = getattr(part, name)
+        arguments = inspect.signature(OBSERVE[f"rlax_{name}"]).parameters
+        if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+            return f"has {name} as a coroutine or generator, which would never run"
+        try:
+            inspect.signature(method).bind(**dict.fromkeys(arguments))
+        except TypeError as error:
+            return f"has {name}, which must take ({', '.join(arguments)}): {error}"
+    return None
+
+
+def storable(state: object) -> dict[str, Any]:
+    """A copy of a ``state``, as a later process reads it.
+
+    Raises:
+      ValueError: it would not come back as it is, or is too large; says so of the part.
+    """
+    if not isinstance(state, dict):
+        raise ValueError(f"returned {type(state).__name__} from state, expected a dict")
+    try:
+        text = json.dumps(state, allow_nan=False)
+        wrong = _changed(state, "state()")
+    except (TypeError, ValueError, RecursionError) as error:
+        wrong, text = str(error), ""
+    if wrong:
+        raise ValueError(f"has a state that JSON cannot keep: {wrong}")
+    if len(text) > MOST_BYTES:
+        sizes = f"{len(text):,} bytes: at most {MOST_BYTES:,}"
+        raise ValueError(f"has a state of {sizes} are kept with each checkpoint")
+    return json.loads(text)
+
+
+def _changed(value: object, place: str) -> str | None:
+    """The first thing that JSON takes, and gives back as something else."""
+    if isinstance(value, tuple):
+        return f"{place} is a tuple, which would come back as a list"
+    if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, str)]:
+            return f"the key {odd[0]!r} of {place} would come back as a text"
+        inside = [(f"{place}[{key!r}]", item) for key, item in value.items()]
+    else:
+        items = value if isinstance(value, list) else ()
+        inside = [(f"{place}[{index}]", item) for index, item in enumerate(items)]
+    return next((wrong for where, item in inside if (wrong := _changed(item, where))), None)

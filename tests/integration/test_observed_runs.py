@@ -1,0 +1,125 @@
+"""An observer's state counts each scored group and each step once, however a run is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import CONFIG, DEADLINE_S, Run, plugins
+
+from rlax_plugin.records.faults import VARIABLE
+
+STEPS = 8
+SETTINGS = (
+    "rlax.deterministic=true",
+    "rlax.observers=[{name: tally}]",
+    "rlax.trainer.checkpoint_every=3",
+    "rlax.evaluation.problems=0",
+    "rlax.launcher.workers=1",
+    f"steps={STEPS}",
+)
+# One after the other. At the first, four of the steps have ended and one checkpoint is written; the
+# second is after a checkpoint whose step has not ended; the third before a snapshot is complete,
+# while recorded batches are trained again; the last is when all is done but for the summary.
+KILLS = ("step-trained:5", "checkpoint-written:1", "ledger-written:2", "run-finished:1")
+SLOW = "rlax.trainer={name: bigram, checkpoint_every: 9, train_s: 0.3}"
+PLUGIN = """
+from rlax_plugin.api import Extension, NoOptions, Observer, hookimpl
+
+class Numbers(Observer):
+    def state(self):
+        return {"groups": {1: 2}}
+
+class Broken(Observer):
+    def on_step_end(self, step, metrics):
+        return 1 / (2 - step)
+
+@hookimpl
+def rlax_register_observer():
+    parts = {"numbers": Numbers, "broken": Broken}
+    return {n: Extension(NoOptions, lambda o, c, p=p: p()) for n, p in parts.items()}
+"""
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    Run.end_all()
+
+
+def train(directory: Path, kill_at: str = "") -> int:
+    directory.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", "train", CONFIG, *SETTINGS],
+        cwd=directory,
+        env={**os.environ, VARIABLE: kill_at} if kill_at else os.environ.copy(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stdout + done.stderr
+    return done.returncode
+
+
+def tally(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "runs/testing/tally.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    assert train(directory) == 0
+    found = tally(directory)
+    assert found["step"] == found["counts"]["steps"] == STEPS
+    assert found["counts"]["accepted"] == STEPS * 4 and found["rewards"] > 0
+    return found
+
+
+def test_a_state_is_that_of_an_undisturbed_run_after_kills(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    for kill in KILLS:
+        assert train(tmp_path, kill) == -signal.SIGKILL, f"{kill} was not reached"
+    assert train(tmp_path) == 0
+    assert tally(tmp_path) == undisturbed
+
+
+def test_a_step_that_ended_before_its_checkpoint_is_counted_once(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    """A stopped trainer writes the checkpoint of a step that it has reported already."""
+    stopped = Run(tmp_path, *SETTINGS, SLOW)
+    stopped.until(lambda: len(stopped.steps()) >= 2, "two steps")
+    stopped.process.send_signal(signal.SIGTERM)
+    status, out = stopped.end()
+    assert status == 130, out
+    again = Run(tmp_path, *SETTINGS, SLOW)
+    assert again.end()[0] == 0
+    assert tally(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("numbers", "has a state that JSON cannot keep: the key 1 of state()['groups']"),
+        ("broken", "failed in on_step_end: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_observer_that_fails_stops_the_run_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    (tmp_path / "two_observers.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    chosen = f"rlax.observers=[{{name: tally}}, {{name: {name}}}]"
+    status, out = Run(tmp_path, *SETTINGS, chosen, plugins("two_observers")).end()
+    assert status == 2, out  # as for any plug-in that breaks its contract
+    said = " ".join(out.split())
+    assert f"plug-in 'two_observers': rlax.observers.1 = '{name}' {told}" in said
+    assert tally(tmp_path)["step"] == 2  # the state is asked for at the checkpoint of step 3
