@@ -10,6 +10,7 @@ import pytest
 from installs import on_path, write
 
 from rlax_plugin.build import Registry
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.observers import Chosen, Observers, chosen_observers
 from rlax_plugin.errors import ConfigError, PluginError
@@ -88,13 +89,27 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def observers(*parts: Observer, hooks: tuple[str, ...] = ()) -> tuple[Observers, list[PluginError]]:
+class Failures(Supervision):
+    """Keeps every failure, not only the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def fail(self, error: BaseException) -> None:
+        self.errors.append(error)
+        super().fail(error)
+
+
+def observers(
+    *parts: Observer, hooks: tuple[str, ...] = ()
+) -> tuple[Observers, list[BaseException]]:
     """Of these parts, and of plug-ins with hooks; with the errors that they report."""
-    errors: list[PluginError] = []
+    failures = Failures()
     chosen = [
         Chosen(f"rlax.observers.{i}", f"part{i}", "tb_plugin", p) for i, p in enumerate(parts)
     ]
-    return Observers(Manager(hooks), chosen, errors.append), errors
+    return Observers(Manager(hooks), chosen, failures), failures.errors
 
 
 def section(*names: Any) -> RlaxSection:
