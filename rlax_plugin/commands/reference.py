@@ -313,7 +313,7 @@ def _markdown_keys(keys: Sequence[Key], section: str) -> str:
     rows = [["key" if section else "option", "type", "default", "meaning"]]
     for key in keys:
         words = key.type
-        if key.kind:
+        if key.kind and _built_in().offers[key.kind]:
             what = _spoken(key.kind)
             words = words.replace(what, f"[{what}](#{what.replace(' ', '-')})")
         default = f"`{key.default}`" if key.default else ""
