@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import fsspec
-from pytest import fixture, raises
+from pytest import fixture, mark, raises
 
 from rlax_plugin.commands.evaluate.checkpoint import checkpoint_name
 from rlax_plugin.commands.evaluate.command import _write
@@ -95,6 +95,17 @@ def test_another_config_is_rejected_by_the_keys_that_differ(tmp_path: Path) -> N
     assert "1 more key differs" in rejected.value.reason and "steps" not in rejected.value.reason
     with raises(ConfigError, match=r"\(rlax\.seed is 0 there and 7 here\)"):
         check_same_run(files, "xyz", {"a": 1, "b": 1, "c": 1, "d": 1, "rlax": {"seed": 7}}, ())
+
+
+@mark.parametrize("made", ["prepared/x", "evaluation/x", "checkpoints/0/x"])
+def test_what_a_part_prepared_makes_a_run_reject_another_config(tmp_path: Path, made: str) -> None:
+    files = RunFiles(tmp_path)
+    files.put_json("config.json", {"config_hash": "abc"})
+    files.put("logs/trainer.log", b"")
+    check_same_run(files, "xyz", {}, ())  # it failed before it had computed anything
+    files.put(made, b"")
+    with raises(ConfigError, match="holds a run of another config"):
+        check_same_run(files, "xyz", {}, ())
 
 
 def test_a_result_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:

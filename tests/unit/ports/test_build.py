@@ -246,6 +246,7 @@ def test_a_part_of_a_preset_can_be_told_from_another_ones(folder: Path) -> None:
         ("{'a': Extension(NoOptions, 'build')}", r"build must be a function \(config, context\)"),
         ("{'a': Extension(NoOptions, lambda config: 1)}", "build must be a function"),
         ("{'a': Extension(NoOptions, build, lambda: 1)}", "check must be a function"),
+        ("{'a': Extension(NoOptions, build, check_start=1)}", "check_start must be a function"),
         ("1 / 0", "failed in rlax_register_filter: ZeroDivisionError"),
     ],
 )
