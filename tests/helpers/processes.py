@@ -1,12 +1,15 @@
-"""``rlax`` as a process of its own that is let run beside a test."""
+"""``rlax`` as a process of its own: beside a test, or waited for."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rlax_plugin.records.faults import VARIABLE
 
 
 @contextmanager
@@ -20,3 +23,21 @@ def process(log: Path, *arguments: str, cwd: Path) -> Iterator[subprocess.Popen[
     finally:
         started.kill()
         started.wait(60)
+
+
+def finished(
+    *arguments: str, cwd: Path, kill_at: str = "", timeout_s: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """``rlax``, which has ended.
+
+    Args:
+      kill_at: the fault point at which it kills itself.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "rlax_plugin", *arguments],
+        cwd=cwd,
+        env=os.environ | ({VARIABLE: kill_at} if kill_at else {}),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import finished
 from runs import CONFIG, DEADLINE_S, digests, lines
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
-from rlax_plugin.records.faults import VARIABLE, FaultPoint
+from rlax_plugin.records.faults import FaultPoint
 
 SETTINGS = (
     "rlax.evaluation.problems=2",
@@ -26,14 +25,7 @@ FASTER = "rlax.trainer.learning_rate=3"
 
 
 def rlax(directory: Path, *argv: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rlax_plugin", *argv],
-        cwd=directory,
-        env={**os.environ, VARIABLE: kill_at} if kill_at else os.environ.copy(),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    return finished(*argv, cwd=directory, kill_at=kill_at, timeout_s=DEADLINE_S)
 
 
 def train(directory: Path, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -8,23 +8,22 @@ the same order, same batches, same weights to the last bit.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from processes import finished
 from runs import CONFIG, DEADLINE_S
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
-from rlax_plugin.records.faults import VARIABLE, FaultPoint
+from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.packing import unpack
 
@@ -57,14 +56,8 @@ BEFORE_THE_JOURNAL = ("config-written:1", "evaluation-written:1")  # nothing to 
 
 
 def train(directory: Path, *overrides: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rlax_plugin", "train", CONFIG, *SETTINGS, *overrides],
-        cwd=directory,
-        env={**os.environ, VARIABLE: kill_at} if kill_at else os.environ.copy(),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    command = ("train", CONFIG, *SETTINGS, *overrides)
+    return finished(*command, cwd=directory, kill_at=kill_at, timeout_s=DEADLINE_S)
 
 
 def final_weights(files: RunFiles) -> dict[str, np.ndarray]:
@@ -100,13 +93,7 @@ def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
 
 
 def assert_replays(directory: Path) -> None:
-    replayed = subprocess.run(
-        [sys.executable, "-m", "rlax_plugin", "replay", "runs/testing"],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    replayed = finished("replay", "runs/testing", cwd=directory, timeout_s=DEADLINE_S)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert f"identical: {STEPS + 1} versions" in replayed.stdout
 

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 from runs import free_port
+from sections import section_with
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
@@ -35,13 +36,9 @@ CONTINUE = {"on_new_weights": "continue", "progress_s": 30.0}
 def section(deadlines: Mapping[str, float] | None = None, **rollouts: Any) -> RlaxSection:
     """Settings of a run; a stall of this process that takes most of a minute ends no wait."""
     patient = dict.fromkeys(("startup_s", "rpc_s", "group_s", "drain_s"), 60.0)
-    return RlaxSection.model_validate(
-        {
-            "prompt_source": {"name": "x"},
-            "rewards": [{"name": "x"}],
-            "rollouts": {"slots": 8, "max_new_tokens": 100_000} | rollouts,
-            "deadlines": patient | {"heartbeat_s": 0.1} | dict(deadlines or {}),
-        }
+    return section_with(
+        rollouts={"slots": 8, "max_new_tokens": 100_000} | rollouts,
+        deadlines=patient | {"heartbeat_s": 0.1} | dict(deadlines or {}),
     )
 
 

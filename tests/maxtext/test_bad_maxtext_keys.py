@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import rlax
 from tiny_loop import TINY
-from typer.testing import CliRunner
 
 from maxtext_overrides.config import loading as rlax_config
-from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError
 
 MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
@@ -36,7 +35,7 @@ def test_weights_to_start_from_must_be_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [command, MAXTEXT, f"{key}={tmp_path}/missing"]
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    result = rlax(*words)
     assert result.exit_code == 2
     assert result.stderr == f"error: {key} = '{tmp_path}/missing': does not exist\n"
     assert not list(tmp_path.iterdir())  # nothing was started
@@ -48,7 +47,7 @@ def test_check_rejects_what_the_whole_config_cannot_be() -> None:
         ("rlax.rollouts.max_new_tokens=9", "max_target_length"),
         ("vocab_size=16", "vocab_size"),
     ):
-        result = CliRunner().invoke(app, ["check", MAXTEXT, override], catch_exceptions=False)
+        result = rlax("check", MAXTEXT, override)
         assert result.exit_code == 2 and result.stderr.startswith(f"error: {key} = ")
         assert result.stderr.count("\n") == 1
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import process
+from processes import finished, process
 from runs import digests, free_port
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.commands.replay import replay
-from rlax_plugin.records.faults import VARIABLE
 from rlax_plugin.records.files import RunFiles
 
 ROOT = Path(__file__).parents[2]
@@ -57,14 +54,7 @@ def settings(directory: Path) -> tuple[str, ...]:
 
 
 def train(*settings: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rlax_plugin", "train", CONFIG, *settings],
-        cwd=ROOT,
-        env={**os.environ, VARIABLE: kill_at} if kill_at else os.environ.copy(),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    return finished("train", CONFIG, *settings, cwd=ROOT, kill_at=kill_at)
 
 
 def final_weights(run: Path) -> dict[str, bytes]:

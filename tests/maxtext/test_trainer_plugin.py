@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import rlax_jetstream
 import rlax_maxtext
+from command_line import rlax
 from tiny_loop import TINY, batch
-from typer.testing import CliRunner
 
 from maxtext_overrides.config import loading as rlax_config
 from rlax_plugin.build import registry_for
-from rlax_plugin.cli import app
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import diagnostics
@@ -280,9 +279,6 @@ def test_check_adds_up_what_a_worker_needs():
 def test_init_writes_what_check_accepts_and_explains(tmp_path):
     """The command line, as in docs/getting_started.md, in this process, which has MaxText."""
     file = str(tmp_path / "run.yml")
-
-    def rlax(*arguments):
-        return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
     assert rlax("init", file, "--yes").exit_code == 0
     result = rlax("check", file, "--json")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import rlax
 from installs import FILTER, PARTS, install, on_path, write
-from typer.testing import CliRunner, Result
 
 from rlax_plugin.cli import app
 
@@ -35,10 +35,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "run.yml").write_text(CONFIG)
     with on_path(tmp_path):
         yield tmp_path
-
-
-def rlax(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
-
-from rlax_plugin.cli import app
+from command_line import rlax
+from typer.testing import Result
 
 ROOT = Path(__file__).parents[3]
 TESTING = str(ROOT / "tests/configs/testing.yml")
@@ -17,7 +16,7 @@ DEMO = str(ROOT / "configs/demo.yml")
 
 
 def check(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["check", *arguments], catch_exceptions=False)
+    return rlax("check", *arguments)
 
 
 def explained(*arguments: str) -> dict[str, Any]:

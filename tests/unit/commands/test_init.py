@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import rlax
 from documents import ROOT, fences, read
 from installs import on_path, write
-from typer.testing import CliRunner, Result
 
 from rlax_plugin.cli import app
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.text.command_lines import pasteable
-
-
-def rlax(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 @pytest.fixture(autouse=True)

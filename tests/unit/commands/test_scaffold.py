@@ -9,9 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import rlax
 
-from rlax_plugin.cli import app
 from rlax_plugin.commands.scaffold import write_package
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.kinds import BY_NAME
@@ -30,10 +29,6 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def rlax(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ from typing import Annotated
 import bad_configs
 import pytest
 from bad_configs import Bad
+from command_line import rlax
 from pydantic import ConfigDict, Field, ValidationError
-from typer.testing import CliRunner
 
-from rlax_plugin.cli import app
 from rlax_plugin.config import Section
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
@@ -71,7 +70,7 @@ def test_one_message_names_the_key_and_nothing_is_written(one: Bad, place: Path)
     commands = [["check", "--fast"] if one.fast else ["check"]]
     commands += [["train"]] if one.train else []
     for command in commands:
-        result = CliRunner().invoke(app, [*command, *words], catch_exceptions=False)
+        result = rlax(*command, *words)
         expect(one, place, result.exit_code, result.stdout, result.stderr)
         assert tree(place) == before
         assert not (one.fast and (place / "runs").exists())
@@ -104,7 +103,7 @@ def test_a_real_process_says_the_same(one: Bad, place: Path) -> None:
 def test_other_commands_reject_a_name_as_well(one: Bad, command: str, place: Path) -> None:
     words = arguments(one, place)
     more = ["--controller", "127.0.0.1:1", "--name", "w"] if command == "serve" else []
-    result = CliRunner().invoke(app, [command, *more, *words], catch_exceptions=False)
+    result = rlax(command, *more, *words)
     expect(one, place, result.exit_code, result.stdout, result.stderr)
 
 
@@ -134,6 +133,6 @@ def test_a_field_takes_nan_only_if_it_says_so() -> None:
 def test_a_start_that_is_rejected_leaves_no_directory(place: Path) -> None:
     """Also where that shows only beside what other runs have left."""
     words = ["train", str(place / "run.yml"), "run_name=new", "--from", str(place / "nothing")]
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    result = rlax(*words)
     assert result.exit_code == 2 and "--from" in result.stderr
     assert not (place / "runs/new").exists()

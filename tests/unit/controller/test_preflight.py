@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import fsspec
 import psutil
 import pytest
+from command_line import rlax
 from fsspec.spec import AbstractFileSystem
-from typer.testing import CliRunner, Result
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.cli import app
 from rlax_plugin.commands.check import examine
 from rlax_plugin.commands.check.warnings import warnings
 from rlax_plugin.config.loading import load_section
@@ -49,10 +48,6 @@ def bucket() -> list[str]:
     fsspec.register_implementation("bucket", Bucket, clobber=True)
     Bucket.looked.clear()
     return Bucket.looked
-
-
-def rlax(*words: str) -> Result:
-    return CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("command", ["check", "train"])

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sections import section_with
 
 from rlax_plugin.concurrency.supervision import result_within
-from rlax_plugin.config import Algorithm, RlaxSection
+from rlax_plugin.config import Algorithm
 from rlax_plugin.controller import trainer_port
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError, TrainingError
@@ -36,13 +37,8 @@ class FakeController:
     algorithm = Algorithm.model_construct(mask_truncated=False)
 
     def __init__(self, **deadlines):
-        self.section = RlaxSection.model_validate(
-            {
-                "prompt_source": {"name": "x"},
-                "rewards": [{"name": "x"}],
-                "rollouts": {"group_size": 2, "groups_per_step": 1},
-                "deadlines": deadlines,
-            }
+        self.section = section_with(
+            rollouts={"group_size": 2, "groups_per_step": 1}, deadlines=deadlines
         )
         prompts = [make_prompt("0", tokens=[4, 2]), make_prompt("1", tokens=[3])]
         self.generation = SimpleNamespace(

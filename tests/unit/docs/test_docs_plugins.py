@@ -13,14 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from command_line import rlax
 from documents import ROOT, fences, read, sections
 from installs import on_path
 from runs import Run
-from typer.testing import CliRunner
 
 from rlax_plugin import testing
 from rlax_plugin.build import registry_for
-from rlax_plugin.cli import app
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.ports.protocols import BuildContext
@@ -122,7 +121,7 @@ def test_the_installed_wheel_trains(installed: tuple[Path, str], tmp_path: Path)
     with pytest.MonkeyPatch.context() as patch, on_path(target):
         patch.setenv("PYTHONPATH", str(target), prepend=os.pathsep)
         run = Run(tmp_path, config=path)
-        told = CliRunner().invoke(app, ["plugins", "--json", path], catch_exceptions=False)
+        told = rlax("plugins", "--json", path)
         status, out = run.end()
     assert status == 0, out
     used = {row["key"]: row for row in json.loads(told.stdout)["used"]}

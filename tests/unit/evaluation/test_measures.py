@@ -8,8 +8,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from sections import section_with
 
-from rlax_plugin.config import Evaluation, RlaxSection
+from rlax_plugin.config import Evaluation
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.problems import problem_sets
@@ -143,12 +144,7 @@ def test_sets_take_over_what_they_leave_out():
     assert hard.prompt_source.options == {"limit": None}  # not the part's default
     assert hard.rewards[0].options == {"strict": True} and evaluation.most_samples == 20
     with pytest.raises(ConfigError, match=r"rlax.evaluation.every = 5: must be 0 with"):
-        section(deterministic=True, evaluation={"every": 5})
-
-
-def section(**more) -> RlaxSection:
-    needed = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]}
-    return RlaxSection.model_validate(needed | more)
+        section_with(deterministic=True, evaluation={"every": 5})
 
 
 class Source:
@@ -174,13 +170,13 @@ class Source:
     ],
 )
 def test_sets_that_workers_cannot_take_are_rejected(other, sets, message):
-    settings = section(evaluation={"sets": sets})
+    settings = section_with(evaluation={"sets": sets})
     with pytest.raises(ConfigError, match=message):
         problem_sets(settings, Source(), lambda kind, choice, key: other, None, {})
 
 
 def test_sets_are_asked_with_seeds_of_their_own():
-    settings = section(evaluation={"sets": {"again": {"split": "test", "samples": 8}}})
+    settings = section_with(evaluation={"sets": {"again": {"split": "test", "samples": 8}}})
     part = None  # every set has the prompt source of training
     main, again = problem_sets(settings, Source(), part, None, {})
     prompt = main.prompts[0]

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sections import section_with
 
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
 from rlax_plugin.testing import make_group
 from rlax_plugin.types import Group
 
 
 def metrics(*scored: Group, rewards: tuple[str, ...] = ("right",)) -> dict[str, float]:
-    section = RlaxSection.model_validate(
-        {"prompt_source": {"name": "x"}, "rewards": [{"name": name} for name in rewards]}
-    )
+    section = section_with(rewards=[{"name": name} for name in rewards])
     done = FinishedStep(
         step=2,
         groups=(make_group(version=1),),

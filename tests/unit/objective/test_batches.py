@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sections import section_with
 
-from rlax_plugin.config import Algorithm, RlaxSection
+from rlax_plugin.config import Algorithm
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, batch_of, build_batch, place, sizes
 from rlax_plugin.types import Group, Prompt, Rollout
@@ -120,18 +121,14 @@ def test_truncated_samples_train_no_token_but_their_rewards_count():
 
 
 def test_a_batch_has_the_configs_shape_and_the_presets_mask():
-    section = RlaxSection.model_validate(
-        {
-            "prompt_source": {"name": "x"},
-            "rewards": [{"name": "x"}],
-            "rollouts": {
-                "group_size": 2,
-                "groups_per_step": 1,
-                "max_prompt_tokens": 3,
-                "max_new_tokens": 2,
-            },
-            "batches": {"rows": 2, "sequences_per_row": 2},
-        }
+    section = section_with(
+        rollouts={
+            "group_size": 2,
+            "groups_per_step": 1,
+            "max_prompt_tokens": 3,
+            "max_new_tokens": 2,
+        },
+        batches={"rows": 2, "sequences_per_row": 2},
     )
     groups = [group([rollout(0, [4], [-1], [0], finish_reason="length")] * 2, [1.0, -1.0], (1, 2))]
     arrays = batch_of(section, Algorithm(mask_truncated=True), 1, groups).arrays

@@ -10,25 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rlax_arithmetic
+from plugin_parts import built
 from pydantic import ValidationError
 from rlax_arithmetic import dataset, tokenizer
 from rlax_arithmetic.problems import SPLITS, ProblemSet, operands
 
-from rlax_plugin.api import BuildContext
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.types import Prompt
 
-CONTEXT = BuildContext(run_dir=Path("unused"), seed=0, section=None)
 SMALL = ProblemSet(digits=1, test=10, validation=10)
 
 
-def built(hook: str, name: str, **options):
-    extension = getattr(rlax_arithmetic, hook)()[name]
-    return extension.build(extension.config_class(**options), CONTEXT)
-
-
 def source(data_dir: Path, **options):
-    return built("rlax_register_prompt_source", "arithmetic", data_dir=str(data_dir), **options)
+    return built(rlax_arithmetic, "prompt_source", "arithmetic", data_dir=str(data_dir), **options)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +134,7 @@ def test_prompts_by_hand(task):
 
 
 def test_the_right_completion_of_every_problem_is_rewarded(task):
-    reward = built("rlax_register_reward", "exact_answer")
+    reward = built(rlax_arithmetic, "reward", "exact_answer")
     for p in task.prompts("validation"):
         assert reward(p, task.decode(task.answer_tokens(p))) == 1.0
 
@@ -217,11 +211,11 @@ def test_autotokenizer_gives_the_same_ids():
     ],
 )
 def test_exact_answer(completion, score):
-    assert built("rlax_register_reward", "exact_answer")(prompt(), completion) == score
+    assert built(rlax_arithmetic, "reward", "exact_answer")(prompt(), completion) == score
 
 
 def test_exact_answer_zero_and_a_broken_reference():
-    reward = built("rlax_register_reward", "exact_answer")
+    reward = built(rlax_arithmetic, "reward", "exact_answer")
     assert [reward(prompt("0"), text) for text in ("0", "00", "")] == [1.0, 1.0, 0.0]
     with pytest.raises(ValueError, match="reference"):
         reward(prompt("many"), "46")

@@ -5,21 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import rlax_curation as curation
+from scored_groups import scored_group
 
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.types import Group, Prompt, Rollout
+from rlax_plugin.types import Group, Prompt
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
 
 
-def group(*rewards):
-    rollouts = tuple(
-        Rollout(0, i, i, np.ones(1, np.int32), *[np.zeros(1, np.float32)] * 2,
-                np.zeros(1, np.int32), "stop", reward=r)
-        for i, r in enumerate(rewards)
-    )  # fmt: skip
-    return Group(0, 1, PROMPTS[0], rollouts)
+def group(*rewards: float | None) -> Group:
+    return scored_group(0, *((1, reward) for reward in rewards))
 
 
 def test_pass_rate_halves_old_evidence_after_its_half_life():

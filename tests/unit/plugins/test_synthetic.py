@@ -1,25 +1,16 @@
 """The benchmark task: exact prompt lengths, the same everywhere, a reward with two outcomes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import rlax_synthetic
+from plugin_parts import built
 from rlax_synthetic import SPLITS
 
-from rlax_plugin.api import BuildContext
 from rlax_plugin.errors import ConfigError
-
-CONTEXT = BuildContext(run_dir=Path("unused"), seed=0, section=None)
-
-
-def built(hook: str, name: str, **options):
-    extension = getattr(rlax_synthetic, hook)()[name]
-    return extension.build(extension.config_class(**options), CONTEXT)
 
 
 def source(**options):
-    return built("rlax_register_prompt_source", "synthetic", **options)
+    return built(rlax_synthetic, "prompt_source", "synthetic", **options)
 
 
 def test_prompts_have_the_exact_shape_and_are_the_same_in_every_run():
@@ -48,7 +39,7 @@ def test_decode_is_ids_with_spaces():
 
 
 def test_parity_by_hand_and_near_even_on_random_completions():
-    task, reward = source(), built("rlax_register_reward", "token_parity")
+    task, reward = source(), built(rlax_synthetic, "reward", "token_parity")
     prompt = task.prompts("train")[0]
     assert [reward(prompt, text) for text in ("1 2", "1 2 3", "7", "")] == [1.0, 0.0, 1.0, 0.0]
     rng = np.random.default_rng(0)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any
 
 import grpc
 import pytest
+from sections import section_with
 
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.rollouts.deadlines import Need, Rates, loading_s, needs, while_loading
 from rlax_plugin.rpc.channels import describe
@@ -19,10 +18,6 @@ from rlax_plugin.worker.member import Member
 
 PARTS = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]}
 KEY = "rlax.deadlines.batch_s"
-
-
-def section(**values: Any) -> RlaxSection:
-    return RlaxSection.model_validate(PARTS | values)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +62,7 @@ def test_a_worker_whose_controller_does_not_answer_names_the_key():
     async def main():
         silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        values = section(deadlines={"startup_s": 0.3, "rpc_s": 0.2})
+        values = section_with(deadlines={"startup_s": 0.3, "rpc_s": 0.2})
         member = Member(
             name="a",
             address="127.0.0.1:1",
@@ -116,7 +111,7 @@ ROLLOUTS = {"group_size": 4, "groups_per_step": 8, "max_prompt_tokens": 100, "ma
 )
 def test_what_deadlines_must_at_least_be(values, workers, expected):
     rollouts = ROLLOUTS | {"slots": 16} | values.get("rollouts", {})
-    config = section(**values | {"rollouts": rollouts})
+    config = section_with(**values | {"rollouts": rollouts})
     found = needs(config, RATES, workers=workers, weights_bytes=1000, silent_tokens=None)
     seconds = {name: need.needed_s for name, need in found.items()}
     assert {name: seconds[name] for name in expected} == pytest.approx(expected)
@@ -124,7 +119,7 @@ def test_what_deadlines_must_at_least_be(values, workers, expected):
 
 @pytest.mark.parametrize(("silent_tokens", "group_s"), [(32, 2.0), (500, 20.4), (None, 20.4)])
 def test_a_group_may_be_silent_for_as_long_as_its_engine_shows_no_progress(silent_tokens, group_s):
-    config = section(rollouts=ROLLOUTS | {"slots": 16})
+    config = section_with(rollouts=ROLLOUTS | {"slots": 16})
     found = needs(config, RATES, workers=1, weights_bytes=None, silent_tokens=silent_tokens)
     # Without the size of the weights only what generating takes counts.
     seconds = {name: need.needed_s for name, need in found.items()}
@@ -136,7 +131,7 @@ def test_the_defaults_break_an_8b_model_whose_engine_shows_no_progress_and_sugge
     rollouts = {"max_new_tokens": 32_768, "max_prompt_tokens": 1024}
 
     def found(**deadlines: float) -> dict[str, Need]:
-        config = section(rollouts=rollouts, deadlines=deadlines)
+        config = section_with(rollouts=rollouts, deadlines=deadlines)
         rates = Rates.assumed(config.deadlines.assume)
         return needs(config, rates, workers=1, weights_bytes=32_121_044_992, silent_tokens=None)
 
@@ -164,7 +159,7 @@ def test_a_suggestion_is_a_fifth_more_rounded_up(needed_s, suggested_s):
 
 
 def test_a_reason_says_whether_speeds_were_measured():
-    config = section(rollouts=ROLLOUTS)
+    config = section_with(rollouts=ROLLOUTS)
     work = {"workers": 1, "weights_bytes": 1000, "silent_tokens": 100}
     found = needs(config, RATES, **work)
     assert found["group_s"].text == (
@@ -183,7 +178,7 @@ def test_a_reason_says_whether_speeds_were_measured():
 
 
 def test_loading_takes_what_was_measured_or_else_assumed_and_the_engines_start_at_first():
-    config = section(deadlines={"assume": {"bytes_per_s": 100, "startup_s": 60}})
+    config = section_with(deadlines={"assume": {"bytes_per_s": 100, "startup_s": 60}})
     tensors = {"a": TensorSpec((10, 5), "float32", 0), "b": TensorSpec((100,), "int8", 0)}
     version = WeightVersion(0, 0, "/w", tensors)  # 300 bytes
     assert loading_s(config, version, {}, first=False) == 3
@@ -195,7 +190,7 @@ def test_loading_takes_what_was_measured_or_else_assumed_and_the_engines_start_a
 
 
 def test_a_deadline_that_expires_while_weights_are_loaded_says_what_that_needs():
-    config = section(deadlines={"assume": {"bytes_per_s": 100, "startup_s": 60}})
+    config = section_with(deadlines={"assume": {"bytes_per_s": 100, "startup_s": 60}})
     version = WeightVersion(0, 0, "/w", {"a": TensorSpec((50,), "float32", 0)})
     engine = FakeEngine(FakeWeightStore())
     with (

@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 import pytest
 from dispatching import answer, join, make, partial, request, run
+from sections import section_with
 
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc import message_sizes, wire
 from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
@@ -39,11 +39,6 @@ def test_no_group_takes_more_than_is_counted(samples, tokens, prompt):
     assert counted <= 16 * samples * tokens + 4 * prompt + 4096 + 128 * samples
 
 
-def section(**changes) -> RlaxSection:
-    given = {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]}
-    return RlaxSection.model_validate(given | changes)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -56,7 +51,7 @@ def section(**changes) -> RlaxSection:
     ],
 )
 def test_large_groups_fit(changes):
-    message_sizes.check_messages(section(**changes))
+    message_sizes.check_messages(section_with(**changes))
 
 
 @pytest.mark.parametrize(
@@ -82,21 +77,23 @@ def test_large_groups_fit(changes):
 )
 def test_groups_that_no_message_holds_are_rejected_by_key(changes, key, samples, most):
     with pytest.raises(ConfigError, match=f"at most {most} samples fit") as failure:
-        message_sizes.check_messages(section(**changes))
+        message_sizes.check_messages(section_with(**changes))
     assert failure.value.key == f"rlax.{key}" and failure.value.value == samples
 
 
 def test_a_sample_that_no_message_holds_is_rejected_by_its_length():
     with pytest.raises(ConfigError, match="a single sample may take 1,073,746") as failure:
         message_sizes.check_messages(
-            section(rollouts={"max_new_tokens": 2**26, "max_prompt_tokens": 1})
+            section_with(rollouts={"max_new_tokens": 2**26, "max_prompt_tokens": 1})
         )
     assert failure.value.key == "rlax.rollouts.max_new_tokens"
 
 
 def test_without_evaluation_its_samples_do_not_count():
     evaluation = {"problems": 0, "samples": 4096, "k": [1]}
-    message_sizes.check_messages(section(rollouts={"max_new_tokens": 2**17}, evaluation=evaluation))
+    message_sizes.check_messages(
+        section_with(rollouts={"max_new_tokens": 2**17}, evaluation=evaluation)
+    )
 
 
 def test_requests_that_do_not_fit_into_one_message_are_sent_in_several(monkeypatch):

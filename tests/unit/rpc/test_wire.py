@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from sections import section_with
 
-from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import (
@@ -135,14 +135,7 @@ def test_answers_that_do_not_fit_are_rejected(changes, message):
 )
 def test_workers_reject_what_no_engine_should_see(changes, message):
     rollouts = {"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16, "group_size": 2}
-    section = RlaxSection.model_validate(
-        {
-            "prompt_source": {"name": "x"},
-            "rewards": [{"name": "x"}],
-            "rollouts": rollouts,
-            "evaluation": {"samples": 4, "k": [1]},
-        }
-    )
+    section = section_with(rollouts=rollouts, evaluation={"samples": 4, "k": [1]})
     found = rejection(request_to_proto(request(**changes)), section, 64)
     if message is None:
         assert found is None

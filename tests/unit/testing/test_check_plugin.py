@@ -10,11 +10,10 @@ import pytest
 from broken_answers import ANSWERS
 from broken_objectives import OBJECTIVES
 from broken_plugins import BROKEN
+from command_line import rlax
 from installs import FILTER, on_path, write
-from typer.testing import CliRunner, Result
 
 from rlax_plugin.build import Registry
-from rlax_plugin.cli import app
 from rlax_plugin.errors import ConfigError, ContractError, PluginError
 from rlax_plugin.ports.kinds import ALL
 from rlax_plugin.ports.manager import Manager
@@ -30,10 +29,6 @@ SMALL = {"train_problems": 30, "test_problems": 20, "validation_problems": 20}
 def folder(tmp_path: Path) -> Iterator[Path]:
     with on_path(tmp_path):
         yield tmp_path
-
-
-def rlax(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -1,0 +1,14 @@
+"""The ``rlax:`` section where only some of its keys matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlax_plugin.config import RlaxSection
+
+
+def section_with(**values: Any) -> RlaxSection:
+    """A valid section with these values; the parts that it must name are not there."""
+    return RlaxSection.model_validate(
+        {"prompt_source": {"name": "x"}, "rewards": [{"name": "x"}]} | values
+    )
