@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a core for each")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, help="also generate the curves into this file")
+    parser.add_argument("--plot", type=Path, help="also plot the curves into this file")
     args = parser.parse_args()
     directory = args.directory.absolute()
     trials = [

@@ -62,7 +62,7 @@ def restore(state: nnx.State, arrays: Mapping[str, Any]) -> nnx.State:
             if tuple(value.shape) != tuple(want.shape):
                 raise WeightsError(
                     f"variable {name!r} has shape {tuple(value.shape)}, "
-                    f"the model wants {tuple(want.shape)}"
+                    f"but the model has {tuple(want.shape)}"
                 )
             variable = variable.replace(value)
         flat.append((path, variable))

@@ -1,4 +1,4 @@
-"""Built-in samplers (which prompts are asked) and filters (which groups train)."""
+"""Built-in samplers (which prompts are chosen) and filters (which groups train)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class Shuffled(Sampler):
-    """Every prompt once per epoch, in an order generated anew for each epoch."""
+    """Every prompt once per epoch, shuffled again for each epoch."""
 
     def __init__(self) -> None:
         self._left: list[int] = []
@@ -52,22 +52,26 @@ class Shuffled(Sampler):
 class LearnabilityConfig(Section):
     """Options of ``learnability``."""
 
-    candidates: PositiveInt = Field(default=8, description="prompts looked at for each one chosen")
+    candidates: PositiveInt = Field(
+        default=8, description="number of random prompts from which one is chosen"
+    )
     prior_samples: Annotated[float, Field(gt=0)] = Field(
         default=4.0,
-        description="weight of the belief that an unmeasured prompt passes half the time",
+        description="weight of the prior pass rate of 1/2, in samples",
     )
     floor: Rate = Field(
-        default=0.02, description="least weight of a prompt, so that none is lost for good"
+        default=0.02,
+        description="smallest weight of a prompt, so that every prompt can still be chosen",
     )
 
 
 class Learnability(Sampler):
     """Prompts with weight p(1-p), the chance-of-a-gradient rule of LILO (arXiv 2502.12272).
 
-    For each prompt chosen, ``candidates`` are generated uniformly and one of them is picked with
+    For each prompt chosen, ``candidates`` are sampled uniformly and one of them is picked with
     probability proportional to ``max(floor, p (1 - p))``, p being the measured pass rate shrunk
-    towards 1/2 by ``prior_samples``. Easy and hopeless prompts become rare and are never lost.
+    towards 1/2 by ``prior_samples``. Easy and hopeless prompts become rare, but can still be
+    chosen.
     """
 
     def __init__(self, config: LearnabilityConfig) -> None:
@@ -112,8 +116,12 @@ class MixedOutcome(Filter):
 class BandConfig(Section):
     """Options of ``difficulty_band``."""
 
-    low: Rate = Field(default=0.2, description="least share of passing samples")
-    high: Rate = Field(default=0.8, description="largest share of passing samples")
+    low: Rate = Field(
+        default=0.2, description="smallest share of passing samples in an accepted group"
+    )
+    high: Rate = Field(
+        default=0.8, description="largest share of passing samples in an accepted group"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> BandConfig:

@@ -37,7 +37,8 @@ class JsonlConfig(TrackerConfig):
     path: PathText = Field(
         default="tracker.jsonl",
         min_length=1,
-        description="of the file, absolute or below the run's directory; may be that of other runs",
+        description="path of the file, absolute or relative to the run's directory; several runs "
+        "may share one file",
     )
 
 

@@ -33,16 +33,18 @@ _BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again would not he
 class LocalConfig(Section):
     """Options of ``local``."""
 
-    workers: Processes = Field(default=1, description="worker processes")
+    workers: Processes = Field(default=1, description="number of worker processes")
     max_restarts: NonNegativeInt = Field(
-        default=5, description="restarts of one worker in a row without it living for 60 s"
+        default=5,
+        description="number of times in a row that a worker which ends within 60 s is restarted",
     )
     stop_s: Seconds = Field(
-        default=5.0, description="seconds from SIGTERM to SIGKILL when the run ends"
+        default=5.0, description="time between SIGTERM and SIGKILL when the run ends"
     )
     threads: NonNegativeInt = Field(
         default=0,
-        description="CPU cores per worker (0: all); workers get disjoint ones where possible",
+        description="number of CPU cores per worker; 0: all. Workers get different cores if there "
+        "are enough",
     )
 
 

@@ -32,11 +32,13 @@ class MlflowConfig(TrackerConfig):
 
     tracking_uri: str = Field(
         default="",
-        description="MLflow's, such as http://host:5000 or sqlite:////path/to.db; empty: "
-        "<run_dir>/mlflow.db",
+        description="tracking URI of MLflow, such as http://host:5000 or sqlite:////path/to.db; "
+        "empty: <run_dir>/mlflow.db",
     )
-    experiment: str = Field(default="rlax", description="made if there is none of this name")
-    tags: dict[str, str] = Field(default_factory=dict, description="of the MLflow run")
+    experiment: str = Field(
+        default="rlax", description="MLflow experiment; it is created if it does not exist"
+    )
+    tags: dict[str, str] = Field(default_factory=dict, description="tags of the MLflow run")
 
 
 class MlflowRun(Sink):

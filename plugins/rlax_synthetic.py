@@ -30,11 +30,11 @@ SPLITS = ("train", "validation", "test")
 class SyntheticConfig(Section):
     """Options of the prompt source ``synthetic``."""
 
-    prompt_tokens: PositiveInt = Field(16, description="length of every prompt")
+    prompt_tokens: PositiveInt = Field(16, description="length of every prompt, in tokens")
     vocab_size: Annotated[int, Field(ge=2, le=INT32_MAX)] = Field(
-        512, description="ids are drawn from 1 .. vocab_size - 1; 0 is left for padding"
+        512, description="token ids are sampled from 1 to vocab_size - 1; 0 is the padding id"
     )
-    count: PositiveInt = Field(1024, description="prompts of each split")
+    count: PositiveInt = Field(1024, description="number of prompts in each split")
 
 
 class SyntheticSource(PromptSource):

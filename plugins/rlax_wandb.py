@@ -26,13 +26,14 @@ class WandbConfig(TrackerConfig):
     """Options of tracker ``wandb``. The API key is W&B's own affair: WANDB_API_KEY, wandb login."""
 
     project: str = Field(default="rlax", description="W&B project")
-    entity: str = Field(default="", description="user or team; empty: the account's default")
-    run_name: str = Field(default="", description="shown in W&B; empty: MaxText's run_name")
+    entity: str = Field(default="", description="W&B user or team; empty: the account's default")
+    run_name: str = Field(default="", description="name shown in W&B; empty: MaxText's run_name")
     group: str = Field(default="", description="W&B group, such as the runs of one experiment")
-    tags: tuple[str, ...] = Field(default=(), description="of the W&B run")
+    tags: tuple[str, ...] = Field(default=(), description="tags of the W&B run")
     mode: Literal["online", "offline", "disabled"] = Field(
         default="online",
-        description="offline: kept below <run_dir>/wandb, for wandb sync; disabled: nothing",
+        description="online: upload; offline: write to <run_dir>/wandb, for a later wandb sync; "
+        "disabled: write nothing",
     )
 
 

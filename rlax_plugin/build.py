@@ -300,13 +300,13 @@ def _check_offer(where: str, name: object, extension: object) -> None:
         )
     if model.model_config.get("extra") != "forbid":
         raise PluginError(
-            f"{where}: {model.__name__} would let unknown keys pass: derive it from "
+            f"{where}: {model.__name__} accepts unknown keys: derive it from "
             "rlax_plugin.api.Section"
         )
     if "name" in model.model_fields:
         raise PluginError(
-            f"{where}: {model.__name__} has a field 'name', which is how the part is chosen: "
-            "call it something else"
+            f"{where}: {model.__name__} has a field 'name', but this key chooses the part: "
+            "rename the field"
         )
     for role in ("build", "check", "check_start"):
         function = getattr(extension, role)

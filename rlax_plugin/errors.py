@@ -14,7 +14,7 @@ class RlaxError(Exception):
     """Base of every error that rlax_plugin raises on purpose."""
 
 
-_LONGEST_VALUE = 500  # characters of a message; what a config says may be as long as a book
+_LONGEST_VALUE = 500  # characters of a message; a value of a config may be much longer
 
 
 class ConfigError(RlaxError):
@@ -58,11 +58,11 @@ class PluginError(RlaxError):
 
 
 class WorkerError(RlaxError):
-    """A rollout worker failed, vanished, or answered nonsense."""
+    """A rollout worker failed, disappeared, or sent an invalid answer."""
 
 
 class WeightsError(RlaxError):
-    """A weight version is damaged, or not the one announced; or what was asked of it is rejected.
+    """A weight version is damaged or not the announced one, or a request for it was rejected.
 
     From ``WeightStore.load`` this very class means that bytes were read and are wrong: a checksum
     or the decoding failed, or they belong to another model. A worker that sees it three times in a
@@ -112,8 +112,8 @@ class DeadlineError(RlaxError):
             advice = (
                 f": it would have needed about {about} (set {key} to more than that)"
                 if needed_s > seconds
-                else f", where about {about} were expected: something may be stuck, or {key} is "
-                "to be raised"
+                else f", although about {about} were expected: something may be stuck, or {key} "
+                "must be raised"
             )
         super().__init__(f"{what} took longer than {seconds:g} s{advice}")
 
@@ -141,7 +141,7 @@ class Finding:
     def __str__(self) -> str:
         return (
             f"{self.where}\n  expected: {self.expected}\n  found: {self.found}\n"
-            f"  to mend: {self.mend}"
+            f"  to fix: {self.mend}"
         )
 
 

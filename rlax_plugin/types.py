@@ -99,7 +99,7 @@ class Rollout:
       seed: the 64-bit seed it was generated with.
       tokens: int32 [length], stop token included.
       logprob_full: float32 [length], temperature applied, nothing truncated. Training uses this.
-      logprob_sampled: float32 [length], of the truncated distribution the token was generated from.
+      logprob_sampled: float32 [length], of the truncated distribution the token was sampled from.
       versions: int32 [length], the weight version that produced each token.
       finish_reason: "stop" (a stop id), "length" (max_new_tokens) or "cancelled": unfinished, with
         the tokens generated so far, perhaps none. A cancelled rollout never trains.

@@ -12,7 +12,7 @@ _Rejection = tuple[str, Callable[[Any], bool], str]
 
 
 def _above(limit: float) -> Callable[[Any], bool]:
-    """True of a number above the limit; what is no number is pydantic's to reject."""
+    """True of a number above the limit; pydantic rejects what is not a number."""
     return lambda value: isinstance(value, int | float) and value > limit
 
 
@@ -96,12 +96,18 @@ def reject(values: Mapping[str, Any]) -> None:
     for network in ("ici", "dcn"):
         rest = [k for k, v in values.items() if k.startswith(f"{network}_") and v == -1]
         if len(rest) > 1:
-            reason = f"only one of {', '.join(rest)} can take the devices that are left"
+            reason = f"must be set: only one of {', '.join(rest)} may be -1, all remaining devices"
             raise ConfigError(rest[-1], -1, reason)
     if values.get("use_indexer") and not values.get("indexer_sparse_training"):
-        raise ConfigError("indexer_sparse_training", False, "must be true: else there is no loss")
+        raise ConfigError(
+            "indexer_sparse_training",
+            False,
+            "must be true with use_indexer, which has no loss otherwise",
+        )
     lora = values.get("lora")
     if isinstance(lora, Mapping) and lora.get("enable_lora"):
         raise ConfigError("lora.enable_lora", True, "must be false: MaxText creates no adapters")
     if isinstance(rate, float | int) and rate < 1:
-        raise ConfigError("per_device_batch_size", rate, "must be at least 1: rows would be lost")
+        raise ConfigError(
+            "per_device_batch_size", rate, "must be at least 1, because a smaller value drops rows"
+        )

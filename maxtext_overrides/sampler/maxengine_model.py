@@ -163,7 +163,7 @@ class MaxEngineModel:
           caches: of all slots.
           prefix: from ``prefill``.
           source_b: int32 [slots], the prompt that a slot receives; -1 leaves the slot alone.
-          fresh: whether the ring of generated tokens starts anew; true only if no slot is in use.
+          fresh: whether the ring of generated tokens starts again; true only if no slot is in use.
         """
         filled = {path: full for path, full in caches.items() if path[-1] not in _KEPT}
         kept = {path: full for path, full in caches.items() if path[-1] in _KEPT}
@@ -239,7 +239,7 @@ def _caches(model: Any) -> Caches:
 
 
 def _resting(like: jax.ShapeDtypeStruct) -> jax.Array:
-    """RNG state that a model without dropout never generates from."""
+    """RNG state that a model without dropout never uses."""
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), like.shape)
     return jnp.zeros(like.shape, like.dtype)

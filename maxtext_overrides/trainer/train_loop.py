@@ -195,10 +195,10 @@ class _Extension:
             with self._remembered():
                 if extra:
                     raise TrainingError(
-                        f"the checkpoint is of {trained} updates, which is no whole number of "
-                        f"steps of {self.updates.per_step}: rlax.objective.epochs = "
+                        f"the {trained} updates of the checkpoint are not a multiple of "
+                        f"{self.updates.per_step} updates per RL step, so rlax.objective.epochs = "
                         f"{self.updates.epochs} or mini_batches = {self.updates.mini_batches} "
-                        "is not what the run was started with"
+                        "differs from the values that the run was started with"
                     )
                 self.events.on_start(self.loop)
             if trained >= config.steps:

@@ -66,7 +66,7 @@ class Sources:
         try:
             self._root = zipfile.Path(root) if root.is_file() else root
         except zipfile.BadZipFile as error:
-            raise SourcesError(f"{root} is no wheel, or a broken one: remove it") from error
+            raise SourcesError(f"{root} is not a wheel or is damaged; remove it") from error
         self._parsed: dict[str, tuple[str, ast.Module]] = {}
 
     def find(self, symbol: str) -> Definition | None:

@@ -20,11 +20,11 @@ class ExactAnswer(Reward):
         """Scores one completion.
 
         Raises:
-          ValueError: the prompt's reference is no number.
+          ValueError: the prompt's reference is not a number.
         """
         expected = _number(prompt.reference)
         if expected is None:
-            raise ValueError(f"prompt {prompt.id}: reference {prompt.reference!r} is no number")
+            raise ValueError(f"prompt {prompt.id}: reference {prompt.reference!r} is not a number")
         return float(_number(completion) == expected)
 
 

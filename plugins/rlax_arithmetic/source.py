@@ -29,15 +29,23 @@ TASK = "arithmetic"
 class ArithmeticConfig(Section):
     """Options of the prompt source ``arithmetic``."""
 
-    digits: Annotated[int, Field(ge=1, le=3)] = Field(2, description="digits of each operand")
-    operation: Operation = Field("add", description="what is done with the two operands")
-    test_problems: PositiveInt = Field(
-        1000, description="problems of the test split (at most 1 more)"
+    digits: Annotated[int, Field(ge=1, le=3)] = Field(
+        2, description="number of digits of each operand"
     )
-    validation_problems: PositiveInt = Field(1000, description="of the validation split (same)")
-    train_problems: PositiveInt = Field(20_000, description="of the training split, at most")
+    operation: Operation = Field("add", description="operation on the two operands")
+    test_problems: PositiveInt = Field(
+        1000,
+        description="number of problems in the test split; one more if a problem and its mirror "
+        "image would be separated",
+    )
+    validation_problems: PositiveInt = Field(
+        1000, description="number of problems in the validation split, or one more, as above"
+    )
+    train_problems: PositiveInt = Field(
+        20_000, description="maximum number of problems in the training split"
+    )
     data_dir: PathText = Field(
-        "", description="of the dataset; empty: in the user's cache directory"
+        "", description="directory of the dataset; empty: one in the user's cache directory"
     )
 
     @property
@@ -58,8 +66,9 @@ class ArithmeticConfig(Section):
             raise ConfigError(
                 "rlax.prompt_source.test_problems",
                 self.test_problems,
-                f"with validation_problems = {self.validation_problems} nothing is left to train "
-                f"on: there are {self.problem_set.total} problems of {self.digits} digit(s)",
+                f"must be smaller: with validation_problems = {self.validation_problems}, none of "
+                f"the {self.problem_set.total} problems of {self.digits} digit(s) is left to train "
+                "on",
             )
         return self
 

@@ -21,23 +21,28 @@ class JetstreamConfig(Section):
     """Options of ``jetstream``."""
 
     arrival_steps: PositiveInt = Field(
-        4, description="decode steps between looks for arrivals while slots are free"
+        4, description="number of decode steps between checks for new requests while slots are free"
     )
     linger_steps: Annotated[int, Field(ge=0, le=2)] = Field(
-        2, description="decode steps a freed slot may wait for others, to be filled in one prefill"
+        2,
+        description="number of decode steps that a free slot may wait for others, to fill several "
+        "in one prefill",
     )
     interrupt_steps: PositiveInt = Field(
         32,
-        description="decode steps between looks for new weights and reports of progress, with "
-        "on_new_weights: continue or discard; and for calls of other programs that were cancelled",
+        description="number of decode steps between checks for new weights and reports of "
+        "progress, with on_new_weights: continue or discard, and between checks for cancelled "
+        "calls of other programs",
     )
     warm_up: bool = Field(
         True,
-        description="compile every program before the worker registers, at most ten prefills "
-        "among them, so that no request has to wait for a compilation",
+        description="compile all programs, at most ten prefills among them, before the worker "
+        "registers, so that no request waits for a compilation",
     )
     maxtext: dict[str, bool | int | float | str] = Field(
-        {}, description="MaxText keys that workers set differently, e.g. their mesh"
+        {},
+        description="MaxText keys that workers set differently from the trainer, such as their "
+        "mesh",
     )
 
 

@@ -20,7 +20,7 @@ def answered_prompts(context: BuildContext) -> Any:
             raise ConfigError(
                 "rlax.trainer.warm_start.enabled",
                 True,
-                f"prompt source {choice.name!r} has no {name}: it cannot show right answers",
+                f"must be false: prompt source {choice.name!r} has no {name}, which it needs",
             )
     return source
 
@@ -39,10 +39,10 @@ def check_rows(config: Any, section: RlaxSection) -> None:
     raise ConfigError(
         "per_device_batch_size",
         config.per_device_batch_size,
-        f"times {devices} devices, gradient_accumulation_steps = {passes} and "
-        f"rlax.objective.mini_batches = {mini_batches} must be the {rows} rows of a batch, "
-        "rlax.batches.rows or rlax.rollouts.groups_per_step * group_size: "
-        + ("no number is, so change the rows" if rest else f"set it to {right}"),
+        f"times {devices} devices x gradient_accumulation_steps = {passes} x "
+        f"rlax.objective.mini_batches = {mini_batches} must equal the {rows} rows of a batch "
+        "(rlax.batches.rows, or rlax.rollouts.groups_per_step * group_size): "
+        + ("no value satisfies this; change the rows" if rest else f"set it to {right}"),
     )
 
 
@@ -78,6 +78,6 @@ def check_shapes(config: Any, section: RlaxSection) -> None:
             raise ConfigError(
                 key,
                 value,
-                "must be another with rlax.batches.sequences_per_row above 1: with this one the "
-                "samples of a row would see each other",
+                "cannot be used with rlax.batches.sequences_per_row above 1, because samples in "
+                "one row would attend to each other",
             )

@@ -1,4 +1,4 @@
-"""What ``rlax check`` is told of a trainer: its model, its updates, its memory, and warnings."""
+"""The trainer's results for ``rlax check``: its model, its updates, its memory, and warnings."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def _devices(config: Config, section: RlaxSection) -> int:
         raise ConfigError(
             "per_device_batch_size",
             config.per_device_batch_size,
-            f"times gradient_accumulation_steps = {config.gradient_accumulation_steps} and "
-            f"rlax.objective.mini_batches = {mini_batches} is {held:g}, of which the "
+            f"times gradient_accumulation_steps = {config.gradient_accumulation_steps} x "
+            f"rlax.objective.mini_batches = {mini_batches} is {held:g}, and the "
             f"{section.batch_rows} rows of a batch (rlax.batches.rows, or groups_per_step * "
-            "group_size of rlax.rollouts) must be a multiple: as many times as there are devices",
+            "group_size of rlax.rollouts) must be a multiple of it: times the number of devices",
         )
     return int(devices)
 
@@ -141,32 +141,35 @@ _MANY_LOGITS = 2**30  # bytes
 def _warnings(
     config: Config, options: TrainerOptions, without_effect: Mapping[str, tuple[Any, Any]]
 ) -> Iterator[tuple[str, str]]:
-    """What is allowed, and perhaps not meant."""
+    """Settings that are valid but probably not intended."""
     for key, (given, used) in without_effect.items():
-        yield key, f"{given} in the file has no effect: model_name sets it to {used}"
+        yield key, f"is {given} in the file, without effect: model_name sets it to {used}"
     pretrained = config.load_parameters_path or config.load_full_state_path
     if not pretrained and not options.warm_start.enabled:
-        yield "load_parameters_path", "is empty: training starts from random weights"
+        yield "load_parameters_path", "is empty, so training starts from random weights"
     if config.learning_rate == 0:
-        yield "learning_rate", "is 0: nothing will be learned"
+        yield "learning_rate", "is 0, so the model learns nothing"
     if pretrained and config.learning_rate > _HIGH_LEARNING_RATE:
-        yield "learning_rate", f"{config.learning_rate:g} is high for a pretrained model"
+        yield "learning_rate", f"is {config.learning_rate:g}, which is high for a pretrained model"
     if options.allow_untested:
         yield "rlax.trainer.allow_untested", "is true: overrides of MaxText are not verified"
     period = config.checkpoint_period
     if not config.enable_checkpointing:
-        yield "enable_checkpointing", "is false: a run that is killed starts over"
+        yield "enable_checkpointing", "is false, so a killed run starts from the beginning"
     elif not 0 < period <= config.steps:
-        yield "checkpoint_period", f"{period} of {config.steps} steps: a killed run starts over"
+        yield (
+            "checkpoint_period",
+            f"is {period} with {config.steps} steps, so a killed run starts from the beginning",
+        )
     length = config.trainable_position_size
     if 0 < length < config.max_target_length:
-        yield "trainable_position_size", f"{length} is shorter than a row"
+        yield "trainable_position_size", f"is {length}, which is shorter than a row"
 
 
 def _warnings_of_memory(config: Config, needed: TrainingMemory) -> Iterator[tuple[str, str]]:
     if config.num_vocab_tiling == 1 and needed.logits > _MANY_LOGITS:
         yield (
             "num_vocab_tiling",
-            f"is 1, and a micro-batch's logits take {in_bytes(needed.logits)} of a device, "
-            "their gradient as much: set it to 8, or raise gradient_accumulation_steps",
+            f"is 1, so the logits of a micro-batch take {in_bytes(needed.logits)} on a device, and "
+            "their gradient takes as much; set it to 8, or raise gradient_accumulation_steps",
         )

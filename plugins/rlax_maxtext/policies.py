@@ -95,7 +95,7 @@ class Policies:
         if given or loop.completed > 0:
             if not given and not self._files.exists("reference"):
                 raise ConfigError(
-                    _REFERENCE, "", f"must be set: this run began without keeping one in {path}"
+                    _REFERENCE, "", f"must be set: this run did not store a reference in {path}"
                 )
             self._reference = kept_weights.load(path, loop, offload, _REFERENCE)
         else:

@@ -150,7 +150,7 @@ class MaxTextTrainer(Trainer):
         from maxtext_overrides.trainer.checkpoints import holds
 
         if not self.checkpoints() and not holds(descent.run, descent.checkpoint):
-            reason = "that checkpoint is gone, and this run has none of its own yet"
+            reason = "no longer exists, and this run has no checkpoint of its own yet"
             raise ConfigError("--from", str(descent), reason)
         self._descent = descent
         return "the warm start" if self._options.warm_start.enabled else None

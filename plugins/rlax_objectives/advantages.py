@@ -24,13 +24,15 @@ NonNegative = Annotated[float, Field(ge=0)]
 class GroupNormalised(Section):
     """A = (R - mean) / (std + epsilon) over the group: GRPO, https://arxiv.org/abs/2402.03300.
 
-    Without ``scale_by_std`` it is Dr. GRPO's R - mean, https://arxiv.org/abs/2503.20783. Published
-    code disagrees on ddof (mostly 1) and on epsilon (1e-9 .. 1e-4, mostly 1e-6).
+    With ``scale_by_std: false`` it is R - mean, as in Dr. GRPO, https://arxiv.org/abs/2503.20783.
+    Published implementations differ in ddof (mostly 1) and epsilon (1e-9 to 1e-4, mostly 1e-6).
     """
 
-    ddof: Literal[0, 1] = Field(1, description="std divides by G - ddof")
-    epsilon: NonNegative = Field(1e-6, description="added to the std")
-    scale_by_std: bool = Field(True, description="false leaves R - mean")
+    ddof: Literal[0, 1] = Field(1, description="the variance of a group is divided by G - ddof")
+    epsilon: NonNegative = Field(1e-6, description="added to the std, so that it is never 0")
+    scale_by_std: bool = Field(
+        True, description="true: divide by the group's std; false: A = R - mean"
+    )
 
     def __call__(self, rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
         centred_g = rewards_g - rewards_g.mean()
@@ -48,7 +50,8 @@ def leave_one_out(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
 def length_weighted(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
     """A = R - sum(len R) / sum(len): OPO, https://arxiv.org/abs/2505.23585.
 
-    The baseline of least variance where the squared gradient of a sequence grows as its length.
+    This baseline has the least variance if the squared gradient of a sequence is proportional to
+    its length.
     """
     return rewards_g - (lengths_g * rewards_g).sum() / lengths_g.sum()
 
@@ -57,12 +60,16 @@ class Whitening(Section):
     """Options of A = (x - mean) / std over the tokens or samples of a batch."""
 
     whiten_over: Literal["tokens", "samples", "none"] = Field(
-        "tokens", description="mean and std count every token, or every sample, as one; none: A = x"
+        "tokens",
+        description="what mean and std are computed over: all tokens, or all samples with equal "
+        "weight; none: no whitening",
     )
-    ddof: Literal[0, 1] = Field(1, description="the variance divides by their number less ddof")
-    epsilon: NonNegative = Field(1e-8, description="keeps the variance from 0")
+    ddof: Literal[0, 1] = Field(
+        1, description="the variance is divided by the number of tokens or samples minus ddof"
+    )
+    epsilon: NonNegative = Field(1e-8, description="keeps the std above 0, by epsilon_rule")
     epsilon_rule: Literal["add", "floor"] = Field(
-        "add", description="std = sqrt(var + epsilon), or sqrt(max(var, epsilon))"
+        "add", description="add: std = sqrt(var + epsilon); floor: std = sqrt(max(var, epsilon))"
     )
 
     def whitened(self, x_nt: np.ndarray, outcomes: Outcomes) -> np.ndarray:
@@ -87,12 +94,14 @@ class Whitening(Section):
 class BatchNormalised(Whitening):
     """A = (x - mean) / std over the batch: REINFORCE++, https://arxiv.org/abs/2501.03262.
 
-    x is R, or R - mean of its group with ``baseline: group_mean``, plus what the tokens from here
-    on are paid (KL in the reward).
+    x is R, or R - mean of the group with ``baseline: group_mean``, plus the token rewards from this
+    token on (KL in the reward).
     """
 
     baseline: Literal["none", "group_mean"] = Field(
-        "none", description="taken from the reward before whitening"
+        "none",
+        description="value subtracted from the reward before whitening: none, or the mean reward "
+        "of the group",
     )
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:
@@ -106,14 +115,17 @@ class BatchNormalised(Whitening):
 class Gae(Whitening):
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = R_t + gamma V_{t+1} - V_t, then whitened.
 
-    GAE, https://arxiv.org/abs/1506.02438; the sample's reward is paid with its last token, and the
-    value behind it is 0. Without a critic's values every token gets the sample's reward and the
-    token rewards from there on, and gamma and lam must be 1. No trainer here has a critic: values
-    come from one of your own, or from ``evaluate_objective``.
+    GAE, https://arxiv.org/abs/1506.02438. The reward of the sample belongs to its last token, and
+    the value after that token is 0. Without the values of a critic, the advantage of a token is the
+    sample's reward plus the token rewards from this token on, and gamma and lam must be 1. The
+    built-in trainers have no critic; a trainer of your own or ``evaluate_objective`` can give
+    values.
     """
 
-    gamma: Fraction = Field(1.0, description="discount per token")
-    lam: Fraction = Field(1.0, description="1: returns less values; 0: one-step differences")
+    gamma: Fraction = Field(1.0, description="discount factor per token")
+    lam: Fraction = Field(
+        1.0, description="lambda of GAE: 1 gives returns minus values, 0 gives one-step differences"
+    )
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:
         if outcomes.values_nt is None:

@@ -44,12 +44,14 @@ class ConstantLength(Section):
     """
 
     max_tokens: PositiveInt | None = Field(
-        None, description="L_max; null takes rlax.rollouts.max_new_tokens"
+        None,
+        description="L_max, the constant that divides the sums over tokens; null: "
+        "rlax.rollouts.max_new_tokens",
     )
 
 
 def build_constant_length(config: ConstantLength, context: BuildContext) -> Aggregation:
-    """Takes L_max from the run where the config leaves it open."""
+    """Takes L_max from the run unless the config sets it."""
     max_tokens = config.max_tokens or context.section.rollouts.max_new_tokens
 
     def constant_length(inputs: TokenInputs) -> tuple[Any, Any]:

@@ -13,20 +13,20 @@ Low = Annotated[float, Field(gt=0, le=1)]
 
 
 class ClippedRatio(Section):
-    """clip(r, 1 - low, 1 + high) where clipping takes the gradient away, else r.
+    """clip(r, 1 - low, 1 + high) if A > 0 and r > 1 + high, or A < 0 and r < 1 - low; else r.
 
-    It does where A > 0 and r > 1 + high, or A < 0 and r < 1 - low. Times A it is PPO's
+    A clipped token has no gradient. Multiplied by A, the term is PPO's
     min(r A, clip(r, 1 - low, 1 + high) A), value and gradient (https://arxiv.org/abs/1707.06347).
-    With ``dual_clip`` = c it is also c where A < 0 and r > c, which gives max(that minimum, c A):
-    a token that has become much more probable cannot blow the step up
+    With ``dual_clip`` = c, the term is c if A < 0 and r > c, so the product is at least c A: a
+    token that has become much more probable cannot make the step arbitrarily large
     (https://arxiv.org/abs/1912.09729).
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
-    low: Low = Field(0.2, description="clip below 1 - low")
-    high: Positive = Field(0.2, description="clip above 1 + high")
+    low: Low = Field(0.2, description="ratios below 1 - low are clipped")
+    high: Positive = Field(0.2, description="ratios above 1 + high are clipped")
     dual_clip: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="c: no gradient where A < 0 and r > c; null: off"
+        None, description="c: tokens with A < 0 and r > c have no gradient; null: no dual clip"
     )
 
     def __call__(self, inputs: TokenInputs) -> Any:
@@ -56,16 +56,16 @@ class ClippedRatio(Section):
 
 
 class SequenceRatio(Section):
-    """min(s, 1 + high) where A >= 0, max(s, 1 - low) where A < 0, with s = (prod_t r_t)^(1/len).
+    """min(s, 1 + high) if A >= 0, max(s, 1 - low) if A < 0, with s = (prod_t r_t)^(1/len).
 
-    Times A it is S(A, s) = min(s A, clip(s, 1 - low, 1 + high) A): GSPO,
-    https://arxiv.org/abs/2507.18071. Every token of a sequence holds the sequence's term, so that
-    ``sequence_mean`` gives 1/G per sequence.
+    Multiplied by A, it is S(A, s) = min(s A, clip(s, 1 - low, 1 + high) A): GSPO,
+    https://arxiv.org/abs/2507.18071. Every token has the term of its sequence, so
+    ``sequence_mean`` gives each sequence the weight 1/G.
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
-    low: Low = Field(3e-4, description="clip below 1 - low")
-    high: Positive = Field(4e-4, description="clip above 1 + high")
+    low: Low = Field(3e-4, description="sequence ratios below 1 - low are clipped")
+    high: Positive = Field(4e-4, description="sequence ratios above 1 + high are clipped")
 
     def __call__(self, inputs: TokenInputs) -> Any:
         import jax.numpy as jnp
@@ -89,10 +89,10 @@ class SequenceRatio(Section):
 
 
 class SequenceRatioToken(SequenceRatio):
-    """As ``sequence_ratio`` with s_t = sg[s] pi_t / sg[pi_t]: GSPO-token.
+    """Like ``sequence_ratio``, with s_t = sg[s] pi_t / sg[pi_t]: GSPO-token.
 
-    https://arxiv.org/abs/2507.18071, section 4.3. For advantages per token; equal to GSPO while A
-    is the same on all tokens of a sequence.
+    https://arxiv.org/abs/2507.18071, section 4.3. It is for advantages that differ between tokens,
+    and equals GSPO if A is constant over a sequence.
     """
 
     def _ratio(self, inputs: TokenInputs) -> Any:

@@ -33,12 +33,14 @@ def one(inputs: TokenInputs) -> Any:
 class Truncated(Section):
     """is = min(pi_theta/mu, rho) per token: AIPO (LlamaRL, https://arxiv.org/abs/2505.24034).
 
-    With ``log_prob`` the gradient stays where the ratio is cut: rho A grad log pi.
+    With ``log_prob``, tokens above the cap keep a gradient: rho A grad log pi.
     """
 
     ratio: ClassVar[Ratio] = "policy/behaviour"
     corrects: ClassVar[bool] = True
-    cap: Positive = Field(2.0, description="rho, largest weight of a token; the paper uses 2 .. 10")
+    cap: Positive = Field(
+        2.0, description="rho, the largest weight of a token; the paper uses 2 to 10"
+    )
 
     def __call__(self, inputs: TokenInputs) -> Any:
         return self._ratio(inputs).clip(max=self.cap)
@@ -53,16 +55,16 @@ class Truncated(Section):
 class TruncatedImportanceSampling(Section):
     """min(m, C) per token, with m = pi_old/mu: TIS, https://fengyao.notion.site/off-policy-rl.
 
-    ``above_cap: mask`` drops the token instead. With ``log_prob`` and ``old_policy:
-    sampler`` it is AIPO's weight.
+    ``above_cap: mask`` gives tokens above the cap weight 0 instead. With ``log_prob`` and
+    ``old_policy: sampler`` this is AIPO's weight.
     """
 
     ratio: ClassVar[Ratio] = "old/behaviour"
     corrects: ClassVar[bool] = True
     prefix: ClassVar[str] = "tis"
-    cap: Positive = Field(2.0, description="C, largest weight of a token")
+    cap: Positive = Field(2.0, description="C, the largest weight of a token")
     above_cap: Literal["truncate", "mask"] = Field(
-        "truncate", description="tokens above the cap get weight C, or none"
+        "truncate", description="weight of tokens above the cap: truncate gives C, mask gives 0"
     )
 
     def __call__(self, inputs: TokenInputs) -> Any:
@@ -79,22 +81,26 @@ class TruncatedImportanceSampling(Section):
 class Decoupled(TruncatedImportanceSampling):
     """is = min(pi_prox/mu, C): decoupled PPO, AReaL (https://arxiv.org/abs/2505.24298).
 
-    The formula of ``truncated_importance_sampling``, as importance weight and with AReaL's cap.
-    pi_prox is pi_old under ``old_policy: proximal``; the term is then pi/pi_prox, clipped.
+    It is ``truncated_importance_sampling`` as an importance weight, with AReaL's cap. With
+    ``old_policy: proximal``, pi_prox is pi_old, and the gradient term is pi/pi_prox, clipped.
     """
 
     prefix: ClassVar[str] = "decoupled"
-    cap: Positive = Field(5.0, description="C, largest weight of a token")
+    cap: Positive = Field(5.0, description="C, the largest weight of a token")
 
 
 class PolicyRatio(Section):
     """is = sg[r] per token, or prod_t r_t over the sequence: REINFORCE on samples of pi_old.
 
-    Nothing bounds it; with ``per: sequence`` its variance grows with the length.
+    The ratio is not bounded. With ``per: sequence`` its variance grows with the length.
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
-    per: Per = Field("token", description="the token's ratio, or the product over its sequence")
+    per: Per = Field(
+        "token",
+        description="token: the ratio of each token; sequence: the product of the ratios of its "
+        "sequence",
+    )
 
     def __call__(self, inputs: TokenInputs) -> Any:
         return ratio_of(_summed(inputs, inputs.log_ratio_bt, self.per))
@@ -110,9 +116,9 @@ class Clipped(Section):
     ratio: ClassVar[Ratio] = "policy/old"
     corrects: ClassVar[bool] = True
     low: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="weights below 1 - low are raised to it; null: no lower bound"
+        None, description="weights below 1 - low are raised to 1 - low; null: no lower bound"
     )
-    high: Positive = Field(4.0, description="weights above 1 + high are cut to it")
+    high: Positive = Field(4.0, description="weights above 1 + high are reduced to 1 + high")
 
     def __call__(self, inputs: TokenInputs) -> Any:
         return inputs.ratio_bt.clip(self._least, 1 + self.high)
@@ -136,7 +142,11 @@ class Topr(Section):
 
     ratio: ClassVar[Ratio] = "policy/behaviour"
     corrects: ClassVar[bool] = True
-    per: Per = Field("sequence", description="the ratio of the whole sequence, or of each token")
+    per: Per = Field(
+        "sequence",
+        description="sequence: the product of the ratios of the sequence; token: the ratio of "
+        "each token",
+    )
 
     def __call__(self, inputs: TokenInputs) -> Any:
         import jax.numpy as jnp
@@ -181,12 +191,14 @@ class _Band(_Mask):
 class IcePop(_Band):
     """1 iff low <= m <= high, else 0, per token: the mask of IcePop (Ring-1T, 2510.18855).
 
-    https://arxiv.org/abs/2510.18855. Alone it is only a mask: the paper, and verl, also multiply
-    what they keep by m. Put ``truncated_importance_sampling`` with ``cap: 5`` beside it for that.
+    https://arxiv.org/abs/2510.18855. Alone it is only a mask: the paper and verl also multiply the
+    remaining tokens by m. To do so, add ``truncated_importance_sampling`` with ``cap: 5``.
     """
 
     prefix: ClassVar[str] = "icepop"
-    low: Annotated[float, Field(ge=0)] = Field(0.5, description="smallest m that trains")
+    low: Annotated[float, Field(ge=0)] = Field(
+        0.5, description="tokens with a smaller m are masked"
+    )
     high: Positive = Field(
         5.0,
         description="tokens with a larger m are masked; kept ones are not multiplied by m, unlike "
@@ -200,13 +212,15 @@ class IcePop(_Band):
 class SequenceMask(_Band):
     """1 iff low <= (prod_t m_t)^(1/len) <= high, else 0, for all tokens of a sequence.
 
-    Published bands reach from 0.99 .. 1.01 to 0.1 .. 10 and belong to one model and sampler: look
-    at ``objective/sequence_mask_masked_fraction``.
+    Published bands range from 0.99 .. 1.01 to 0.1 .. 10. A good band depends on model and sampler;
+    check ``objective/sequence_mask_masked_fraction``.
     """
 
     prefix: ClassVar[str] = "sequence_mask"
-    low: Annotated[float, Field(ge=0)] = Field(0.5, description="smallest mean ratio that trains")
-    high: Positive = Field(2.0, description="largest mean ratio that trains")
+    low: Annotated[float, Field(ge=0)] = Field(
+        0.5, description="sequences with a smaller mean ratio are masked"
+    )
+    high: Positive = Field(2.0, description="sequences with a larger mean ratio are masked")
 
     def keeps(self, inputs: TokenInputs) -> Any:
         log_m_bt = inputs.trainer_logprobs_bt - inputs.behaviour_logprobs_bt
@@ -217,13 +231,15 @@ class SequenceMask(_Band):
 class Veto(_Mask):
     """0 on all tokens of a sequence that has a token with m < threshold, else 1.
 
-    A guard against tokens that the trainer finds impossible. It bounds no ratio from above, so it
-    does not count as a correction for stale samples.
+    It removes sequences with a token that is almost impossible for the trainer. It does not bound
+    ratios from above, so it does not count as a correction for stale samples.
     """
 
     corrects: ClassVar[bool] = False
     prefix: ClassVar[str] = "veto"
-    threshold: Positive = Field(1e-4, description="smallest m that a sequence may hold")
+    threshold: Positive = Field(
+        1e-4, description="sequences that contain a token with a smaller m are masked"
+    )
 
     def keeps(self, inputs: TokenInputs) -> Any:
         below_bt = inputs.mismatch_bt < self.threshold

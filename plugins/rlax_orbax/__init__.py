@@ -11,10 +11,12 @@ class OrbaxConfig(Section):
     """Options of ``orbax``."""
 
     chunk_mib: PositiveInt = Field(
-        64, description="chunks (the unit of reading and of a checksum) are halved until below, MiB"
+        64,
+        description="maximum size of a chunk, which is the unit of reading and of a checksum; "
+        "larger chunks are halved",
     )
     in_flight_mib: PositiveInt = Field(
-        2048, description="host memory that arrays on their way to devices may take, MiB"
+        2048, description="host memory for arrays that are being transferred to devices"
     )
 
 

@@ -72,7 +72,7 @@ def read_error(what: str, error: Exception) -> WeightsError:
 
 
 def write_error(what: str, error: Exception) -> WeightsError:
-    """What TensorStore rejects to begin with would be rejected again."""
+    """An error that TensorStore raises at once would be raised again."""
     passing = isinstance(error, OSError) or _STATUS.match(str(error))
     kind = WeightsUnwritableError if passing else WeightsError
     return kind(f"cannot write {what}: {error}")

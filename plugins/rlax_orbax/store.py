@@ -209,7 +209,7 @@ def _check(path: str, layouts: dict[str, Layout], like: Arrays) -> None:
         if name not in layouts:
             raise WeightsError(f"{path} has no {name!r}: {alternatives(name, layouts)}")
     if surplus := sorted(layouts.keys() - like.keys()):
-        raise WeightsError(f"{path} has variables that were not asked for: {', '.join(surplus)}")
+        raise WeightsError(f"{path} has unexpected variables: {', '.join(surplus)}")
     for name, wanted in like.items():
         stored = layouts[name]
         expected = tuple(wanted.shape), np.dtype(wanted.dtype).name

@@ -15,23 +15,29 @@ from rlax_plugin.text.command_lines import pasteable
 @command(AUTHORS, "rlax new-plugin length_reward --kind reward")
 def new_plugin(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="of the plug-in and its module: length_reward")
+        str,
+        typer.Argument(
+            metavar="NAME", help="name of the plug-in and its module, such as length_reward"
+        ),
     ],
     *,
     kind: Annotated[
         str,
         typer.Option(
-            help="what it offers: reward, filter, advantage, ...; a wrong one lists them all"
+            help="kind of its part: reward, filter, advantage, ...; a wrong kind lists all kinds"
         ),
     ],
     directory: Annotated[
-        Path, typer.Option(help="where the package's folder is created; default: here")
+        Path,
+        typer.Option(
+            help="directory in which the package's folder is created; default: the current one"
+        ),
     ] = Path(),
 ) -> None:
-    """Writes a package with one working part and its test, ready to be changed.
+    """Writes a package with one working part and its test, as a starting point.
 
-    The package has an entry point, so that once it is installed rlax.plugins can name it, and a
-    test that tries the part against the contract of its kind.
+    The package has an entry point, so rlax.plugins can name it once it is installed. Its test
+    checks the part against the contract of its kind.
     """
     with exit_status():
         from rlax_plugin.commands.scaffold import write_package
@@ -51,26 +57,29 @@ def new_plugin(
 @command(AUTHORS, "rlax check-plugin rlax_curation")
 def check_plugin(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="entry point or module, as in rlax.plugins")
+        str,
+        typer.Argument(metavar="NAME", help="name of an entry point or module, as in rlax.plugins"),
     ],
     *,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(show_default=False, help="another plug-in that it needs; may be repeated"),
+        typer.Option(
+            show_default=False, help="another plug-in that this one needs; may be repeated"
+        ),
     ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KIND/NAME.KEY=VALUE",
             show_default=False,
-            help="an option of one of its parts; may be repeated; values are YAML",
+            help="option of one of its parts, with a YAML value; may be repeated",
         ),
     ] = None,
 ) -> None:
-    """Tries every part of a plug-in against the contract of its kind.
+    """Checks every part of a plug-in against the contract of its kind.
 
-    The parts are built and run with small, made-up inputs; nothing else of a run is started. What
-    breaks a promise is told in words, with what to mend, and the exit status is 1.
+    The parts are built and called with small example inputs, without starting a run. If a part
+    violates its contract, an error says what to change, and the exit status is 1.
     """
     with exit_status():
         from rlax_plugin.testing.checking import check_plugin as check

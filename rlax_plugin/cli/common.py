@@ -2,7 +2,7 @@
 
 Each command imports what it needs when it runs, so that help is instant.
 
-Exit status: 0 done, 1 the run failed or does not hold what was to be proved, 2 the config or a
+Exit status: 0 done, 1 the run failed or an audit or replay found a difference, 2 the config or a
 plug-in is wrong, 130 interrupted.
 """
 
@@ -34,8 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Reinforcement learning for language models on MaxText, as plug-ins.\n\n"
-    "A run is described by one MaxText config with a section [bold]rlax:[/bold] in it. Any key of "
-    "it, MaxText's or [bold]rlax.*[/bold], can be given again after the config as key=value.",
+    "A run is described by one MaxText config with a section [bold]rlax:[/bold]. Arguments "
+    "key=value after the config override its keys, both MaxText's and [bold]rlax.*[/bold].",
     epilog="Start with:  rlax check configs/demo.yml  then  rlax train configs/demo.yml",
 )
 
@@ -48,13 +48,13 @@ Overrides = Annotated[
     typer.Argument(
         metavar="KEY=VALUE...",
         show_default=False,
-        help="keys to set, such as steps=10 or rlax.rollouts.group_size=4; values are YAML",
+        help="keys to override, such as steps=10 or rlax.rollouts.group_size=4; values are YAML",
     ),
 ]
 
 Run = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="directory of a run: a path, or a URL such as gs://..."),
+    typer.Argument(metavar="RUN", help="directory of a run: a path or a URL such as gs://..."),
 ]
 
 
@@ -77,7 +77,7 @@ def command(panel: str, example: str, name: str | None = None) -> Callable[[F], 
 
 @contextmanager
 def exit_status() -> Iterator[None]:
-    """Turns what went wrong into one message and an exit status."""
+    """Turns an error into one message and an exit status."""
     try:
         yield
     except UnknownKeyError as error:

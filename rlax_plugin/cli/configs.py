@@ -20,35 +20,48 @@ def init(
     ] = None,
     *,
     task: Annotated[
-        str | None, typer.Option(help="arithmetic, or a plug-in with a prompt source and a reward")
+        str | None,
+        typer.Option(help="task: arithmetic, or a plug-in with a prompt source and a reward"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="tiny, or one of MaxText's, such as llama3.1-8b")
+        str | None, typer.Option(help="model: tiny, or a model of MaxText, such as llama3.1-8b")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="of the objective: see rlax objective")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="RL steps")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="rollout worker processes")] = None,
-    group_size: Annotated[int | None, typer.Option(min=1, help="samples per prompt")] = None,
-    groups_per_step: Annotated[int | None, typer.Option(min=1, help="prompts per step")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="preset of the objective; rlax objective lists them")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="number of RL steps")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="number of rollout worker processes")
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(min=1, help="number of samples per prompt")
+    ] = None,
+    groups_per_step: Annotated[
+        int | None, typer.Option(min=1, help="number of prompts per step")
+    ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="longest completion, tokens")
+        int | None, typer.Option(min=1, help="maximum length of a completion, in tokens")
     ] = None,
     staleness: Annotated[
-        int | None, typer.Option(min=1, help="versions that a sample may be old; 1: on-policy")
+        int | None,
+        typer.Option(min=1, help="maximum staleness of a sample, in weight versions; 1: on-policy"),
     ] = None,
     output_directory: Annotated[
-        str | None, typer.Option(help="where runs are written: a path, or a URL such as gs://...")
+        str | None, typer.Option(help="directory for runs: a path or a URL such as gs://...")
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="ask nothing: what is not given has its default")
+        bool,
+        typer.Option(
+            "--yes", "-y", help="do not ask questions; options that are not given have defaults"
+        ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace FILE if it exists")] = False,
 ) -> None:
-    """Writes a commented config to start from.
+    """Writes a commented config as a starting point.
 
-    On a terminal and without options it asks; otherwise what is not given has its default, which
-    is a run like that of configs/demo.yml: a tiny model learns sums on two CPU cores. Every key of
-    the file is explained, and what it leaves out has its default: see rlax config.
+    Without options, it asks questions if it runs on a terminal. Options that are not given have
+    defaults for a run like configs/demo.yml, in which a tiny model learns sums on two CPU cores.
+    The file explains every key it sets; rlax config lists all other keys and their defaults.
     """
     with exit_status():
         from rlax_plugin.commands import init
@@ -84,15 +97,16 @@ def check(
     overrides: Overrides = None,
     *,
     fast: Annotated[
-        bool, typer.Option("--fast", help="only the section rlax: and the plug-ins, in a second")
+        bool,
+        typer.Option("--fast", help="check only the section rlax: and its plug-ins, in seconds"),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
-    """Finds errors in a config and explains it, without starting anything or touching a device.
+    """Finds errors in a config and explains it, without starting a run or using a device.
 
-    First the section rlax: and its plug-ins are checked, without loading a model; then the parts
-    check what is theirs, above all the trainer its own keys, and the prompts are read. What will
-    run where follows in words, with batch arithmetic, memory, and warnings.
+    First it checks the section rlax: and its plug-ins, without loading a model. Then each part
+    checks its own keys, the trainer all of its own, and the prompts are read. The output says what
+    will run where, the sizes of batches, the memory needed, the minimum deadlines, and warnings.
     """
     with exit_status():
         from rlax_plugin.build import registry_for
@@ -110,8 +124,8 @@ def check(
             typer.echo(lines[-1])
         if not fast:
             found = check.examine_parts(found, argv)
-            what = ", ".join(found.checked or ()) or "nothing: no part has more to check"
-            lines.append(f"ok  checked by the parts themselves: {what}")
+            what = ", ".join(found.checked or ()) or "none of them has checks of its own"
+            lines.append(f"ok  the parts' own checks: {what}")
             if not as_json:
                 typer.echo(lines[-1])
         document = check.explanation(found)
@@ -123,23 +137,25 @@ def check(
         console = Console()
         check.show(console if console.is_terminal else Console(width=100), document)
         if fast:
-            typer.echo("\nwithout --fast: the trainer's keys, the model's memory, and the prompts")
+            typer.echo("\nNot checked with --fast: the trainer's keys, memory, the prompts")
 
 
 @command(CONFIGURE, "rlax plugins configs/demo.yml")
 def plugins(
     config: Annotated[
         str | None,
-        typer.Argument(metavar="CONFIG", show_default=False, help="also list what it would use"),
+        typer.Argument(
+            metavar="CONFIG", show_default=False, help="config whose parts are listed first"
+        ),
     ] = None,
     overrides: Overrides = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of tables")] = False,
 ) -> None:
-    """Lists the installed plug-ins and, given a config, first the parts it would use.
+    """Lists the installed plug-ins, and the parts that a config uses.
 
-    Built-in plug-ins are always known; a run loads another one only if rlax.plugins names it. The
-    parts of a config are shown with their options, each with its value and meaning.
+    Built-in plug-ins are always available; a run loads other plug-ins only if rlax.plugins names
+    them. The parts of a config are listed with the value and the meaning of each option.
     """
     with exit_status():
         from rlax_plugin.commands import listing
@@ -171,14 +187,16 @@ def plugins(
 def objective(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", show_default=False, help="a preset; default: list them all"),
+        typer.Argument(
+            metavar="NAME", show_default=False, help="name of a preset; default: list all presets"
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE...",
             show_default=False,
-            help="keys below rlax.objective to set, such as rlax.objective.kl.coefficient=0.04",
+            help="keys below rlax.objective, such as rlax.objective.kl.coefficient=0.04",
         ),
     ] = None,
     *,
@@ -186,21 +204,22 @@ def objective(
         list[str] | None,
         typer.Option(
             show_default=False,
-            help="a module to load that is not installed as a plug-in; may be repeated",
+            help="module to load although it is not installed as a plug-in; may be repeated",
         ),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="print the tables of docs/objectives.md")
     ] = False,
 ) -> None:
-    """Explains an algorithm: formula, sources, parts, options, and one update in numbers.
+    """Explains an objective: formula, paper, parts, options, and one update in numbers.
 
     An objective is one sum with five slots: aggregation, importance weight, advantage, grad_1 and
-    grad_2. A preset fills them; a config may replace any, and add corrections, KL to a reference
-    policy or an entropy bonus. What is shown is what rlax train would compute.
+    grad_2. A preset fills the slots. A config can replace each of them, and add corrections, KL to
+    a reference policy or an entropy bonus. The numbers are those that rlax train would compute.
 
-    The worked example has four samples of one prompt, with rewards 1, 0, 0 and 1: their
-    advantages, and for every token its ratios, its weight and the gradient of the loss.
+    The worked example has four samples of one prompt, with rewards 1, 0, 0 and 1. It shows the
+    advantage of each sample, and for each token its ratios, its weight and the gradient of the
+    loss.
     """
     with exit_status():
         from rich.console import Console
@@ -219,7 +238,7 @@ def objective(
 
 @command(CONFIGURE, "rlax version")
 def version() -> None:
-    """Prints the version of rlax_plugin and of the libraries underneath."""
+    """Prints the versions of rlax_plugin and of the libraries it uses."""
     import importlib.metadata
 
     from rlax_plugin import __version__

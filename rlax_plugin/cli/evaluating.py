@@ -21,24 +21,44 @@ def evaluate(
     overrides: Overrides = None,
     *,
     version: Annotated[
-        int | None, typer.Option(min=0, show_default=False, help="a weight version; or the newest")
+        int | None,
+        typer.Option(min=0, show_default=False, help="weight version; default: the newest"),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(min=0, show_default=False, help="the checkpoint of that step")
+        int | None,
+        typer.Option(
+            min=0,
+            show_default=False,
+            help="step of a checkpoint, to measure it instead of a version",
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--set", show_default=False, help="a set of the config; may be repeated"),
+        typer.Option(
+            "--set",
+            show_default=False,
+            help="evaluation set of the config; may be repeated; default: all sets",
+        ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(show_default=False, help="of the main set: test, validation")
+        str | None,
+        typer.Option(show_default=False, help="split of the main set: test or validation"),
     ] = None,
     problems: Annotated[
         int | None,
-        typer.Option(min=1, show_default=False, help="asked, where a set has no number of its own"),
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="number of problems, for sets that do not set their own number",
+        ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="per problem, likewise")
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="number of completions per problem, for sets that do not set their own number",
+        ),
     ] = None,
     k: Annotated[
         list[int] | None,
@@ -52,11 +72,12 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """Measures a weight version or a checkpoint of a run, on workers of its own.
+    """Evaluates a weight version or a checkpoint of a run, on workers that it starts itself.
 
-    Takes the newest version that is left, also of a run that is going on: a lease keeps it until
-    the end. Problems, samples and sets are those of rlax.evaluation unless given otherwise; any
-    key may be set. Prints pass@k, majority@k, reward, lengths and truncation with 95 % intervals.
+    By default it evaluates the newest version that the run still keeps. The run may be training: a
+    lease keeps the version until the evaluation ends. Problems, samples and sets are those of
+    rlax.evaluation unless options or KEY=VALUE arguments set others. Prints pass@k, majority@k,
+    reward, lengths and truncation with 95 % confidence intervals.
     """
     with exit_status():
         from rlax_plugin.commands.evaluate.command import evaluate as measure

@@ -10,7 +10,8 @@ import typer
 from rlax_plugin.cli.common import LOOK, RUN_FAILED, Run, command, exit_status
 
 Out = Annotated[
-    str | None, typer.Option("--out", metavar="FILE", show_default=False, help="the page's file")
+    str | None,
+    typer.Option("--out", metavar="FILE", show_default=False, help="file to write the page to"),
 ]
 
 
@@ -18,8 +19,8 @@ Out = Annotated[
 def report(run: Run, *, out: Out = None) -> None:
     """Writes one HTML page of a run: figures, charts, and its rollouts token by token.
 
-    The page is RUN/report.html, or ./NAME-report.html for a run on an object store. It holds all it
-    needs and opens without a network. A run that goes on or was killed is shown as far as it came.
+    The page is RUN/report.html, or ./NAME-report.html for a run on an object store. It needs no
+    other files and no network. If the run is unfinished, the page shows the steps so far.
     """
     with exit_status():
         from rlax_plugin.commands.report.write import write_report
@@ -30,14 +31,14 @@ def report(run: Run, *, out: Out = None) -> None:
 @command(LOOK, "rlax compare runs/a runs/b --out compare.html")
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN...", help="directories of two runs or more")
+        list[str], typer.Argument(metavar="RUN RUN...", help="directories of two or more runs")
     ],
     *,
     out: Out = None,
 ) -> None:
-    """Writes one HTML page that overlays runs: figures, what differs in their configs, charts.
+    """Writes one HTML page that compares runs: figures, config differences, and overlaid charts.
 
-    The page is ./compare.html.
+    The default file is ./compare.html.
     """
     with exit_status():
         from rlax_plugin.commands.report.write import write_comparison
@@ -51,11 +52,12 @@ def audit(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
-    """Proves from a run's records that no prompt was lost, none trained twice, none too stale.
+    """Checks the records of a run: no prompt was lost, trained twice or too stale.
 
-    Every group that was issued must have ended in exactly one way, every trained token must lie
-    within the staleness bound, and every batch must be on disk as it was trained. Otherwise the
-    first violation is named, and the exit status is 1. Nothing is changed; the run may go on.
+    Every issued group must be trained, rejected, dropped or still open, exactly once; every trained
+    token must be within the staleness bound; every batch on disk must be the one that trained. If
+    not, the first violation is reported, and the exit status is 1. The run is not changed and may
+    be training.
     """
     with exit_status():
         from rlax_plugin.commands.audit.show import audit_with_progress, print_report
@@ -76,22 +78,25 @@ def replay(
     run: Run,
     *,
     to: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="last step; default: all recorded")
+        int | None,
+        typer.Option(
+            min=1, show_default=False, help="last step to replay; default: the last recorded one"
+        ),
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
             show_default=False,
-            help="local directory of the replay's own files, emptied first; default: RUN/replay, "
-            "or ./replay-NAME for a run on an object store",
+            help="local directory for the replay's files, which is emptied first; default: "
+            "RUN/replay, or ./replay-NAME for a run on an object store",
         ),
     ] = None,
 ) -> None:
-    """Runs the trainer alone on a run's recorded batches, and compares the weights.
+    """Trains again on the recorded batches of a run, and compares the weights.
 
-    No worker is started and nothing is generated. The fingerprints of every weight version are
-    compared with those of the run; on CPU they are bit-identical. The exit status is 0 if they are
-    equal, and 1 if not.
+    Only the trainer runs, without workers or generation. The fingerprints of every weight version
+    are compared with those of the run; on CPU they are bit-identical. The exit status is 0 if all
+    are equal, and 1 otherwise.
     """
     with exit_status():
         from rlax_plugin.commands.replay import replay as run_again

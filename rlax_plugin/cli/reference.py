@@ -16,18 +16,19 @@ def config(
         typer.Argument(
             metavar="KEY",
             show_default=False,
-            help="a section, key or part, such as rlax.rollouts, group_size or wandb; default: all",
+            help="section, key or part, such as rlax.rollouts, group_size or wandb; default: all "
+            "sections",
         ),
     ] = None,
     *,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="print docs/config.md, whole")
+        bool, typer.Option("--markdown", help="print the whole of docs/config.md")
     ] = False,
 ) -> None:
     """Explains the keys of the section rlax: their types, units, defaults and meanings.
 
-    Where a key chooses a part, such as rlax.launcher, the options of the built-in parts are shown
-    as well; those of other plug-ins are shown by rlax plugins CONFIG.
+    For a key that chooses a part, such as rlax.launcher, the options of the built-in parts are
+    shown as well. rlax plugins CONFIG shows the options of other plug-ins' parts.
     """
     with exit_status():
         from rich.console import Console
@@ -47,18 +48,18 @@ def metrics(
         typer.Argument(
             metavar="TEXT",
             show_default=False,
-            help="in the name or the meaning, such as length or time/step_s; default: all of them",
+            help="text in the name or meaning, such as length or time/step_s; default: all metrics",
         ),
     ] = None,
     *,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="print docs/metrics.md, whole")
+        bool, typer.Option("--markdown", help="print the whole of docs/metrics.md")
     ] = False,
 ) -> None:
-    """Lists the metrics that a step can report: name, unit, meaning, and when it is there.
+    """Lists the metrics that a step can report: name, unit, meaning, and in which steps.
 
-    They are in the run's metrics.jsonl and go to its trackers. What stands in angle brackets is any
-    name, such as those that plug-ins report.
+    They are written to the run's metrics.jsonl and sent to its trackers. Angle brackets stand for
+    any name, such as the name of a metric that a plug-in reports.
     """
     with exit_status():
         from rich.console import Console

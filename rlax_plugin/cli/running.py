@@ -21,20 +21,21 @@ def train(
         typer.Option(
             "--from",
             metavar="RUN[@STEP]",
-            help="start from another run's weights: its directory and, optionally, the RL step of "
-            "a checkpoint (default: the newest)",
+            help="start from the weights of another run: its directory and, optionally, the RL "
+            "step of a checkpoint; default: the newest checkpoint",
         ),
     ] = None,
 ) -> None:
-    """Trains, or continues a run that was interrupted.
+    """Trains a model, or continues an interrupted run.
 
-    Runs MaxText's own training loop; the config's launcher starts the rollout workers. Everything
-    is written below base_output_directory/run_name. The same command continues an interrupted run.
-    Ctrl-C stops after the current step, with a checkpoint; a second one stops at once.
+    It runs MaxText's own training loop, and the config's launcher starts the rollout workers. All
+    files are written below base_output_directory/run_name. The same command continues an
+    interrupted run. Ctrl-C stops after the current step and writes a checkpoint; a second Ctrl-C
+    stops at once.
 
-    A run cannot change its config once it has begun. rlax train CONFIG run_name=NEW --from RUN
-    starts a new run from another run's weights instead, with any config of the same model: its
-    step count, optimizer state and prompts begin anew.
+    The config of a run cannot be changed after its start. Instead, rlax train CONFIG run_name=NEW
+    --from RUN starts a new run from the weights of another run, with any config of the same model.
+    The new run begins with step 1, a new optimizer state and the first prompts.
     """
     with exit_status():
         from rlax_plugin.controller.run import train as run
@@ -49,7 +50,7 @@ def serve(
         str,
         typer.Argument(
             metavar="RUN|CONFIG",
-            help="directory of a run, to serve its weights to other programs; or, with "
+            help="directory of a run whose weights are served to other programs; or, with "
             "--controller, the config of a running trainer",
         ),
     ],
@@ -58,38 +59,40 @@ def serve(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="with RUN: port to listen on; 0, the default, takes any free one"
+            min=0, max=65535, help="with RUN: port to listen on; 0, the default: any free port"
         ),
     ] = None,
     version: Annotated[
-        int | None, typer.Option(min=0, help="with RUN: weight version; default: the newest kept")
+        int | None,
+        typer.Option(min=0, help="with RUN: weight version; default: the newest available"),
     ] = None,
     controller: Annotated[
         str | None,
-        typer.Option(help="with CONFIG: host:port that the running trainer listens on"),
+        typer.Option(help="with CONFIG: host:port on which the running trainer listens"),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="with CONFIG: unique among the workers of the run")
+        str | None,
+        typer.Option(help="with CONFIG: name of this worker, unique among the run's workers"),
     ] = None,
     with_parent: Annotated[
-        bool, typer.Option("--with-parent", help="end when the process that started this one ends")
+        bool, typer.Option("--with-parent", help="end when the parent process ends")
     ] = False,
     prometheus_port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="of a page /metrics for Prometheus; 0 takes any free one"
+            min=0, max=65535, help="port of a page /metrics for Prometheus; 0: any free port"
         ),
     ] = None,
 ) -> None:
-    """Serves a trained run to other programs, or rollouts to a running trainer.
+    """Serves the weights of a run to other programs, or generates rollouts for a running trainer.
 
-    rlax serve RUN answers requests to its rollout engine's own service, with the newest weights
-    that the run has kept, under the run's own settings, which KEY=VALUE arguments change:
-    rlax.rollouts.temperature=0. SIGTERM lets it finish what it is generating.
+    rlax serve RUN answers requests to the rollout engine's own service with the newest weights that
+    the run keeps, and with the run's settings; KEY=VALUE arguments change them, such as
+    rlax.rollouts.temperature=0. After SIGTERM it finishes its open requests and ends.
 
-    rlax serve CONFIG --controller HOST:PORT --name NAME is one more worker of a running trainer.
-    It registers itself, pulls the current weights, and generates until the run ends. It may come
-    and go at any time. Give it the config and the arguments that the trainer was given.
+    rlax serve CONFIG --controller HOST:PORT --name NAME adds a worker to a running trainer. The
+    worker registers itself, loads the current weights, and generates until the run ends. Workers
+    may join and leave at any time. Use the config and arguments that the trainer was started with.
     """
     with exit_status():
         if controller is None:
@@ -110,9 +113,10 @@ def serve(
         _check_address("--controller", controller)
         for option, value in (("--port", port), ("--version", version)):
             if value is not None:
-                raise ConfigError(option, value, "goes with a run's directory, not --controller")
+                reason = "cannot be used with --controller, only with the directory of a run"
+                raise ConfigError(option, value, reason)
         if name is None:
-            raise ConfigError("--name", None, "is needed with --controller")
+            raise ConfigError("--name", None, "must be given with --controller")
         run(
             what,
             overrides or (),
@@ -129,16 +133,18 @@ def parameter_server(
     overrides: Overrides = None,
     *,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free port")
+    ] = 0,
     index: Annotated[
         Path | None,
-        typer.Option(help="file that remembers the versions, for a server that is started again"),
+        typer.Option(help="file that lists the versions, so a restarted server still knows them"),
     ] = None,
 ) -> None:
-    """Serves weight versions in a process of its own.
+    """Runs the parameter server, which tells workers of weight versions, in a separate process.
 
-    Needed only where versions must outlive the trainer: by default the trainer holds the
-    parameter server. Let the run use it with rlax.weights.parameter_server=HOST:PORT.
+    By default, the trainer runs the parameter server. A separate one is needed only if it must stay
+    up while the trainer is restarted. Runs use it with rlax.weights.parameter_server=HOST:PORT.
     """
     with exit_status():
         import asyncio
@@ -177,8 +183,8 @@ def _check_address(key: str, address: str) -> None:
 
 def _reject_without_controller(what: str, name: str | None, with_parent: bool) -> None:
     if what.endswith(".yml"):
-        reason = "is needed with a config; to serve a trained run, give its directory instead"
+        reason = "must be given with a config; to serve a trained run, give its directory instead"
         raise ConfigError("--controller", None, reason)
     for option, value in (("--name", name), ("--with-parent", with_parent or None)):
         if value is not None:
-            raise ConfigError(option, value, "goes with --controller")
+            raise ConfigError(option, value, "can only be used with --controller")

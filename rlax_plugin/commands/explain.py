@@ -1,4 +1,4 @@
-"""What ``rlax objective`` tells: presets, the parts in their slots, and one update in numbers.
+"""The text of ``rlax objective``: presets, the parts in their slots, and one update in numbers.
 
 ``docs/objectives.md`` holds what ``markdown`` writes, so that neither can drift from the code.
 """
@@ -46,11 +46,11 @@ def section_for(
     Args:
       name: of the preset.
       overrides: ``key=value``, every key below ``rlax.objective``.
-      plugins: to be loaded besides the built-in ones; installed ones that the objective needs are
-        found without.
+      plugins: loaded besides the built-in ones; installed plug-ins that the objective needs are
+        found without being named.
 
     Raises:
-      ConfigError: an override is wrong, or of something else.
+      ConfigError: an override is wrong, or its key is not below ``rlax.objective``.
     """
     for override in overrides:
         if not override.startswith(f"{PREFIX}."):
@@ -62,7 +62,7 @@ def section_for(
     while name and (missing := _not_loaded(section)):
         if len(missing.plugins) > 1:
             offering = " and ".join(map(repr, missing.plugins))
-            reason = f"plug-ins {offering} both offer it: choose one with --plugin"
+            reason = f"is offered by plug-ins {offering}; choose one with --plugin"
             raise ConfigError(missing.key, missing.value, reason)
         loaded += missing.plugins
         section = section.model_copy(update={"plugins": loaded})
@@ -119,13 +119,13 @@ def list_presets(console: Console, registry: Registry) -> None:
     """Formula and parts of every preset."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("preset", no_wrap=True)
-    table.add_column("formula, to be maximised, and the parts it is made of")
+    table.add_column("formula, which is maximised, and its parts")
     for name, preset in presets_of(registry).items():
         parts = [choice.name for _, _, choice in choices(preset)]
         formula = Text(f"{preset.formula.strip()}\n")
         table.add_row(Text(name, "bold"), formula.append(", ".join(parts), "dim"))
     console.print(table)
-    console.print("\nrlax objective NAME tells what one of them computes.", style="dim")
+    console.print("\nrlax objective NAME explains a preset, with an example.", style="dim")
 
 
 def show_preset(console: Console, section: RlaxSection) -> None:
@@ -214,7 +214,7 @@ def worked_example(section: RlaxSection) -> RenderableType:
         mask_bt=mask_bt,
         group_size=len(RATIOS),
         plugins=section.plugins,
-        # A limit matters where somebody asks what a punishment does.
+        # The limit matters only if the config asks for a penalty on long samples.
         max_new_tokens=(
             section.rollouts.max_new_tokens if section.objective.overlong.model_fields_set else None
         ),
@@ -239,11 +239,11 @@ def worked_example(section: RlaxSection) -> RenderableType:
     return Group(
         Text("Worked example", "bold"),
         table,
-        Text(f"\nloss {found.loss:.6g}, to be minimised", "bold"),
+        Text(f"\nloss {found.loss:.6g}, which is minimised", "bold"),
         Text(
-            "One prompt, one row per token. mu = 0.1, pi_ref = mu, entropy 1 nat, L_max 4; where "
-            "the trainer computes pi_old, it is sqrt(pi mu), as in a batch's later updates. "
-            "weight = agg * is * corrections, normalised.",
+            "The samples belong to one prompt; each row is a token. mu = 0.1, pi_ref = mu, entropy "
+            "1 nat, L_max 4. If the trainer computes pi_old, it is sqrt(pi mu), as in a later "
+            "update with the same batch. weight = agg * is * corrections, normalised.",
             "dim",
         ),
         Text(f"metrics: {metrics}", "dim"),
@@ -261,8 +261,8 @@ def markdown(registry: Registry) -> str:
         *_preset_table(found),
         *(block for name, preset in found.items() for block in _preset_blocks(name, preset)),
         "## Parts",
-        "Each is chosen by its name; beside the name stand its options. The text is the part's "
-        "own, from the code.",
+        "Each part is chosen by its name and can be given options. The texts are the docstrings of "
+        "the parts.",
         *(block for kind in KINDS for block in _kind_blocks(registry, kind)),
     ]
     return "\n\n".join(blocks) + "\n"

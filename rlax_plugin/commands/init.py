@@ -44,14 +44,18 @@ class Answers(Section):
         "arithmetic", description="task: arithmetic, or a plug-in with a prompt source and a reward"
     )
     model: str = Field(_TINY, description="model: tiny, or one of MaxText's, such as llama3.1-8b")
-    preset: str = Field("dapo", description="objective")
-    steps: PositiveInt = Field(320, description="steps")
-    workers: PositiveInt = Field(2, description="rollout workers")
-    staleness: PositiveInt = Field(1, description="versions a sample may be old (1: on-policy)")
-    output_directory: str = Field("runs", description="where runs are written")
-    group_size: PositiveInt = Field(8, description="samples per prompt")
-    groups_per_step: PositiveInt | None = Field(None, description="prompts per step")
-    max_new_tokens: PositiveInt | None = Field(None, description="longest completion, tokens")
+    preset: str = Field("dapo", description="preset of the objective")
+    steps: PositiveInt = Field(320, description="number of RL steps")
+    workers: PositiveInt = Field(2, description="number of rollout workers")
+    staleness: PositiveInt = Field(
+        1, description="maximum staleness of a sample, in weight versions (1: on-policy)"
+    )
+    output_directory: str = Field("runs", description="directory for runs")
+    group_size: PositiveInt = Field(8, description="number of samples per prompt")
+    groups_per_step: PositiveInt | None = Field(None, description="number of prompts per step")
+    max_new_tokens: PositiveInt | None = Field(
+        None, description="maximum length of a completion, in tokens"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ def check_target(path: Path, force: bool) -> None:
       ConfigError: see above.
     """
     if path.suffix != ".yml":
-        raise ConfigError("FILE", str(path), "must end in .yml, as MaxText wants")
+        raise ConfigError("FILE", str(path), "must end in .yml, as MaxText requires")
     if path.exists() and not force:
         raise ConfigError("FILE", str(path), "exists: choose another name, or --force replaces it")
 
@@ -199,7 +203,7 @@ def _check_model(name: str) -> None:
 
 
 def _of(plugin: str) -> _Task:
-    """A task of somebody's own: looks at its prompts."""
+    """The task of a plug-in, from its prompts."""
     registry = Registry(Manager([plugin]))
     source, reward = (_only(registry, kind, plugin) for kind in ("prompt_source", "reward"))
     section = RlaxSection(
@@ -249,7 +253,7 @@ def _evaluation(source: PromptSource) -> dict[str, Any]:
 def _only(registry: Registry, kind: str, plugin: str) -> str:
     names = sorted(registry.offers[kind])
     if len(names) != 1:
-        what = f"must offer one {kind.replace('_', ' ')} to be a task, and offers"
+        what = f"must offer exactly one {kind.replace('_', ' ')} to be a task, but offers"
         raise ConfigError("--task", plugin, f"{what} {', '.join(names) or 'none'}")
     return names[0]
 

@@ -270,17 +270,17 @@ _INTRODUCTION = """\
 
 <!-- Written by `rlax config --markdown`; a test compares. -->
 
-Every key of the section `rlax:` in a MaxText config, then the options of every built-in part. On \
-a terminal, `rlax config rlax.rollouts` explains a section, `rlax config rlax.launcher.workers` a \
-key and `rlax config wandb` a part; `rlax check CONFIG` says what is wrong with a config, `rlax \
-plugins CONFIG` what it uses. Any key can be given on the command line too, as \
-`rlax.rollouts.group_size=4`.
+This page lists every key of the section `rlax:` of a MaxText config, and then the options of \
+every built-in part. On a terminal, `rlax config rlax.rollouts` explains a section, `rlax config \
+rlax.launcher.workers` a key and `rlax config wandb` a part; `rlax check CONFIG` finds the errors \
+in a config, and `rlax plugins CONFIG` lists the parts it uses. Every key can also be set on the \
+command line, for instance `rlax.rollouts.group_size=4`.
 
-A part is chosen as a mapping with its name, beside which its options stand: \
-`launcher: {name: local, workers: 2}`. Where a part is the default, its name may be left out: \
-`launcher: {workers: 2}`. Keys without a default must be given; null means that nothing is chosen. \
-Unless a key says otherwise, whole numbers are at most 2147483647, seconds at most a year, and \
-other numbers finite. Everything outside `rlax:` is MaxText's."""
+A part is chosen by a mapping with its name and its options: `launcher: {name: local, workers: \
+2}`. The name of a default part may be left out: `launcher: {workers: 2}`. Keys without a default \
+must be set; null means that no value is set. Unless a key says otherwise, whole numbers are at \
+most 2147483647, seconds at most a year, and other numbers finite. All keys outside `rlax:` belong \
+to MaxText."""
 
 
 def markdown() -> str:
@@ -292,16 +292,17 @@ def markdown() -> str:
             blocks.append(_markdown_keys(section.keys, section.title))
     blocks += [
         "# Parts",
-        "Those of the objective's slots, and the presets, are explained in "
-        "[objectives.md](objectives.md). What `rlax_plugin.testing` offers is for runs without a "
-        "model, in seconds.",
+        "[objectives.md](objectives.md) explains the presets and the parts of the objective's "
+        "slots. The parts of `rlax_plugin.testing` are for runs without a model, which take "
+        "seconds.",
     ]
     for kind, group in itertools.groupby(parts(), key=lambda offered: offered[0]):
         blocks.append(f"## {_spoken(kind).capitalize()}")
         bare = []
         for _, part in group:
             if part.keys:
-                blocks += [f"### {part.title}", f"Of {part.text}.", _markdown_keys(part.keys, "")]
+                origin = f"From plug-in {part.text}."
+                blocks += [f"### {part.title}", origin, _markdown_keys(part.keys, "")]
             else:
                 bare.append(f"`{part.title}` ({part.text})")
         if bare:

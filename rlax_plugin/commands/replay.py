@@ -122,7 +122,11 @@ def _empty(directory: Path) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     if others := sorted({path.name for path in directory.iterdir()} - _OURS):
-        raise ConfigError("--out", str(directory), f"holds {others[0]}: give an empty directory")
+        raise ConfigError(
+            "--out",
+            str(directory),
+            f"is not empty (it contains {others[0]}): give an empty directory",
+        )
     for path in directory.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -147,7 +151,9 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
     config = files.config()
     segments, recorded = _read_run(files)
     if not segments or not recorded:
-        reason = "nothing can be replayed yet: no batch is recorded, or no version to compare with"
+        reason = (
+            "cannot be replayed yet: it has no recorded batch, or no weight version to compare with"
+        )
         raise ConfigError("RUN", files.url, reason)
     _empty(directory)
     config_path = directory / CONFIG
@@ -192,11 +198,11 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
         if port.differing:
             console.print(
                 f"different: version {min(port.differing)} is the first of {len(port.differing)} "
-                f"of {len(compared)} versions that came out otherwise than in the run"
+                f"of {len(compared)} versions that differ from the run"
             )
             return 1
         if unknown := sorted(port.digests.keys() - recorded.keys()):
-            console.print(f"not compared, as the run did not live to record them: {unknown}")
+            console.print(f"not compared, because the run ended before it recorded them: {unknown}")
         last = max(compared)
         console.print(
             f"identical: {len(compared)} versions, the last is version {last} "

@@ -25,7 +25,7 @@ Processes = Annotated[int, Field(ge=1, le=1024)]
 
 
 def _printable(text: str) -> str:
-    """Rejects what no file system, terminal or log takes as it is."""
+    """Rejects text that file systems, terminals or logs cannot take unchanged."""
     if not text.isprintable():
         raise ValueError("must be a path without control characters")
     return text

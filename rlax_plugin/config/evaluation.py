@@ -11,41 +11,54 @@ from rlax_plugin.errors import ConfigError
 
 
 class EvaluationSet(Section):
-    """A further held-out set; what it leaves out is as in ``rlax.evaluation`` or in training."""
+    """A further held-out set; keys not set are as in ``rlax.evaluation`` or in training."""
 
-    prompt_source: Choice | None = Field(default=None, description="null: rlax.prompt_source")
-    rewards: tuple[Choice, ...] = Field(default=(), description="empty: rlax.rewards")
-    split: str | None = Field(default=None, description="null: as rlax.evaluation.split")
+    prompt_source: Choice | None = Field(
+        default=None, description="prompt dataset of this set; null: rlax.prompt_source"
+    )
+    rewards: tuple[Choice, ...] = Field(
+        default=(), description="rewards of this set; empty: rlax.rewards"
+    )
+    split: str | None = Field(
+        default=None, description="split of its prompt dataset; null: rlax.evaluation.split"
+    )
     problems: PositiveInt | None = Field(
-        default=None, description="asked of the split; null: as rlax.evaluation.problems"
+        default=None, description="number of problems; null: rlax.evaluation.problems"
     )
     samples: PositiveInt | None = Field(
-        default=None, description="completions per problem; null: as rlax.evaluation.samples"
+        default=None, description="number of completions per problem; null: rlax.evaluation.samples"
     )
 
 
 class Evaluation(Section):
-    """Held-out evaluation before, while and after training, through the workers."""
+    """Evaluation on held-out problems, by the workers: before, during and after training."""
 
-    split: str = Field(default="test", description="of the prompt source: validation or test")
+    split: str = Field(
+        default="test", description="split of the prompt dataset to evaluate on: validation or test"
+    )
     problems: NonNegativeInt = Field(
-        default=512, description="asked of the split; 0 turns evaluation off"
+        default=512, description="number of problems of the split; 0: no evaluation"
     )
-    samples: PositiveInt = Field(default=16, description="completions per problem")
-    k: tuple[PositiveInt, ...] = Field(default=(1, 8), description="k of pass@k")
+    samples: PositiveInt = Field(default=16, description="number of completions per problem")
+    k: tuple[PositiveInt, ...] = Field(default=(1, 8), description="values of k for pass@k")
     majority_k: tuple[PositiveInt, ...] = Field(
-        default=(), description="k of majority@k: the answer most of k samples give is right"
+        default=(),
+        description="values of k for majority@k, the share of problems for which the most "
+        "frequent answer of k samples is right",
     )
-    bootstrap: PositiveInt = Field(default=2000, description="resamples for the 95 % interval")
+    bootstrap: PositiveInt = Field(
+        default=2000, description="number of bootstrap resamples for the 95 % confidence intervals"
+    )
     every: NonNegativeInt = Field(
         default=0,
-        description="RL steps between evaluations while training goes on: a worker is kept at one "
-        "version for each and generates for training again afterwards; 0: none",
+        description="number of RL steps between evaluations during training; one worker keeps a "
+        "version for each evaluation and generates for training again afterwards; 0: none during "
+        "training",
     )
     sets: dict[str, EvaluationSet] = Field(
         default_factory=dict,
-        description="further sets by name, evaluated together with the one above, which is called "
-        "by its split",
+        description="further evaluation sets by name, evaluated together with the main set, which "
+        "is named after its split",
     )
 
     def all_sets(self) -> dict[str, EvaluationSet]:
@@ -68,9 +81,13 @@ class Evaluation(Section):
         for name in self.sets:
             key = f"rlax.evaluation.sets.{name}"
             if name == self.split:
-                raise ConfigError(key, None, "is what the main set is called, by its split: rename")
+                raise ConfigError(
+                    key, None, "is the name of the main set, its split: choose another"
+                )
             if not re.fullmatch(r"\w+", name):
-                raise ConfigError(key, None, "a set's name must be of letters, digits and _")
+                raise ConfigError(
+                    key, None, "the name of a set must consist of letters, digits and _"
+                )
         if not self.problems:
             return self
         for name, one in self.all_sets().items():

@@ -54,12 +54,12 @@ def load_section(
             f"{config_path} has no rlax: section; it needs at least prompt_source and rewards",
         )
     if not isinstance(raw, Mapping):
-        raise ConfigError("rlax", raw, "must be a section of keys")
+        raise ConfigError("rlax", raw, "must be a mapping of keys to values")
     for key in _SHARED:
         variable = f"M_{key.upper()}"
         if variable in os.environ:
             reason = (
-                f"the environment variable {variable} would change it for MaxText only: unset it"
+                f"is also set by the environment variable {variable}, for MaxText only: unset it"
             )
             raise ConfigError(key, content.get(key), reason)
         _reject_interpolation(key, content.get(key))
@@ -91,7 +91,7 @@ def _check_run_name(value: Any) -> None:
     if not isinstance(value, str):
         raise ConfigError("run_name", value, f"must be text: write run_name: '{value}'")
     if len(value.encode()) > _LONGEST_NAME:
-        reason = f"must have at most {_LONGEST_NAME} bytes, and has {len(value.encode())}"
+        reason = f"must have at most {_LONGEST_NAME} bytes, but has {len(value.encode())}"
         raise ConfigError("run_name", value, reason)
     # Wildcards, ``::`` and ``#`` mean something to file systems behind fsspec.
     special = [mark for mark in ("/", "\\", "*", "?", "[", "]", "#", "::") if mark in value]
@@ -112,7 +112,7 @@ def _check_output_directory(value: Any) -> None:
         reason = "must be a path or URL without control characters"
         raise ConfigError("base_output_directory", value, reason)
     if value.startswith("~"):  # some that read it would take it for a directory of that name
-        reason = "must be written out: ~ does not stand for a home directory here"
+        reason = "must be a full path: ~ is not expanded here"
         raise ConfigError("base_output_directory", value, reason)
 
 
@@ -139,7 +139,9 @@ def overridden(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     """A file and the files it is based on."""
     if path.suffix != ".yml":
-        raise ConfigError("config", str(path), "must be a file that ends in .yml, as MaxText wants")
+        raise ConfigError(
+            "config", str(path), "must be a file that ends in .yml, as MaxText requires"
+        )
     if path.resolve() in chain:
         raise ConfigError(_BASE, str(path), "is based on itself")
     try:
@@ -150,7 +152,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if content is None:
         content = {}
     if not isinstance(content, dict):
-        raise ConfigError(str(path), None, "must hold keys and values")
+        raise ConfigError(str(path), None, "must be a mapping of keys to values")
     base = content.get(_BASE)
     if not base:
         return content
@@ -193,7 +195,7 @@ def _merge(base: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> dict
             raise ConfigError(
                 f"{prefix}{key}",
                 value,
-                f"is a list, which can only be given as a whole: {prefix}{key}=[...]",
+                f"is a list, which can only be set as a whole: {prefix}{key}=[...]",
             )
         # Another name is another part: the options of the old one go with it.
         known = _name(old, f"{prefix}{key}")

@@ -1,4 +1,4 @@
-"""The algorithm: a preset, its slots, and what is to differ from it."""
+"""The algorithm: a preset, its slots, and the keys that override it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlax_plugin.config.base import Choice, DefaultPart, PathText, PositiveInt, Section
 
-# Options without a name are of the part that the preset has in this slot.
+# Options without a name belong to the part that the preset has in this slot.
 Slot = Annotated[Choice, DefaultPart("")]
 
 
@@ -20,16 +20,20 @@ class KL(Section):
     """
 
     coefficient: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="beta, per nat; 0: no KL, and no reference policy is kept"
+        default=0.0,
+        description="beta, the coefficient of the KL penalty, per nat; 0: no penalty, and no "
+        "reference policy is kept",
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k3", description="of the divergence, from the log-probs of the tokens generated"
+        default="k3",
+        description="estimator of the divergence, computed from the log-probs of the generated "
+        "tokens",
     )
     placement: Literal["loss", "reward"] = Field(
         default="loss",
-        description="loss: -beta K joins grad_2, multiplied by is and corrections as the rest. "
-        "reward: each token is paid -beta K, measured on the sampler's log-probs, before "
-        "advantages are computed",
+        description="loss: -beta K is added to grad_2 and multiplied by the importance weight and "
+        "corrections; reward: -beta K, computed from the sampler's log-probs, is added to each "
+        "token's reward before advantages are computed",
     )
 
 
@@ -40,13 +44,18 @@ class Overlong(Section):
     """
 
     penalty: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="taken from the reward at max_tokens, in reward units; 0: off"
+        default=0.0,
+        description="penalty for a sample of max_tokens, subtracted from its reward; 0: off",
     )
     buffer_tokens: PositiveInt | None = Field(
-        default=None, description="L_c; null: a fifth of max_tokens"
+        default=None,
+        description="L_c: number of tokens before max_tokens over which the penalty grows from 0; "
+        "null: a fifth of max_tokens",
     )
     max_tokens: PositiveInt | None = Field(
-        default=None, description="L_max; null takes rlax.rollouts.max_new_tokens"
+        default=None,
+        description="L_max: length from which the full penalty applies; null: "
+        "rlax.rollouts.max_new_tokens",
     )
 
 
@@ -55,65 +64,82 @@ SLOTS = ("aggregation", "importance_weight", "advantage", "grad_1", "grad_2")
 
 
 class Algorithm(Section):
-    """What makes an algorithm: the slots, and numbers that all of them understand.
+    """What defines an algorithm: the slots, and the numbers that all slots share.
 
-    A preset sets what it needs; what a config sets as well, wins. ``kl``, ``overlong`` and the
-    options of a slot are merged key by key, those of a slot unless it names another part.
+    The config's values override those of the preset. ``kl``, ``overlong`` and the options of a slot
+    are merged key by key, unless the config names another part for the slot.
     """
 
     aggregation: Slot | None = Field(
-        default=None, description="how the terms of tokens become one sum and one weight"
+        default=None,
+        description="how the terms of all tokens become one sum and one weight, such as with "
+        "equal weights per token or per sample",
     )
     importance_weight: Slot = Field(
-        default=Choice(name="one"), description="multiplies every term, without gradient"
+        default=Choice(name="one"),
+        description="factor of every token's term, without gradient, such as an importance ratio",
     )
-    advantage: Slot | None = Field(default=None, description="from rewards to advantages")
-    grad_1: Slot | None = Field(default=None, description="the term that the advantage multiplies")
-    grad_2: Slot = Field(default=Choice(name="none"), description="the term that is added to it")
+    advantage: Slot | None = Field(
+        default=None, description="how advantages are computed from rewards"
+    )
+    grad_1: Slot | None = Field(
+        default=None, description="gradient term that is multiplied by the advantage"
+    )
+    grad_2: Slot = Field(
+        default=Choice(name="none"), description="gradient term that is added without the advantage"
+    )
     corrections: tuple[Choice, ...] = Field(
-        default=(), description="factors for what sampler and trainer disagree on; multiplied"
+        default=(),
+        description="factors per token that compensate for the difference between sampler and "
+        "trainer; several are multiplied",
     )
     old_policy: Literal["sampler", "reprefill", "proximal"] = Field(
         default="sampler",
-        description="whose log-probs are pi_old: the sampler's own; those of its weights, computed "
-        "again by the trainer; or those of the weights just before the batch's first update",
+        description="policy in the denominator of the ratio. sampler: log-probs that came with "
+        "the samples; reprefill: log-probs computed again by the trainer, with the weights that "
+        "generated the samples; proximal: those of the weights just before the batch's first "
+        "update",
     )
     kl: KL = KL()
     entropy_coefficient: float = Field(
-        default=0.0, description="of the policy's entropy per token, per nat; 0: no bonus"
+        default=0.0,
+        description="coefficient of the policy's entropy per token, per nat; 0: no entropy bonus",
     )
     overlong: Overlong = Overlong()
     mask_truncated: bool = Field(
         default=False,
-        description="samples cut at max_new_tokens do not train; their rewards still count",
+        description="exclude samples that were cut at max_new_tokens from training; their rewards "
+        "still count in the advantages of their group",
     )
 
 
 class Reference(Section):
-    """The frozen policy that KL is measured to; kept only where ``kl.coefficient`` is above 0."""
+    """The frozen policy from which KL is measured; kept only if ``kl.coefficient`` is above 0."""
 
     path: PathText = Field(
         default="",
-        description="parameters that the trainer can read; empty: what training started from, "
-        "kept under <run_dir>/reference",
+        description="directory of parameters that the trainer can read; empty: those that training "
+        "started from, stored under <run_dir>/reference",
     )
 
 
 class Objective(Algorithm):
-    """A preset, and what is to differ from it."""
+    """The algorithm: a preset, and keys that override it. Keys not set have the preset's value."""
 
-    preset: str = Field(default="grpo", description="the algorithm to start from")
-    epochs: PositiveInt = Field(default=1, description="passes over one batch")
+    preset: str = Field(
+        default="grpo", description="published algorithm to start from; rlax objective lists them"
+    )
+    epochs: PositiveInt = Field(default=1, description="number of passes over one batch")
     mini_batches: PositiveInt = Field(
         default=1,
-        description="updates per pass, each on as many rows; one RL step is epochs * mini_batches "
-        "updates, and only its last weights are published",
+        description="number of updates per pass, each on an equal share of the rows; one RL step "
+        "is epochs * mini_batches updates and publishes its last weights",
     )
     reference: Reference = Reference()
     allow_uncorrected: bool = Field(
         default=False,
-        description="train on samples older than one version without any correction for it, or "
-        "several times on one batch without a ratio",
+        description="allow samples older than one version without a correction, and several "
+        "updates per batch without an importance ratio; both are errors otherwise",
     )
 
     @property

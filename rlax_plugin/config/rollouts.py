@@ -1,4 +1,4 @@
-"""How samples are asked for, generated, chosen, and laid out in batches."""
+"""How samples are requested, generated, chosen, and laid out in batches."""
 
 from __future__ import annotations
 
@@ -21,43 +21,54 @@ class Rollouts(Section):
     """How completions are generated."""
 
     engine: Annotated[Choice, DefaultPart("jetstream")] = Field(
-        default=Choice(name="jetstream"), description="rollout engine of the workers"
+        default=Choice(name="jetstream"),
+        description="rollout engine that generates completions in the workers",
     )
-    group_size: PositiveInt = Field(default=8, description="samples per prompt")
+    group_size: PositiveInt = Field(default=8, description="number of samples per prompt")
     groups_per_step: PositiveInt = Field(
         default=8,
-        description="groups in one training batch; with rlax.batches.tokens, how many are expected "
-        "to hold that many tokens: so many are generated ahead",
+        description="number of groups in one training batch; with rlax.batches.tokens, the number "
+        "of groups expected to reach that many tokens, which decides how many are generated ahead",
     )
-    max_prompt_tokens: PositiveInt = Field(default=16, description="longest prompt, tokens")
+    max_prompt_tokens: PositiveInt = Field(
+        default=16, description="maximum length of a prompt, in tokens"
+    )
     max_new_tokens: PositiveInt = Field(
-        default=16, description="longest completion, tokens, stop included"
+        default=16,
+        description="maximum length of a completion, in tokens, including the stop token",
     )
     temperature: Annotated[float, Field(ge=0, le=1000)] = Field(
         default=1.0,
-        description="sampling temperature, 0 (greedy) or at least 0.001; above 0 to train",
+        description="sampling temperature: 0, which is greedy, or at least 0.001; training needs "
+        "a temperature above 0",
     )
     top_k: NonNegativeInt = Field(
         default=0,
-        description="0 keeps the whole vocabulary, as training needs; rlax eval and rlax serve RUN "
-        "may cut it",
+        description="number of most probable tokens to sample from; 0 means all, as training "
+        "requires; rlax eval and rlax serve RUN accept other values",
     )
     top_p: Annotated[float, Field(ge=1e-6, le=1)] = Field(
-        default=1.0, description="1.0 keeps all, as training needs; see top_k"
+        default=1.0,
+        description="cumulative probability of the tokens to sample from; 1.0 means all, as "
+        "training requires; rlax eval and rlax serve RUN accept other values",
     )
     ignore_stop: bool = Field(
-        default=False, description="always generate max_new_tokens (benchmarks)"
+        default=False,
+        description="ignore stop tokens and always generate max_new_tokens tokens, for benchmarks",
     )
-    slots: PositiveInt = Field(default=64, description="sequences a worker decodes at once")
+    slots: PositiveInt = Field(
+        default=64, description="number of sequences that one worker decodes at once"
+    )
     on_new_weights: Literal["finish", "continue", "discard"] = Field(
         default="finish",
-        description="running samples when weights arrive: finish them on the old ones, continue "
-        "them on the new ones behind their tokens, or discard and restart them",
+        description="treatment of unfinished samples when new weights arrive: finish completes "
+        "them with the old weights, continue generates the remaining tokens with the new weights, "
+        "discard restarts them",
     )
     progress_s: Seconds = Field(
         default=1.0,
-        description="between reports of unfinished samples, which another worker can resume; "
-        "only with on_new_weights: continue",
+        description="time between reports of unfinished samples, from which another worker can "
+        "resume them; used only with on_new_weights: continue",
     )
 
     @model_validator(mode="after")
@@ -69,13 +80,15 @@ class Rollouts(Section):
 
 
 class Staleness(Section):
-    """RLAX's two integers. (1, 1) is on-policy lockstep, (1, 2) one step off."""
+    """How old samples may be: RLAX's j and k. (1, 1) is on-policy, (1, 2) one step off-policy."""
 
     reload_every: PositiveInt = Field(
-        default=1, description="j: workers reload once per j versions"
+        default=1, description="j: a worker loads new weights once per this many versions"
     )
     max_staleness: PositiveInt = Field(
-        default=1, description="k: versions between the update's and a sample's oldest token"
+        default=1,
+        description="k: largest allowed staleness of a sample, which is the version that the "
+        "update produces minus the version of the sample's oldest token",
     )
 
     @property
@@ -90,47 +103,53 @@ class Staleness(Section):
                 "rlax.staleness.max_staleness",
                 self.max_staleness,
                 f"must be at least reload_every = {self.reload_every}, because a worker that "
-                "reloads once per that many versions serves samples that old",
+                "reloads once per that many versions generates samples that old",
             )
         return self
 
 
 class Curation(Section):
-    """Which prompts are asked and which groups train."""
+    """Which prompts are chosen and which groups train."""
 
     sampler: Annotated[Choice, DefaultPart("shuffled")] = Field(
-        default=Choice(name="shuffled"), description="curation.sample"
+        default=Choice(name="shuffled"), description="sampler that chooses the next prompts"
     )
     filters: tuple[Choice, ...] = Field(
-        default=(), description="all must accept a group, in this order"
+        default=(),
+        description="filters that accept or reject each scored group, in this order; a group "
+        "trains only if all of them accept it",
     )
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
-        default=8.0, description="groups of one prompt after which an old outcome counts half"
-    )
-    pass_threshold: float = Field(
-        default=0.5, description="a reward at or above it counts as a pass"
+        default=8.0,
+        description="number of later groups of a prompt after which an outcome counts half as "
+        "much in the prompt's pass rate",
     )
     oversample: Annotated[float, Field(ge=1, le=1000)] = Field(
-        default=1.0, description="groups issued ahead per group needed; the surplus may go stale"
+        default=1.0,
+        description="number of groups issued ahead per group needed, to replace rejected groups; "
+        "surplus groups may become too stale to train",
     )
     max_refill: PositiveInt = Field(
         default=8,
-        description="times groups_per_step groups one step may issue before the run stops",
+        description="largest number of groups that one step may issue, as a multiple of "
+        "groups_per_step; a step that needs more stops the run",
     )
 
 
 class Batches(Section):
-    """How samples are laid out in a batch, and how many make one."""
+    """How many samples a batch contains, and how they are laid out."""
 
     rows: NonNegativeInt = Field(
-        default=0, description="rows of a batch; 0: one for each of groups_per_step * group_size"
+        default=0,
+        description="number of rows in a batch; 0: groups_per_step * group_size, one row per "
+        "sample",
     )
     sequences_per_row: PositiveInt = Field(
-        default=1, description="samples in one row at most; above 1 they are packed"
+        default=1, description="maximum number of samples in one row; above 1, samples are packed"
     )
     tokens: NonNegativeInt = Field(
         default=0,
-        description="completion tokens that make a batch, reached by its last group (Ring-lite's "
-        "C3PO, https://arxiv.org/abs/2506.14731), or fewer if its rows are full; 0: "
-        "groups_per_step groups make one",
+        description="number of completion tokens in a batch, which takes groups until it reaches "
+        "them or its rows are full (Ring-lite's C3PO, https://arxiv.org/abs/2506.14731); 0: a "
+        "batch takes groups_per_step groups",
     )

@@ -24,20 +24,25 @@ from rlax_plugin.errors import ConfigError
 
 
 class Weights(Section):
-    """The path of weights from the trainer to the workers."""
+    """How weights get from the trainer to the workers."""
 
     store: Annotated[Choice, DefaultPart("orbax")] = Field(
-        default=Choice(name="orbax"), description="how the bytes are kept"
+        default=Choice(name="orbax"), description="how weight versions are stored"
     )
     path: PathText = Field(
-        default="", description="where; empty: <run_dir>/weights. Workers must reach it"
+        default="",
+        description="directory of the weight versions, which every worker must be able to read; "
+        "empty: <run_dir>/weights",
     )
     keep: PositiveInt = Field(
-        default=2, description="newest versions kept; leased ones stay as well"
+        default=2,
+        description="number of newest versions to keep; versions that a reader still uses are "
+        "kept as well",
     )
     parameter_server: str = Field(
         default="embedded",
-        description='"embedded", or host:port of a running rlax parameter-server',
+        description="embedded: the parameter server runs in the trainer process; or host:port of "
+        "a running rlax parameter-server",
     )
 
     @model_validator(mode="after")
@@ -50,36 +55,38 @@ class Weights(Section):
 
 
 class Deadlines(Section):
-    """Seconds. Nothing in a run waits without one of these."""
+    """Time limits in seconds; every wait of a run has one."""
 
     startup_s: Seconds = Field(
         default=180.0,
-        description="until an engine is built and compiled, and again until the first worker holds "
-        "weights",
+        description="time until an engine is built and its programs are compiled; applies again "
+        "to the time until the first worker has loaded weights",
     )
-    heartbeat_s: Seconds = Field(default=2.0, description="between a worker's heartbeats")
+    heartbeat_s: Seconds = Field(default=2.0, description="time between two heartbeats of a worker")
     heartbeats_lost: PositiveInt = Field(
-        default=3, description="missed heartbeats that make it lost"
+        default=3, description="number of missed heartbeats after which a worker is lost"
     )
-    rpc_s: Seconds = Field(default=10.0, description="any single control RPC")
+    rpc_s: Seconds = Field(default=10.0, description="limit for a single control RPC")
     group_s: Seconds = Field(
         default=60.0,
-        description="a group without progress for this long is sent to another worker; progress is "
-        "a new token or, while the group waits, any token of its engine",
+        description="time without progress after which a group is sent to another worker; "
+        "progress is a new token of the group or, while the group waits, any token of its engine",
     )
-    reward_s: Seconds = Field(default=10.0, description="one reward call")
-    batch_s: Seconds = Field(default=300.0, description="the trainer's wait for a batch")
+    reward_s: Seconds = Field(default=10.0, description="limit for one reward call")
+    batch_s: Seconds = Field(default=300.0, description="limit for the trainer's wait for a batch")
     weights_s: Seconds = Field(
         default=120.0,
-        description="writing or pulling one weight version; also how long a store that "
-        "fails is tried again",
+        description="limit for writing or loading one weight version; a store that fails is "
+        "retried for this long",
     )
     lease_s: Seconds = Field(
         default=60.0,
-        description="a reader's hold on a version before renewal; after a restart, old versions "
-        "are kept this long for running readers",
+        description="time for which a reader holds a version unless it renews its lease; after a "
+        "restart, old versions are kept this long for readers that are still running",
     )
-    drain_s: Seconds = Field(default=20.0, description="a worker's time to finish after SIGTERM")
+    drain_s: Seconds = Field(
+        default=20.0, description="time that a worker has to finish its work after SIGTERM"
+    )
     assume: Assume = Assume()
 
     @property
@@ -89,16 +96,18 @@ class Deadlines(Section):
 
 
 class Network(Section):
-    """Where endpoints listen. Beyond loopback TLS and a token are required."""
+    """Where the endpoints of a run listen; only loopback addresses are allowed so far."""
 
-    host: str = Field(default="127.0.0.1", description="address the controller and workers bind")
+    host: str = Field(
+        default="127.0.0.1", description="address on which the controller and the workers listen"
+    )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        default=0, description="controller; 0: any free"
+        default=0, description="port of the controller; 0: any free port"
     )
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         default=None,
-        description="of the trainer's /metrics for Prometheus; 0: any free; null: none. Workers "
-        "have rlax serve --prometheus-port",
+        description="port of the trainer's page /metrics for Prometheus; 0: any free port; null: "
+        "no page. Workers have the option rlax serve --prometheus-port",
     )
 
     @model_validator(mode="after")
@@ -117,25 +126,30 @@ class RlaxSection(Section):
 
     plugins: tuple[str, ...] = Field(
         default=(),
-        description="entry-point or module names of plug-ins to load on top of the built-in ones",
+        description="plug-ins to load besides the built-in ones: names of entry points or modules",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        default=0, description="of prompts, samples and evaluation"
+        default=0, description="random seed of the prompt order, of sampling and of evaluation"
     )
     deterministic: bool = Field(
         default=False,
-        description="bit-identical runs, killed or not: lockstep, and each group decoded alone",
+        description="make runs reproducible bit for bit on CPU, even if they are killed and "
+        "resumed; needs on-policy lockstep, and decodes each group alone, which is slower",
     )
     state_dir: PathText = Field(
         default="",
-        description="local directory of the ledger, logs and lock; empty: the run's own, or one "
-        "under XDG_STATE_HOME if the run is on an object store. Never on NFS",
+        description="local directory of the ledger, logs and lock, never on NFS; empty: the run's "
+        "directory, or one under XDG_STATE_HOME if the run is on an object store",
     )
-    prompt_source: Choice = Field(default=..., description="what is asked")
+    prompt_source: Choice = Field(default=..., description="prompt dataset to train on")
     rewards: tuple[Choice, ...] = Field(
-        default=..., min_length=1, description="score every completion; summed"
+        default=...,
+        min_length=1,
+        description="rewards that score every completion; their sum is the reward of a sample",
     )
-    reward_processes: Processes = Field(default=1, description="processes of the reward pool")
+    reward_processes: Processes = Field(
+        default=1, description="number of processes that compute rewards"
+    )
     rollouts: Rollouts = Rollouts()
     staleness: Staleness = Staleness()
     curation: Curation = Curation()
@@ -144,14 +158,16 @@ class RlaxSection(Section):
     weights: Weights = Weights()
     evaluation: Evaluation = Evaluation()
     launcher: Annotated[Choice, DefaultPart("local")] = Field(
-        default=Choice(name="local"), description="brings the workers up"
+        default=Choice(name="local"), description="how worker processes are started"
     )
-    trackers: tuple[Choice, ...] = Field(default=(), description="get the metrics of every step")
+    trackers: tuple[Choice, ...] = Field(
+        default=(), description="trackers that receive the metrics of every step, such as wandb"
+    )
     observers: tuple[Choice, ...] = Field(
         default=(), description="receive the run's events; their state is saved with checkpoints"
     )
     trainer: Annotated[Choice, DefaultPart("maxtext")] = Field(
-        default=Choice(name="maxtext"), description="runs the training loop"
+        default=Choice(name="maxtext"), description="implementation of the training loop"
     )
     deadlines: Deadlines = Deadlines()
     network: Network = Network()
@@ -186,7 +202,7 @@ class RlaxSection(Section):
             raise ConfigError(
                 "rlax.batches.rows",
                 rows,
-                f"times sequences_per_row must hold groups_per_step * group_size = "
+                f"times sequences_per_row must be at least groups_per_step * group_size = "
                 f"{groups * group} samples",
             )
         most = min(samples * self.rollouts.max_new_tokens, rows * self.row_tokens)
@@ -194,7 +210,7 @@ class RlaxSection(Section):
             raise ConfigError(
                 "rlax.batches.tokens",
                 self.batches.tokens,
-                f"must not exceed {most}, what {rows} rows can hold: raise rlax.batches.rows or "
+                f"must not exceed {most}, the capacity of {rows} rows: raise rlax.batches.rows or "
                 "sequences_per_row",
             )
 
@@ -212,9 +228,13 @@ class RlaxSection(Section):
             if given != right:
                 raise ConfigError(f"rlax.{key}", given, f"must be {right} with rlax.deterministic")
         if self.evaluation.every:
-            reason = "must be 0 with rlax.deterministic: it takes a worker away from training"
+            reason = (
+                "must be 0 with rlax.deterministic, because it takes a worker away from training"
+            )
             raise ConfigError("rlax.evaluation.every", self.evaluation.every, reason)
         if self.rollouts.slots < self.rollouts.group_size:
-            reason = f"must hold a group of {self.rollouts.group_size} with rlax.deterministic"
+            reason = (
+                f"must be at least group_size = {self.rollouts.group_size} with rlax.deterministic"
+            )
             raise ConfigError("rlax.rollouts.slots", self.rollouts.slots, reason)
         return self

@@ -1,4 +1,4 @@
-"""What is assumed of the machines as long as nothing has been measured on them."""
+"""The speeds that are assumed of the machines until they have been measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class Assume(Section):
-    """Speeds at which rlax check compares deadlines with the work; a run uses those it measures."""
+    """Speeds that rlax check assumes to check deadlines; a run uses the speeds it measures."""
 
     tokens_per_s: Rate = Field(
         default=20.0, description="tokens per second of one sequence while a worker decodes"
@@ -21,8 +21,8 @@ class Assume(Section):
         default=5000.0, description="prompt tokens per second that a worker prefills"
     )
     bytes_per_s: Rate = Field(
-        default=2e8, description="bytes per second, writing or reading a weight version"
+        default=2e8, description="bytes per second when a weight version is written or read"
     )
     startup_s: Seconds = Field(
-        default=60.0, description="seconds until a worker has imported and compiled its model"
+        default=60.0, description="time until a worker has imported and compiled its model"
     )

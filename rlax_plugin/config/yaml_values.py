@@ -84,7 +84,7 @@ def _check(content: Any, where: str, is_file: bool) -> None:
         if isinstance(value, Mapping):
             for name, item in value.items():
                 if not isinstance(name, str) or not name.isprintable():
-                    reason = "must be text without control characters, as every key"
+                    reason = "must be text without control characters, like every key"
                     raise ConfigError(f"{key or where}: the key {name!r}"[:200], None, reason)
                 left.append((f"{key}.{name}" if key else name, item, depth + 1))
         elif isinstance(value, list):

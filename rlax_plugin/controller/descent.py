@@ -75,12 +75,12 @@ def decide(
             raise ConfigError(key, value, reason)
     run, step = _parsed(wanted)
     if _place(run) == _place(files):
-        reason = "is the new run itself: give it another run_name"
+        reason = "is the new run itself: choose another run_name for the new run"
         raise ConfigError(OPTION, wanted, reason)
     if known and _place(run) == _place(RunFiles(known.run)) and step in (None, known.step):
         return known  # also if that run has newer checkpoints by now
     if holds_results(files) or files.exists("versions.json"):
-        began = f"started from {known}" if known else "started from weights of its own"
+        began = f"started from {known}" if known else "started from its own initial weights"
         reason = f"{files.url} {began}: continue it without --from, or choose another run_name"
         raise ConfigError(OPTION, wanted, reason)
     return _found(wanted, run, step, registry, section)
@@ -129,7 +129,7 @@ def _found(
     try:
         config = run.config()
     except ConfigError:
-        reason = "is neither a run's directory nor RUN@STEP: a run's directory has a config.yml"
+        reason = "must be a run directory (with a config.yml) or RUN@STEP"
         raise ConfigError(OPTION, wanted, reason) from None
     with tempfile.TemporaryDirectory(prefix="rlax-from-") as directory:
         path = Path(directory) / CONFIG
@@ -137,11 +137,11 @@ def _found(
         try:
             theirs = load_section(path)[0]
         except ConfigError as error:
-            reason = f"the config of that run cannot be used any more: {error}"
+            reason = f"has a config that is no longer valid: {error}"
             raise ConfigError(OPTION, wanted, reason) from error
         name = section.trainer.plain_name
         if theirs.trainer.plain_name != name:
-            reason = f"its trainer is {theirs.trainer.name}, whose checkpoints {name} cannot read"
+            reason = f"has trainer {theirs.trainer.name}, whose checkpoints {name} cannot read"
             raise ConfigError(OPTION, wanted, reason)
         context = BuildContext(
             run_dir=Path(directory),

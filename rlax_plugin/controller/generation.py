@@ -95,7 +95,9 @@ class Generation:
         try:
             port = self._server.add_insecure_port(f"{network.host}:{network.port}")
         except RuntimeError as error:
-            raise ConfigError("rlax.network.port", network.port, f"not free: {error}") from error
+            raise ConfigError(
+                "rlax.network.port", network.port, f"cannot be used: {error}"
+            ) from error
         self.address = self.parameter_server = f"{network.host}:{port}"
         if isinstance(parameters, ParameterServer):
             parameters.add_to(self._server)

@@ -75,7 +75,7 @@ def _check_training(section: RlaxSection, maxtext: Mapping[str, Any]) -> None:
         raise ConfigError(
             "steps",
             steps,
-            f"counts updates, and must be a multiple of the {updates} of a batch "
+            f"counts updates and must be a multiple of the {updates} of a batch "
             "(rlax.objective.epochs * mini_batches)",
         )
 

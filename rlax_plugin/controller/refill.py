@@ -46,4 +46,4 @@ def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[tuple[Group, s
         )
         example = next(errors, "no reason was given")
         return f"Rewards fail, such as: {example}; logs/rewards.log says more"
-    return f"{rule.too_few(reasons.total())}; rlax.curation.max_refill sets how long to go on"
+    return f"{rule.too_few(reasons.total())}; rlax.curation.max_refill sets the limit"

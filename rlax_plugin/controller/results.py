@@ -39,8 +39,8 @@ def print_results(
     longer = [word for word in argv if not word.startswith("steps=")] + [
         f"steps={2 * steps * updates}"
     ]
-    out.print(f"go on training:      {train_command(longer)}")
-    out.print(f"one page of it all:  {pasteable('rlax', 'report', files.url)}")
+    out.print(f"continue training:   {train_command(longer)}")
+    out.print(f"write a report:      {pasteable('rlax', 'report', files.url)}")
     out.print(f"check the records:   {pasteable('rlax', 'audit', files.url)}")
     if files.exists("tensorboard"):
         out.print(f"look at the curves:  {pasteable('tensorboard', '--logdir', _shown(files))}")

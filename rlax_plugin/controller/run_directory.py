@@ -73,7 +73,9 @@ def locked(state_dir: Path) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError("run_name", state_dir.name, "another process is running it") from None
+        raise ConfigError(
+            "run_name", state_dir.name, "is already used by another process"
+        ) from None
     try:
         yield
     finally:
@@ -88,7 +90,7 @@ def holds_results(files: RunFiles) -> bool:
 def check_same_run(
     files: RunFiles, digest: str, config: Mapping[str, Any], argv: Sequence[str]
 ) -> None:
-    """Rejects to continue another run, and says how to go on from its weights.
+    """Raises an error for another run, and says how to start from its weights.
 
     Args:
       config: the merged one, whose hash ``digest`` is.

@@ -89,7 +89,7 @@ class RunState:
         """
         chosen = self._sampler.choose(self._prompts, self.rates, self._rng, count)
         if len(chosen) != count:
-            raise TrainingError(f"the sampler chose {len(chosen)} prompts, asked for {count}")
+            raise TrainingError(f"the sampler chose {len(chosen)} prompts instead of {count}")
         prompts = [self._prompts[index] for index in chosen]
         event = ev.Issued(self._next_id, tuple(p.id for p in prompts), min_version)
         for prompt in prompts:
@@ -106,7 +106,7 @@ class RunState:
           group: of a ``Scored`` event.
 
         Raises:
-          TrainingError: a recorded choice of prompts comes out otherwise than it did.
+          TrainingError: the sampler chooses other prompts than were recorded.
         """
         match event:
             case ev.Issued():
@@ -137,9 +137,9 @@ class RunState:
         again = self.choose(len(event.prompts), event.min_version)
         if again != event:
             raise TrainingError(
-                f"the prompts of groups {event.first} to {event.first + len(event.prompts) - 1} "
-                "are chosen otherwise than they were: the prompt source or the sampler is not "
-                "what it was when this run began, or keeps state that it does not save"
+                f"the sampler chose other prompts for groups {event.first} to "
+                f"{event.first + len(event.prompts) - 1} on resume than before: the prompt source "
+                "or the sampler has changed since the run began, or has state that it does not save"
             )
 
     def _score(self, event: ev.Scored, group: Group) -> None:

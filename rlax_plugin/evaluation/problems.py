@@ -173,8 +173,8 @@ def _check_source(
         raise ConfigError(
             f"{key}.prompt_source",
             name,
-            f"has stop ids {list(its.stop_ids)}; they must be those of rlax.prompt_source, "
-            f"{list(training.stop_ids)}: the policy has learned to end with them",
+            f"has stop ids {list(its.stop_ids)}, but must have those of rlax.prompt_source, "
+            f"{list(training.stop_ids)}, with which the policy has learned to end",
         )
 
 

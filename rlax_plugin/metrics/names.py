@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 
 _GAP = "steps with such tokens"
-_KL = "where there is KL"
-_PART = "objectives with such a part"
-_EVALUATED = "steps during which one ends"
+_KL = "if the KL coefficient is above 0"
+_PART = "if the objective has this part"
+_EVALUATED = "steps in which an evaluation ends"
 _IN_STEP = "steps in which groups were scored"
 _SCORED = f"{_EVALUATED}, unless every reward failed"
 
@@ -75,50 +75,61 @@ class Stage:
 
 
 _MEASURES: tuple[_Row, ...] = (
-    ("pass_at_<k>", "fraction", "problems that one of k samples solves"),
-    ("majority_at_<k>", "fraction", "problems that most of k samples solve"),
+    ("pass_at_<k>", "fraction", "problems for which at least one of k samples is right"),
+    ("majority_at_<k>", "fraction", "problems for which the most frequent of k answers is right"),
     ("reward_mean", "reward", "mean over samples whose reward did not fail", _SCORED),
-    ("reward_errors", "fraction", "samples whose reward raised or took too long"),
-    ("length_mean", "tokens", "of completions, mean"),
-    ("length_p95", "tokens", "of completions, 95th percentile"),
+    ("reward_errors", "fraction", "samples whose reward raised an error or took too long"),
+    ("length_mean", "tokens", "mean length of completions"),
+    ("length_p95", "tokens", "95th percentile of the length of completions"),
     ("truncated", "fraction", "samples cut at max_new_tokens"),
 )
 
 STAGES: tuple[Stage, ...] = (
     Stage(
         "reward",
-        "Of all groups scored since the last step, also of those that did not train.",
+        "Computed over all groups scored since the last step, including those that did not train.",
         "every step",
         (
             ("mean", "reward", "mean over samples whose reward did not fail", _IN_STEP),
-            ("errors", "samples", "whose reward raised, took too long or ended its process"),
+            (
+                "errors",
+                "samples",
+                "samples whose reward raised an error, took too long or ended its process",
+            ),
             (
                 "processes_replaced",
                 "processes",
-                "replaced because they exited, crashed or exceeded `reward_s`",
+                "reward processes replaced because they exited, crashed or exceeded `reward_s`",
             ),
         ),
     ),
     Stage(
         "reward_part",
-        "Of the same samples, where `rlax.rewards` names several: their sum is the reward.",
+        "The components of the reward, over the same samples, if `rlax.rewards` names several; "
+        "the reward is their sum.",
         f"{_IN_STEP}, with several rewards",
-        (("<reward>", "reward", "mean of what this one gave; of one named twice, with its place"),),
+        (("<reward>", "reward", "mean of this reward; duplicates get an index suffix"),),
     ),
     Stage(
         "curation",
-        "What became of groups since the last step.",
+        "Counts of groups since the last step.",
         "every step",
         (
-            ("groups_issued", "groups", "asked of workers"),
-            ("groups_scored", "groups", "generated and scored"),
-            ("groups_rejected", "groups", "rejected by a filter"),
-            ("groups_dropped", "groups", "too stale to train, or from a worker not to be trusted"),
+            ("groups_issued", "groups", "groups requested from workers"),
+            ("groups_scored", "groups", "groups generated and scored"),
+            ("groups_rejected", "groups", "groups rejected by a filter"),
+            (
+                "groups_dropped",
+                "groups",
+                "groups discarded because they were too stale, or because their worker is not "
+                "trusted",
+            ),
         ),
     ),
     Stage(
         "length",
-        "Completion tokens per sample. If the second stays below the first, long answers get lost.",
+        "Completion tokens per sample. If `trained_mean` stays below `issued_mean`, long answers "
+        "are rejected or dropped more often than short ones.",
         "every step",
         (
             ("issued_mean", "tokens", "mean over all scored samples", _IN_STEP),
@@ -127,132 +138,146 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "batch",
-        "The batch as it is laid out.",
+        "Contents of the training batch.",
         "every step",
         (
-            ("groups", "groups", "in the batch"),
-            ("rows", "rows", "of the batch, empty ones included"),
-            ("tokens", "tokens", "in these rows, prompts included"),
-            ("packing_efficiency", "fraction", "of the rows' positions that hold a token"),
+            ("groups", "groups", "groups in the batch"),
+            ("rows", "rows", "rows of the batch, including empty ones"),
+            ("tokens", "tokens", "tokens in these rows, including prompts"),
+            ("packing_efficiency", "fraction", "positions of these rows that contain a token"),
         ),
     ),
     Stage(
         "staleness",
-        "Of the batch's groups: weight versions from their oldest token's to the update's; 1 is "
-        "on-policy.",
+        "Staleness of the batch's groups: the version that the update produces minus the version "
+        "of the group's oldest token; 1 is on-policy.",
         "every step",
-        (("max", "versions", "largest"), ("mean", "versions", "mean")),
+        (
+            ("max", "versions", "largest staleness"),
+            ("mean", "versions", "mean staleness over groups"),
+        ),
     ),
     Stage(
         "rollout",
-        "The workers.",
+        "Generation by the workers.",
         "every step",
         (
-            ("tokens", "tokens", "generated, of the groups scored since the last step"),
-            ("workers", "workers", "registered at the step's end"),
+            ("tokens", "tokens", "generated tokens of the groups scored since the last step"),
+            ("workers", "workers", "workers registered at the end of the step"),
         ),
     ),
-    Stage("train", "What trains.", "every step", (("tokens", "tokens", "of completions"),)),
+    Stage(
+        "train",
+        "Training.",
+        "every step",
+        (("tokens", "tokens", "completion tokens in the batch"),),
+    ),
     Stage(
         "time",
-        "Where time goes. The trainer waits, trains and publishes in turn; the rest is beside it.",
+        "Durations. The trainer waits, trains and publishes in turn; everything else runs in "
+        "parallel to it.",
         "every step",
         (
-            ("step_s", "s", "from the end of the last step to that of this one"),
-            ("wait_s", "s", "the trainer waits for its batch"),
-            ("train_s", "s", "from having the batch to the end of the update"),
-            ("publish_on_loop_s", "s", "the trainer hands its weights over"),
-            ("publish_s", "s", "the weight version written last takes"),
-            ("commit_s", "s", "until the batch and its journal are on disk"),
-            ("generate_s", "s", "from the first group issued to the last one generated"),
-            ("reward_s", "s", "mean over scored groups, their waits included"),
+            ("step_s", "s", "time from the end of the last step to the end of this one"),
+            ("wait_s", "s", "time that the trainer waits for its batch"),
+            ("train_s", "s", "time from receiving the batch to the end of the update"),
+            ("publish_on_loop_s", "s", "time that the trainer is blocked by publishing weights"),
+            ("publish_s", "s", "time that writing the latest weight version took"),
+            ("commit_s", "s", "time to write the batch and its journal to disk"),
+            ("generate_s", "s", "time from the first group issued to the last one generated"),
+            ("reward_s", "s", "mean time to score a group, including waiting"),
         ),
     ),
     Stage(
         "objective",
-        "Over trained tokens, from the loss itself; means, where nothing else is said. "
-        "[objectives.md](objectives.md) has the formulas. A trainer reports what it computes; "
-        "`maxtext` computes all of them.",
+        "Computed by the loss over trained tokens; a value is a mean unless its meaning says "
+        "otherwise. [objectives.md](objectives.md) has the formulas. A trainer reports what it "
+        "computes; `maxtext` computes all of them.",
         "every step",
         (
-            ("tokens", "tokens", "that train, once per epoch"),
-            ("sequences", "samples", "that train, once per epoch"),
-            ("ratio", "ratio", "policy over old policy"),
-            ("advantage", "reward", "advantage, in the unit the objective gives it"),
-            ("advantage_abs", "reward", "its size"),
-            ("entropy", "nats", "of the policy"),
-            ("kl_k1", "nats", "KL of sampler to policy, estimate K1"),
-            ("kl_k3", "nats", "KL of sampler to policy, estimate K3"),
-            ("chi_squared", "1", "mean of w^2, less 1, with w the policy over the sampler"),
+            ("tokens", "tokens", "number of trained tokens, counted once per epoch"),
+            ("sequences", "samples", "number of trained samples, counted once per epoch"),
+            ("ratio", "ratio", "probability under the policy over that under the old policy"),
+            ("advantage", "reward", "advantage, in the unit that the objective gives it"),
+            ("advantage_abs", "reward", "absolute value of the advantage"),
+            ("entropy", "nats", "entropy of the policy"),
+            ("kl_k1", "nats", "KL of sampler to policy, estimator K1"),
+            ("kl_k3", "nats", "KL of sampler to policy, estimator K3"),
+            ("chi_squared", "1", "mean of w^2, minus 1; w is the policy over the sampler"),
             ("effective_sample_size", "fraction", "(sum w)^2 / (n sum w^2)"),
-            ("perplexity_gap", "fraction", "the trainer's perplexity over the sampler's, less 1"),
-            ("reference_kl_k1", "nats", "KL to the reference policy, estimate K1", _KL),
-            ("reference_kl_k3", "nats", "KL to the reference policy, estimate K3", _KL),
+            ("perplexity_gap", "fraction", "the trainer's perplexity over the sampler's, minus 1"),
+            ("reference_kl_k1", "nats", "KL to the reference policy, estimator K1", _KL),
+            ("reference_kl_k3", "nats", "KL to the reference policy, estimator K3", _KL),
             (
                 "reprefill_missed",
                 "fraction",
-                "tokens that take the proximal policy: the weights that generated them are gone",
-                "old_policy: reprefill",
+                "tokens that use the proximal policy because the weights that generated them are "
+                "not available",
+                "if old_policy is reprefill",
             ),
             ("clip_fraction_high", "fraction", "tokens with A > 0 and a ratio too high", _PART),
             ("clip_fraction_low", "fraction", "tokens with A < 0 and a ratio too low", _PART),
             ("dual_clip_fraction", "fraction", "tokens with A < 0 above the dual clip", _PART),
-            ("weight_clip_fraction_high", "fraction", "tokens whose weight is lowered", _PART),
-            ("weight_clip_fraction_low", "fraction", "tokens whose weight is raised", _PART),
-            ("truncated_fraction", "fraction", "tokens whose weight is cut", _PART),
-            ("topr_truncated_fraction", "fraction", "tokens whose weight is cut", _PART),
-            ("decoupled_truncated_fraction", "fraction", "tokens whose weight is cut", _PART),
-            ("decoupled_masked_fraction", "fraction", "tokens above the cap, dropped", _PART),
-            ("tis_truncated_fraction", "fraction", "tokens whose weight is cut", _PART),
-            ("tis_masked_fraction", "fraction", "tokens above the cap, dropped", _PART),
+            ("weight_clip_fraction_high", "fraction", "tokens whose weight was lowered", _PART),
+            ("weight_clip_fraction_low", "fraction", "tokens whose weight was raised", _PART),
+            ("truncated_fraction", "fraction", "tokens whose weight was capped", _PART),
+            ("topr_truncated_fraction", "fraction", "tokens whose weight was capped", _PART),
+            ("decoupled_truncated_fraction", "fraction", "tokens whose weight was capped", _PART),
+            ("decoupled_masked_fraction", "fraction", "tokens masked, as above the cap", _PART),
+            ("tis_truncated_fraction", "fraction", "tokens whose weight was capped", _PART),
+            ("tis_masked_fraction", "fraction", "tokens masked, as above the cap", _PART),
             ("icepop_masked_fraction", "fraction", "tokens masked", _PART),
             ("sequence_mask_masked_fraction", "fraction", "tokens masked", _PART),
             ("veto_masked_fraction", "fraction", "tokens masked", _PART),
-            ("<name>", "its own", "what a plug-in's slot returns from `metrics(inputs)`", _PART),
+            ("<name>", "its own", "a value that a plug-in's slot returns from `metrics`", _PART),
         ),
     ),
     Stage(
         "logprob_gap",
-        "Difference in size of the trainer's and the sampler's log-probs, of tokens generated with "
-        "the weights that train. The upper two come from a histogram: up to 1.45 times too large.",
+        "Absolute difference between the log-probs of trainer and sampler, over tokens generated "
+        "with the weights that are trained. `p95` and `max` come from a histogram and are up to "
+        "1.45 times too large.",
         "every step",
         (
-            ("tokens", "tokens", "that the other figures are of"),
-            ("mean", "nats", "mean", _GAP),
-            ("p95", "nats", "95th percentile", _GAP),
-            ("max", "nats", "largest", _GAP),
+            ("tokens", "tokens", "number of tokens in the other metrics of this section"),
+            ("mean", "nats", "mean difference", _GAP),
+            ("p95", "nats", "95th percentile of the difference", _GAP),
+            ("max", "nats", "largest difference", _GAP),
         ),
     ),
     Stage(
         "learning",
-        "MaxText's own scalars under MaxText's names, means over a step's updates.",
+        "MaxText's own scalars under MaxText's names, as means over a step's updates.",
         "every step, trainer `maxtext`",
         (
-            ("loss", "loss", "what is minimised"),
-            ("lm_loss", "loss", "the objective's part of it"),
-            ("perplexity", "1", "exp(lm_loss), which is no perplexity here"),
+            ("loss", "loss", "total loss, which is minimised"),
+            ("lm_loss", "loss", "the objective's part of the loss"),
+            ("perplexity", "1", "exp(lm_loss), which in RL is not a perplexity"),
             ("z_loss", "loss", "MaxText's z-loss"),
-            ("moe_lb_loss", "loss", "balance of the experts' load"),
-            ("indexer_loss", "loss", "of sparse attention's indexer"),
-            ("mtp_loss", "loss", "of multi-token prediction"),
-            ("total_weights", "weight", "what the loss is divided by"),
+            ("moe_lb_loss", "loss", "load-balancing loss of the experts"),
+            ("indexer_loss", "loss", "loss of the indexer of sparse attention"),
+            ("mtp_loss", "loss", "loss of multi-token prediction"),
+            ("total_weights", "weight", "divisor of the loss"),
             ("current_learning_rate", "1", "learning rate"),
-            ("grad_norm", "norm", "of the gradient as it is applied"),
-            ("raw_grad_norm", "norm", "of the gradient before it is clipped"),
-            ("param_norm", "norm", "of the parameters"),
-            ("<name>", "MaxText's", "any other scalar of MaxText's", "as MaxText's keys ask"),
+            ("grad_norm", "norm", "norm of the gradient as it is applied"),
+            ("raw_grad_norm", "norm", "norm of the gradient before clipping"),
+            ("param_norm", "norm", "norm of the parameters"),
+            ("<name>", "MaxText's", "any other scalar of MaxText", "depends on MaxText's keys"),
         ),
     ),
     Stage(
         "evaluation",
-        "Held-out problems, at a version kept for it while training goes on: "
-        "`rlax.evaluation.every`. Without the intervals, which are in `evaluation/*.json`.",
+        "Evaluations of one weight version each, during training, every `rlax.evaluation.every` "
+        "steps. Confidence intervals are in `evaluation/*.json`.",
         _EVALUATED,
-        (("version", "version", "of the weights, which is the step that made them"), *_MEASURES),
+        (
+            ("version", "version", "evaluated weight version: the step that produced it"),
+            *_MEASURES,
+        ),
     ),
     Stage(
         "evaluation_<set>",
-        "The same of a further set: `rlax.evaluation.sets` by name.",
+        "The same measures for a further set, by its name in `rlax.evaluation.sets`.",
         _EVALUATED,
         _MEASURES,
     ),
@@ -277,9 +302,10 @@ _INTRODUCTION = """\
 
 <!-- Written by `rlax metrics --markdown`; a test compares. -->
 
-Every step reports numbers named `stage/name`: in the run's `metrics.jsonl`, to its \
-[trackers](trackers.md), and to Prometheus. This is the whole list. `rlax metrics` prints it, and \
-`rlax metrics tokens` what has to do with tokens. What stands in angle brackets is any name.
+Every step reports numbers named `stage/name` to the run's `metrics.jsonl`, its \
+[trackers](trackers.md) and Prometheus. This page lists all of them. `rlax metrics` prints the \
+list, and `rlax metrics tokens` the metrics that have to do with tokens. Angle brackets stand for \
+any name.
 """
 
 

@@ -57,7 +57,7 @@ class Exporter:
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
-            reason = f"no free port of {host}: {error.strerror}; 0 takes any"
+            reason = f"cannot be used on {host}: {error.strerror}; 0 means any free port"
             raise ConfigError(key, port, reason) from error
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 

@@ -36,7 +36,8 @@ class TrackerConfig(Section):
     """Options that every background tracker has."""
 
     flush_s: Annotated[Seconds, Field(le=45)] = Field(  # trackers have 60 s to close
-        default=20.0, description="at the end, for what is still to be written or uploaded"
+        default=20.0,
+        description="time limit for writing or uploading the remaining data when the run ends",
     )
 
 

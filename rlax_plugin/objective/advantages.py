@@ -113,7 +113,10 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[Group]) -> tuple[Group, ...]
     found_nt = _computed(slot, outcomes)
     differs_nt = found_nt != found_nt[:, :1]
     if differs_nt.any() and (differs_nt & outcomes.mask_nt).any():
-        raise TrainingError("an advantage slot without token rewards or values differs by token")
+        raise TrainingError(
+            "the advantage slot gives the tokens of a sample different advantages, but there are "
+            "no token rewards or values"
+        )
     advantages_n = np.zeros(len(rewards_n))
     advantages_n[scored_n] = found_nt[:, 0]
     return tuple(

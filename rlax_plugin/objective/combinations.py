@@ -24,7 +24,7 @@ _SHOWS_AGE: Mapping[str, tuple[str | None, ...]] = {
 
 
 def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) -> None:
-    """Rejects what cannot be meant.
+    """Rejects configs that contradict themselves.
 
     Args:
       algorithm: preset and config, merged.
@@ -48,25 +48,25 @@ def check(section: RlaxSection, algorithm: Algorithm, built: Mapping[str, Any]) 
         raise ConfigError(
             "rlax.objective.preset",
             preset,
-            f"corrects nothing for samples of older weights with old_policy: "
-            f"{algorithm.old_policy}, and rlax.staleness.max_staleness = {most} allows them; "
-            "uncorrected clipping is known to collapse there. Use aipo, or set "
+            f"has no correction for samples of older weights with old_policy: "
+            f"{algorithm.old_policy}, but rlax.staleness.max_staleness = {most} allows such "
+            "samples, and training is known to collapse without one. Use aipo, or set "
             "rlax.objective.old_policy: proximal, with preset decoupled_ppo or corrections: "
             "[{name: truncated_importance_sampling}]; rlax.objective.allow_uncorrected: true "
-            "trains all the same",
+            "switches this check off",
         )
     updates = section.objective.updates_per_step
-    moves = {"policy/old", "policy/behaviour"}  # as pi_theta leaves the policy of the samples
+    moves = {"policy/old", "policy/behaviour"}  # as pi_theta drifts from the samples' policy
     if algorithm.old_policy == "sampler":  # pi_old/mu is pi_theta/mu then
         moves.add("old/behaviour")
     if updates > 1 and not moves & set(map(_ratio, parts)):
         raise ConfigError(
             "rlax.objective.preset",
             preset,
-            f"has no ratio to the policy that generated the samples, and epochs * mini_batches = "
-            f"{updates} updates with one batch leave that policy: set both to 1, or add a ratio, "
-            "such as importance_weight: {name: clipped}; "
-            "rlax.objective.allow_uncorrected: true trains all the same",
+            f"has no importance ratio, but with epochs * mini_batches = {updates} updates per "
+            "batch the policy drifts from the one that generated the samples: set both to 1, or "
+            "add a ratio, such as importance_weight: {name: clipped}; "
+            "rlax.objective.allow_uncorrected: true switches this check off",
         )
 
 
@@ -123,7 +123,7 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
         raise ConfigError(
             "rlax.objective.old_policy",
             "reprefill",
-            "must not be used with rlax.rollouts.on_new_weights: continue, which generates one "
+            "cannot be combined with rlax.rollouts.on_new_weights: continue, which generates one "
             "sample with several versions: choose proximal",
         )
     if (path := section.objective.reference.path) and not algorithm.kl.coefficient:

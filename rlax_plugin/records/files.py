@@ -103,7 +103,7 @@ class RunFiles:
         try:
             return self.get(CONFIG)
         except FileNotFoundError:
-            reason = f"is no run directory: it has no {CONFIG}"
+            reason = f"is not a run directory: it has no {CONFIG}"
             raise ConfigError("RUN", self.url, reason) from None
 
     def put_json(self, name: str, document: Any) -> None:

@@ -97,7 +97,7 @@ def decode(number: int, data: bytes) -> Segment:
     except (ValueError, LookupError, TypeError, RlaxError) as error:
         raise JournalError(number, f"is damaged: {error}") from error
     if segment.number != number:
-        raise JournalError(number, f"calls itself {segment.number}")
+        raise JournalError(number, f"contains the number {segment.number} instead of its own")
     return segment
 
 
@@ -138,7 +138,7 @@ def _segment_bytes(files: RunFiles, number: int) -> bytes:
     try:
         return files.get(segment_name(number))
     except FileNotFoundError:
-        raise JournalError(number, "is missing, and later ones exist") from None
+        raise JournalError(number, "is missing, but later segments exist") from None
 
 
 def read_one(files: RunFiles, number: int) -> Segment:
@@ -165,8 +165,8 @@ def read_samples(files: RunFiles, segment: Segment, record: FileRecord | None) -
     if (found := checksum(data)) != record.crc32c:
         raise JournalError(
             segment.number,
-            f"{record.name} has checksum {found}, {record.crc32c} was committed: its content is "
-            "not what it was",
+            f"{record.name} has checksum {found}, but {record.crc32c} was committed: the file has "
+            "changed",
         )
     try:
         judged = samples.from_parquet(data, record.name)

@@ -76,11 +76,11 @@ def _reject(key: str, path: str, deadline_s: float, look: Callable[[], str | Non
     try:
         reason = found.result(deadline_s)
     except TimeoutError:
-        reason = f"cannot be reached within {deadline_s:g} s ({_RPC_S} sets how long is waited)"
+        reason = f"cannot be reached within {deadline_s:g} s ({_RPC_S} sets this limit)"
     except ConfigError as error:  # no such file system
         reason = error.reason
     except (RlaxError, OSError, ValueError) as error:
-        reason = f"cannot be looked at: {error}"
+        reason = f"cannot be read: {error}"
     if reason is not None:
         raise ConfigError(key, path, reason)
 

@@ -237,8 +237,8 @@ class RewardPool:
         if len(self._in_vain) >= most and len(set(self._in_vain)) >= _PROMPTS_IN_VAIN:
             raise RlaxError(
                 f"{error}; reward processes ended {len(self._in_vain)} times in a row "
-                f"and no sample got a reward: fix that reward ({self._output.path} holds what it "
-                "printed)"
+                "and no sample got a reward: fix that reward (its output is in "
+                f"{self._output.path})"
             )
         return error
 

@@ -1,4 +1,4 @@
-"""What each deadline must at least be, for a config's work at given speeds.
+"""The minimum of each deadline, for a config's work at given speeds.
 
 Only deadlines that depend on the work are here. ``heartbeat_s``, ``rpc_s`` and ``reward_s`` do not,
 and neither does ``lease_s``: a reader renews its lease three times in that time, however long it
@@ -50,12 +50,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one deadline must at least be.
+    """The minimum of one deadline.
 
     Attributes:
       key: dotted.
       given_s: its value.
-      needed_s: seconds of work that it has to allow for.
+      needed_s: seconds of work that it must allow for.
       why: what that work is, in figures.
       measured: whether a speed behind it was measured; else all are assumed.
     """
@@ -82,7 +82,7 @@ class Need:
         """What is wrong with the value, and what would be right."""
         speeds = "measured speeds" if self.measured else "the speeds of rlax.deadlines.assume"
         return (
-            f"{self.given_s:g} s is too short: {self.why}, at {speeds}. "
+            f"= {self.given_s:g} s is too short: {self.why}, at {speeds}. "
             f"Set it to {self.suggested_s:g}"
         )
 
@@ -95,7 +95,7 @@ def needs(
     weights_bytes: int | None,
     silent_tokens: int | None,
 ) -> dict[str, Need]:
-    """Key below ``rlax.deadlines`` -> what it must at least be.
+    """Key below ``rlax.deadlines`` -> its minimum.
 
     Args:
       workers: that share the groups of a step.
@@ -159,7 +159,7 @@ def _size(version: WeightVersion) -> int | None:
 
 
 def _group(section: RlaxSection, rates: Rates, silent_tokens: int | None) -> Need:
-    """A group expires once its worker has shown no progress of it for this long."""
+    """A group expires if its worker has shown no progress of it for this long."""
     most = section.rollouts.max_new_tokens
     tokens = most if silent_tokens is None else min(silent_tokens, most)
     prefill_tokens = _prefill_tokens(section)
@@ -169,7 +169,7 @@ def _group(section: RlaxSection, rates: Rates, silent_tokens: int | None) -> Nee
     if prefill_s >= 1:
         why += f" ({in_seconds(prefill_s)} of it for prefills of {prefill_tokens:,} tokens)"
     if silent_tokens is None:
-        why += ", and the engine does not say that it shows progress before"
+        why += ", and the engine may report no progress before that"
     return _need(section, "group_s", needed_s, why, rates, _GENERATING)
 
 
@@ -220,7 +220,7 @@ def _startup(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
 
 
 def sample_s(section: RlaxSection, rates: Rates) -> float:
-    """One sample from its admission to its last token."""
+    """Seconds of one sample, from entering a slot to its last token."""
     return (
         _prefill_tokens(section) / rates.prefill_tokens_per_s
         + section.rollouts.max_new_tokens / rates.tokens_per_s
@@ -230,8 +230,8 @@ def sample_s(section: RlaxSection, rates: Rates) -> float:
 def _prefill_tokens(section: RlaxSection) -> int:
     """Tokens that a worker prefills, at most, while one sample waits.
 
-    The prompts of all groups that fit in its slots; with ``continue`` also all running samples
-    once, behind whose tokens it goes on with new weights.
+    These are the prompts of all groups that fit in its slots; with ``continue`` also all running
+    samples once, because it continues them with new weights.
     """
     rollouts = section.rollouts
     prompts = math.ceil(rollouts.slots / rollouts.group_size)

@@ -106,15 +106,15 @@ class Dispatcher(FleetListener):
         """Looks for others.
 
         One after the other may be lost because they cannot load the version that they are to keep:
-        then nobody can, and whoever waits for it hears so.
+        then no worker can, and the groups that wait for it fail.
         """
         if worker.keep >= 0 and worker.kept != worker.keep:
             waiting = [t for t in self._waiting.get(worker.keep, ()) if not t.done.done()]
             for ticket in waiting:
                 ticket.failures += 1
             failure = WorkerError(
-                f"version {worker.keep} cannot be kept: {MAX_FAILURES} workers were lost before "
-                f"they held it, the last one {worker.name}: {reason}"
+                f"no worker can load and keep version {worker.keep}: {MAX_FAILURES} workers were "
+                f"lost while they tried, the last one {worker.name}: {reason}"
             )
             fail((t for t in waiting if t.failures >= MAX_FAILURES), failure)
         self.wake()
@@ -208,7 +208,7 @@ class Dispatcher(FleetListener):
             error = worker.lost or describe(failure)
             if rejected := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 # No other worker would take it either.
-                fail(call.open.values(), WorkerError(f"{worker.name} rejected: {error}"))
+                fail(call.open.values(), WorkerError(f"{worker.name} rejected a call: {error}"))
             its_fault = failure.code() not in _GONE
             # One that drains ends its calls and then leaves; others of its calls are still read.
             if not rejected and not worker.draining:
@@ -285,7 +285,9 @@ class Dispatcher(FleetListener):
             if reply.group_id in call.expired:
                 self._late(call, reply)
                 return
-            raise WorkerError(f"{worker.name} answered group {reply.group_id} unasked")
+            raise WorkerError(
+                f"{worker.name} answered group {reply.group_id}, which it had not been sent"
+            )
         request = ticket.request
         rollouts = reply_from_proto(reply, worker.name, request.seeds)
         # A parameter server of its own may tell a worker of a version a moment before it tells us.
@@ -343,7 +345,7 @@ class Dispatcher(FleetListener):
             self.reissued += 1
             self._waiting[ticket.exactly].appendleft(ticket)
             self._reissuing.reissued(ticket.request, error)
-        # A worker that rejects connections would be asked again at once; let the fleet look first.
+        # A worker that refuses connections would be called again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
         asyncio.get_running_loop().call_later(delay_s, self.wake)
 

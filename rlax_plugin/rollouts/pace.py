@@ -17,7 +17,7 @@ _SPEEDS = (1e-6, 1e15)  # per second; what a worker says beyond them is nonsense
 
 
 class Pace(FleetListener):
-    """What deadlines must at least be, at the speeds measured so far.
+    """The minimum of deadlines, at the speeds measured so far.
 
     Until something is measured, ``rlax.deadlines.assume`` holds. Speeds are those of the slowest
     worker, and of writing or reading weights, whichever is slower.
@@ -26,7 +26,7 @@ class Pace(FleetListener):
       workers: the live workers.
       launched: how many workers the launcher starts; None: it does not say.
       warn: called with one sentence for each deadline that will not hold: once at assumed speeds,
-        and once at measured ones. None: nobody is warned.
+        and once at measured ones. None: no warnings.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Pace(FleetListener):
         self.look()
 
     def needed_s(self, name: str) -> float | None:
-        """What ``rlax.deadlines.<name>`` must at least be; None: unknown. Any thread."""
+        """The minimum of ``rlax.deadlines.<name>``; None: unknown. Any thread."""
         need = self._needs().get(name)
         return None if need is None else need.needed_s
 
     def look(self) -> None:
-        """Warns of what will not hold and was not warned of yet."""
+        """Warns of deadlines that are too short, once each."""
         if self._warn is None:
             return
         # The first worker is ready before a speed is measured; rlax check says what that takes. And
@@ -81,7 +81,7 @@ class Pace(FleetListener):
             if need.holds or name in unwatched or (name, need.measured) in self._said:
                 continue
             self._said |= {(name, need.measured)}
-            text = f"warning: {need.key}: {need.text}"
+            text = f"warning: {need.key} {need.text}"
             log.warning("%s", text)
             self._warn(text)
 

@@ -1,4 +1,4 @@
-"""Replies of workers, held against what was asked: nothing of one that fails is used."""
+"""Replies of workers, checked against the request: no part of an invalid reply is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_reply(
     exactly: int | None = None,
     vocabulary: int = 0,
 ) -> None:
-    """Holds an answer, or a report on the way, against what was asked.
+    """Checks an answer, or a report of unfinished samples, against the request.
 
     Args:
       rollouts: one per seed, in order.
@@ -57,10 +57,10 @@ def _version_defect(
         if count > begun and r.versions[begun] < request.min_version:
             return (
                 f"sample {r.index} was generated with a weight version below "
-                f"{request.min_version}, the oldest that was asked for"
+                f"{request.min_version}, the oldest version allowed"
             )
         if exactly is not None and not oldest == last == exactly:
-            return f"sample {r.index} was not generated with weight version {exactly}, as asked for"
+            return f"sample {r.index} was not generated with weight version {exactly}, as requested"
     return None
 
 

@@ -49,7 +49,7 @@ def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequ
 
 
 def training_prompts(section: RlaxSection, source: PromptSource) -> Sequence[Prompt]:
-    """All training prompts. Workers reject what does not fit, at the step that asks for it.
+    """All training prompts. Workers reject one that does not fit, at the step that requests it.
 
     Raises:
       ConfigError: there are none, they cannot be read, one is longer than the config allows, an id

@@ -1,4 +1,4 @@
-"""Groups that somebody on an event loop waits for, while the engine's thread generates them."""
+"""Groups that a task on an event loop waits for, while the engine's thread generates them."""
 
 from __future__ import annotations
 

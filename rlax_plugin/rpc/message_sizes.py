@@ -46,7 +46,7 @@ def check_messages(section: RlaxSection) -> None:
         if (needed := group_bytes(samples, samples * tokens, prompt)) > MESSAGE_BYTES:
             empty = group_bytes(0, 0, prompt)
             most = max(0, MESSAGE_BYTES - empty) // (group_bytes(1, tokens, prompt) - empty)
-            limit = f"bytes, a message holds {MESSAGE_BYTES:,}"
+            limit = f"bytes, but a message can hold {MESSAGE_BYTES:,}"
             if not most:
                 reason = f"a single sample may take {group_bytes(1, tokens, prompt):,} {limit}"
                 raise ConfigError("rlax.rollouts.max_new_tokens", tokens, reason)

@@ -92,7 +92,7 @@ def reply_from_proto(reply: pb.GroupReply, worker: str, seeds: tuple[int, ...]) 
     """Rollouts of one reply, of which ``rollouts/replies.py`` is yet to check what is in them.
 
     Raises:
-      WorkerError: it is garbled, or has other samples than were asked for.
+      WorkerError: it is garbled, or has samples that were not requested.
     """
     try:
         rollouts = [
@@ -102,5 +102,5 @@ def reply_from_proto(reply: pb.GroupReply, worker: str, seeds: tuple[int, ...]) 
     except ValueError as error:  # bytes that are no whole number of elements
         raise WorkerError(f"{worker}: group {reply.group_id} is garbled: {error}") from error
     if tuple(r.seed for r in rollouts) != seeds:
-        raise WorkerError(f"{worker} answered group {reply.group_id} with other samples than asked")
+        raise WorkerError(f"{worker} answered group {reply.group_id} with samples that were not requested")
     return rollouts

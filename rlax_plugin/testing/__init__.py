@@ -4,7 +4,7 @@ List ``rlax_plugin.testing`` in ``rlax.plugins`` and choose
 
 - prompt source ``numbers`` and reward ``even``: a task with 64 tokens;
 - trainer ``bigram``: REINFORCE on a bigram policy, with checkpoints;
-- rollout engine ``scripted``: generates from that policy, and can be slow, broken, or hold wrong
+- rollout engine ``scripted``: samples from that policy, and can be slow, broken, or hold wrong
   weights;
 - weight store ``npz``: one checksummed file per version;
 - observer ``tally``: counts scored groups and steps, each once over kills;

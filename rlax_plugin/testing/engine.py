@@ -30,25 +30,28 @@ NonNegative = Annotated[float, Field(ge=0, le=YEAR_S)]
 class ScriptedConfig(Section):
     """Options of engine ``scripted``: how slow it is, and what goes wrong."""
 
-    latency_s: NonNegative = Field(default=0.0, description="seconds before a group's first token")
-    token_s: NonNegative = Field(default=0.0, description="seconds per decode step of a group")
-    load_s: NonNegative = Field(default=0.0, description="seconds before new weights are read")
+    latency_s: NonNegative = Field(default=0.0, description="time before a group's first token")
+    token_s: NonNegative = Field(default=0.0, description="time per decode step of a group")
+    load_s: NonNegative = Field(default=0.0, description="time before new weights are read")
     swap_waits: bool = Field(
         default=False,
-        description="whether it can hold one set of weights only: with on_new_weights: finish, no "
-        "group begins while new weights wait for the running ones to end",
+        description="behave like an engine that holds only one set of weights: with "
+        "on_new_weights: finish, no group begins while new weights wait for the running groups to "
+        "end",
     )
-    broken: bool = Field(default=False, description="cannot be built")
+    broken: bool = Field(default=False, description="raise an error when the engine is built")
     weight_fault: WeightFault = Field(
         default="",
-        description="what goes wrong when weights are loaded: flipped_bit or truncated_file (in a "
+        description="fault to inject when weights are loaded: flipped_bit or truncated_file (in a "
         "copy of the file), renamed_parameter, swapped_tensors or stale_version (in memory), or "
-        "wrong_use (the weights are right, other ones are computed with); empty: nothing",
+        "wrong_use (the loaded weights are right, but others are used); empty: none",
     )
     fault_at_version: NonNegativeInt = Field(
-        default=1, description="the version with which it goes wrong, at every attempt"
+        default=1, description="version at which the fault occurs, at every attempt"
     )
-    fault_worker: str = Field(default="", description="on this worker only; empty: on all")
+    fault_worker: str = Field(
+        default="", description="name of the worker with the fault; empty: all workers"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ class FakeWeightStore(WeightStore):
 
 
 class FakeEngine(ScriptedEngine):
-    """Generates from the toy policy, and rejects requests that no controller would send.
+    """Samples from the toy policy, and rejects requests that no controller would send.
 
     Attributes:
       requests: all that were taken.

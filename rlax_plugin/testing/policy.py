@@ -111,7 +111,7 @@ def uniform(seed: int, place: int) -> float:
 def choose(
     logprobs_v: np.ndarray, uniform: float, sampling: SamplingParams
 ) -> tuple[int, float, float]:
-    """Generates a token by inverting the cumulative distribution; top-k first, then top-p.
+    """Samples a token by inverting the cumulative distribution; top-k first, then top-p.
 
     Args:
       logprobs_v: [vocabulary], temperature applied (1 where it is 0).

@@ -48,7 +48,7 @@ def check_vocabulary(context: BuildContext) -> None:
     source: PromptSource = context.part("prompt_source", choice, key)
     largest = [int(p.tokens.max()) for p in source.prompts("train") if len(p.tokens)]
     if (token := max([*largest, *source.stop_ids], default=0)) >= VOCABULARY:
-        reason = f"has the token {token}; the toy policy knows those below {VOCABULARY} only"
+        reason = f"has the token {token}, but the toy policy only has tokens below {VOCABULARY}"
         raise ConfigError(f"{key}.name", choice.name, reason)
 
 
@@ -56,7 +56,7 @@ class NumbersConfig(Section):
     """Options of prompt source ``numbers``."""
 
     count: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=64, description="prompts in each split"
+        default=64, description="number of prompts in each split"
     )
 
 
@@ -90,10 +90,12 @@ class Numbers(PromptSource):
 class EvenConfig(Section):
     """Options of reward ``even``: how it misbehaves."""
 
-    hang_on: str = Field(default="", description="text of the prompt on which it hangs")
-    raise_on: str = Field(default="", description="text of the prompt on which it raises")
+    hang_on: str = Field(default="", description="text of the prompt for which the reward hangs")
+    raise_on: str = Field(
+        default="", description="text of the prompt for which the reward raises an error"
+    )
     slow_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
-        default=0.0, description="seconds it takes for prompts that are divisible by 5"
+        default=0.0, description="time that the reward takes for prompts divisible by 5"
     )
 
 

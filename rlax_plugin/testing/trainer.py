@@ -38,14 +38,13 @@ class BigramConfig(Section):
         description="step size of plain gradient descent; 10 learns the task in ten steps",
     )
     checkpoint_every: PositiveInt = Field(
-        default=5, description="steps between checkpoints; there is one at the end as well"
+        default=5,
+        description="number of steps between checkpoints; the last step writes one as well",
     )
     train_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
-        default=0.0, description="seconds that a training step takes longer"
+        default=0.0, description="additional time per training step"
     )
-    fail_at: NonNegativeInt = Field(
-        default=0, description="the step at which training fails; 0: none"
-    )
+    fail_at: NonNegativeInt = Field(default=0, description="step at which training fails; 0: never")
 
 
 class Checkpoints:
@@ -119,7 +118,7 @@ class BigramTrainer(Trainer):
         """See ``Extension``.
 
         Raises:
-          ConfigError: several updates per step, a key outside ``rlax:`` that nobody reads, or
+          ConfigError: several updates per step, a key outside ``rlax:`` that it does not read, or
             prompts of another vocabulary.
         """
         section = context.section
@@ -171,7 +170,7 @@ class BigramTrainer(Trainer):
         try:
             _, weights = Checkpoints(RunFiles(descent.run)).read(descent.checkpoint)
         except FileNotFoundError:
-            reason = "that checkpoint is gone, and this run has none of its own yet"
+            reason = "no longer exists, and this run has no checkpoint of its own yet"
             raise ConfigError("--from", str(descent), reason) from None
         except (OSError, ValueError, RlaxError) as error:
             raise ConfigError("--from", str(descent), f"cannot be read: {error}") from error

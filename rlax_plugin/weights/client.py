@@ -124,7 +124,7 @@ class ParameterServerClient:
         pause_s = _BACKOFF_S[0]
         while not self._closed.is_set():
             try:
-                # Not wait_for_ready: a rejected connection is reported, and the pause grows.
+                # Not wait_for_ready: a refused connection is reported, and the pause grows.
                 async for message in self._stub.Watch(
                     pb.WatchRequest(after=after), timeout=_WATCH_S
                 ):
@@ -141,7 +141,7 @@ class ParameterServerClient:
                     raise WeightsError(
                         f"watching the parameter server at {self._address}: {describe(error)}"
                     ) from error
-                log.info("the parameter server is away: %s", describe(error))
+                log.info("the parameter server cannot be reached: %s", describe(error))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed.wait(), pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])

@@ -92,17 +92,17 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
     text = files.get(_LIST).decode() if files.exists(_LIST) else '{"versions": []}'
     kept = {version.version: version for version in versions_from_json(text, files.location(_LIST))}
     if not kept:
-        reason = "has kept no weight version: rlax eval --step measures a checkpoint"
+        reason = "has no weight versions left: use rlax eval --step to evaluate a checkpoint"
         raise ConfigError("RUN", files.url, reason)
     if number is None:
         number = max(kept)
     if number not in kept:
-        reason = f"is not kept any more: there is {', '.join(map(str, kept))}"
+        reason = f"is no longer kept; available: {', '.join(map(str, kept))}"
         raise ConfigError(
             "--version",
             number,
-            f"{reason} (rlax.weights.keep sets how many stay); rlax eval --step measures a "
-            "checkpoint",
+            f"{reason} (rlax.weights.keep sets how many are kept); use rlax eval --step to "
+            "evaluate a checkpoint",
         )
     found = kept[number]
     inside = _inside(files, found.path)
@@ -110,7 +110,7 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
         if RunFiles(path).names(""):
             return replace(found, path=path)
     raise WeightsUnreadableError(
-        f"the weights of version {number} are gone: there is neither {found.path} nor {inside}"
+        f"the weights of version {number} are gone: neither {found.path} nor {inside} exists"
     )
 
 

@@ -126,7 +126,7 @@ class Publisher:
             name: TensorSpec(tuple(a.shape), str(np.dtype(a.dtype)), int(prints[name]))
             for name, a in arrays.items()
         }
-        self._doing = f"telling the parameter server of version {step}"
+        self._doing = f"announcing to the parameter server version {step}"
         self._on_loop(self._make_visible(WeightVersion(step, step, path, tensors, canary)))
         faults.reached(FaultPoint.WEIGHTS_PUBLISHED)
 
@@ -145,7 +145,9 @@ class Publisher:
                 self._save_once(path, arrays)
                 return path
             except (WeightsUnwritableError, OSError) as error:
-                self._doing = f"writing version {step} ({tries} times in vain, the last: {error})"
+                self._doing = (
+                    f"writing version {step} ({tries} failed attempts, the last with: {error})"
+                )
                 if pauses.over:
                     raise self._late() from error
                 pause_s = pauses.next_s()

@@ -119,7 +119,7 @@ def check_variables(version: WeightVersion, found: Arrays) -> None:
     if unequal := sorted(found.keys() ^ version.tensors.keys()):
         raise WeightsError(
             f"version {version.version}: variable {unequal[0]!r} was "
-            f"{'not published' if unequal[0] in found else 'published and is not there'} "
+            f"{'not published' if unequal[0] in found else 'published but is missing'} "
             f"({len(unequal)} names differ)"
         )
     for name, spec in version.tensors.items():
@@ -127,7 +127,7 @@ def check_variables(version: WeightVersion, found: Arrays) -> None:
         if (shape, dtype) != (spec.shape, spec.dtype):
             raise WeightsError(
                 f"version {version.version}: variable {name!r} was published as "
-                f"{spec.dtype}{list(spec.shape)}, and is {dtype}{list(shape)} here"
+                f"{spec.dtype}{list(spec.shape)}, but is {dtype}{list(shape)} here"
             )
 
 
@@ -144,7 +144,7 @@ def check_fingerprints(version: WeightVersion, found: Mapping[str, Any]) -> None
         if (number := int(found[name])) != spec.fingerprint:
             raise WeightsMismatchError(
                 f"version {version.version}: variable {name!r} has fingerprint {number:#010x}, "
-                f"{spec.fingerprint:#010x} was published"
+                f"but {spec.fingerprint:#010x} was published"
             )
 
 
@@ -155,7 +155,7 @@ def check_canary(version: WeightVersion, found: np.ndarray) -> None:
       found: float32 [n], nats.
 
     Raises:
-      WeightsMismatchError: one differs by more than the tolerance, or is no number.
+      WeightsMismatchError: one differs by more than the tolerance, or is not a number.
       WeightsError: the canary's own arrays do not fit each other.
     """
     canary = version.canary
@@ -174,6 +174,6 @@ def check_canary(version: WeightVersion, found: np.ndarray) -> None:
     if apart[worst] > canary.tolerance:
         raise WeightsMismatchError(
             f"version {version.version}: the canary's log-prob at position {worst} is "
-            f"{found[worst]:.6g}, {published[worst]:.6g} was published: {apart[worst]:.3g} nats "
-            f"apart, the tolerance is {canary.tolerance:g}"
+            f"{found[worst]:.6g}, but {published[worst]:.6g} was published: the difference is "
+            f"{apart[worst]:.3g} nats, the tolerance {canary.tolerance:g}"
         )

@@ -48,7 +48,7 @@ def versions_from_json(text: str, source: str) -> list[WeightVersion]:
             for entry in json.loads(text)["versions"]
         ]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{source} is no index of weight versions: {error!r}") from error
+        raise WeightsError(f"{source} is not an index of weight versions: {error!r}") from error
 
 
 def retired_from_json(text: str, source: str) -> list[str]:
@@ -60,7 +60,7 @@ def retired_from_json(text: str, source: str) -> list[str]:
     try:
         return [str(path) for path in json.loads(text).get("retired", ())]
     except (ValueError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{source} is no index of weight versions: {error!r}") from error
+        raise WeightsError(f"{source} is not an index of weight versions: {error!r}") from error
 
 
 def _canary_from_json(entry: dict[str, Any] | None) -> Canary | None:

@@ -95,8 +95,7 @@ class VersionTable:
             self._graces += [self._lease(v, "a reader of an earlier process").id for v in former]
         elif latest is not None and version.version <= latest.version:
             raise WeightsError(
-                f"version {version.version} cannot be published: "
-                f"version {latest.version} already is"
+                f"version {version.version} cannot be published after version {latest.version}"
             )
         self._versions[version.version] = version
         return self.expire()
@@ -111,7 +110,7 @@ class VersionTable:
         if found is None:
             known = ", ".join(map(str, self._versions)) or "none"
             wanted = "a version" if version is None else f"version {version}"
-            raise WeightsError(f"{holder} asked for {wanted}; there is: {known}")
+            raise WeightsError(f"{holder} requested {wanted}; available: {known}")
         return self._lease(found, holder)
 
     def _lease(self, version: WeightVersion, holder: str) -> Lease:

@@ -126,7 +126,7 @@ class Member:
     def _told_to_keep(self, version: int | None) -> None:
         if version != self._pin:
             what = "follow the newest version" if version is None else f"keep version {version}"
-            log.info("told to: %s", what)
+            log.info("the controller requests: %s", what)
             self._pin = version
             self._newer.set()
             if version is None or self._keeps_pin:
@@ -233,7 +233,7 @@ class Member:
             if follow.done():
                 follow.result()  # raises what ended it, perhaps a quarantine
             if restarted.done():
-                log.info("another trainer process: its weights are loaded anew")
+                log.info("another trainer process has started: its weights are loaded")
             elif watch.done():
                 watch.result()
         finally:
@@ -315,8 +315,8 @@ class Member:
                 except WeightsUnreadableError as error:
                     if pauses.over:
                         raise DeadlineError(
-                            f"reading version {version.version} ({tries} times in vain, the last "
-                            f"time because {error})",
+                            f"reading version {version.version} ({tries} failed attempts, the last "
+                            f"with: {error})",
                             self._deadlines.weights_s,
                             "rlax.deadlines.weights_s",
                         ) from error
@@ -367,7 +367,7 @@ class Member:
                     break
                 except (WeightsError, DeadlineError) as error:
                     if time.monotonic() > end_s:
-                        what = f"being told by the parameter server what to load ({error})"
+                        what = f"learning from the parameter server which version to load ({error})"
                         key = "rlax.deadlines.startup_s"
                         raise DeadlineError(what, deadline_s, key) from error
                     log.warning("no weights yet, asking again in %g s: %s", _ACQUIRE_PAUSE_S, error)
@@ -387,7 +387,7 @@ class Member:
                 break
             except grpc.aio.AioRpcError as error:
                 why = describe(error, (left_s, "rlax.deadlines.rpc_s"))
-                log.info("the controller was not told: %s", why)
+                log.info("the controller could not be informed: %s", why)
             if not self.quarantine or time.monotonic() + _LEAVE_PAUSE_S > end_s:
                 break
             await asyncio.sleep(_LEAVE_PAUSE_S)

@@ -63,7 +63,9 @@ class Endpoint:
         try:
             port = self.server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
-            raise ConfigError("--port", port, f"not free: {error}; 0 takes any") from error
+            raise ConfigError(
+                "--port", port, f"cannot be used: {error}; 0 means any free port"
+            ) from error
         self.address = f"{host}:{port}"
         if prometheus_port is not None:
             self._exporter = Exporter(host, prometheus_port, "--prometheus-port", metrics.registry)

@@ -37,7 +37,7 @@ def end_with_parent() -> None:
     # Not "is it 1": in a container the trainer may well be process 1.
     parent = os.getppid()
     if int(os.environ.get(PARENT, parent)) != parent:
-        raise RlaxError("the process that started this worker is already gone")
+        raise RlaxError("the process that started this worker has already ended")
 
 
 async def work(

@@ -58,7 +58,7 @@ def _tokens_problem(spec: pb.GroupSpec, vocabulary: int) -> str | None:
     if why := outside(request.prompt_tokens, vocabulary):
         return f"the prompt has {why}"
     if request.resume and [r.seed for r in request.resume] != list(request.seeds):
-        return "resume has other samples than are asked for"
+        return "resume has samples other than those requested"
     why = defect(request.resume, request.sampling, vocabulary)
     return f"resume {why}" if why else None
 

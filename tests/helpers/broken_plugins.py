@@ -96,7 +96,7 @@ BROKEN: dict[str, Broken] = {
         def build(context):
             return InOrder()
         """,
-        "a fresh one that restores the state goes on",
+        "a new sampler that restores the state continues",
         "set all of it in restore()",
     ),
     "randomness_of_its_own": _of(

@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 def open_page(
     browser: Browser, path: Path, dark: bool = False, width: int = 1400, height: int = 900
 ) -> tuple[Page, list[str]]:
-    """Opens a report or a comparison and waits until all of it is generated.
+    """Opens a report or a comparison and waits until all of it is rendered.
 
     Returns:
       The page, and a list that gets an entry for each error on the console, each exception, and

@@ -84,7 +84,7 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
     assert train(here, FASTER, "run_name=new", "steps=5").returncode == 0
     assert steps(new) == [1, 2, 3, 4, 5]
     status, said = read(capfd, "replay", "runs/new")
-    assert status == 2 and f"--from = '{old}@2': that checkpoint is gone" in said
+    assert status == 2 and f"--from = '{old}@2': no longer exists" in said
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_from_the_same_weights(here: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_from_the_same_weights(h
     shutil.copytree(here / "runs/testing/checkpoints", here / "kept")
     shutil.rmtree(here / "runs/testing/checkpoints")
     gone = train(here, "run_name=new", "steps=2")
-    assert gone.returncode == 2 and "@2': that checkpoint is gone" in gone.stderr
+    assert gone.returncode == 2 and "@2': no longer exists" in gone.stderr
 
     (here / "kept").rename(here / "runs/testing/checkpoints")
     done = train(here, "run_name=new", "steps=2")

@@ -150,7 +150,10 @@ def test_the_same_is_measured_again_alone(disturbed):
     assert found["after"]["version"] == STEPS and found["after"]["step"] == STEPS
     assert found["live"]["sets"] == disturbed.live["sets"]
     # Two are kept, so the leased version was gone for everybody else long before it was measured.
-    assert "which is going on" in disturbed.live["measured"] and disturbed.live["version"] < STEPS
+    assert (
+        "which is still training" in disturbed.live["measured"]
+        and disturbed.live["version"] < STEPS
+    )
     written = disturbed.evaluation(f"eval-{STEPS:08d}")
     assert written == found["after"] and written["measured"] == f"version {STEPS} of runs/testing"
     hard = written["sets"]["hard"]
@@ -211,10 +214,13 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs/nowhere"], "RUN = 'runs/nowhere': is no run directory, RUN@VERSION, or"),
-        (["runs/testing@3"], "--version = 3: is not kept any more: there is "),
+        (
+            ["runs/nowhere"],
+            "RUN = 'runs/nowhere': must be a run directory (with a config.yml), RUN@VERSION or",
+        ),
+        (["runs/testing@3"], "--version = 3: is no longer kept; available: "),
         (["runs/testing", "--step", "99"], "--step = 99: runs/testing has no such checkpoint"),
-        (["runs/testing@40", "--step", "9"], "--version and --step are given: give one"),
+        (["runs/testing@40", "--step", "9"], "--version and --step cannot be combined: give one"),
         (["runs/testing", "--set", "tset"], "--set = 'tset': no such set; did you mean 'test'?"),
         (["runs/testing", "--out", "/"], "--out = '/': must name a file, not a directory"),
         (["runs/testing", "--out", "/dev/null/x"], "--out = '/dev/null/x': cannot be a directory"),

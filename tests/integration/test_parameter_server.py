@@ -39,7 +39,7 @@ def test_retired_versions_are_deleted_and_leased_ones_are_not():
                 async with client.acquire() as newest:
                     assert newest == version(4)
             assert await store.wait_for(3) == ["/w/1", "/w/2", "/w/0"]
-            with pytest.raises(WeightsError, match="asked for version 0; there is: 3, 4"):
+            with pytest.raises(WeightsError, match="requested version 0; available: 3, 4"):
                 async with client.acquire(0):
                     pass
 

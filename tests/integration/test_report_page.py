@@ -268,6 +268,6 @@ def test_what_prompts_and_completions_say_is_only_text(chromium, tmp_path):
     assert column(page, 4)[0] == evil
     page.locator("#rows tr").first.click()
     expect(page.locator("#rollout-prompt")).to_have_text(evil)
-    assert "journal/ is not there" in texts(page, "#missing li")
+    assert "journal/ does not exist" in texts(page, "#missing li")
     page.context.close()
     assert problems == []

@@ -28,7 +28,7 @@ def test_a_trainer_that_starts_again_may_publish_lower_numbers():
                 await client.publish(restarted(7), restart=True)
                 assert await store.wait_for(2) == ["/w/5", "/w/7"]  # 8 is being read
                 assert held.path == "/w/8" and (await client.latest()).path == "/again/7"
-                with pytest.raises(WeightsError, match="asked for version 8; there is: 6, 7"):
+                with pytest.raises(WeightsError, match="requested version 8; available: 6, 7"):
                     async with client.acquire(8):
                         pass
             assert await store.wait_for(3) == ["/w/5", "/w/7", "/w/8"]

@@ -35,7 +35,7 @@ def test_a_run_ends_well_and_says_so(tmp_path):
     assert after["value"] > before["value"] + 0.1
     # Trainer and engine compute the same bits from the same weights.
     assert all(m["logprob_gap/mean"] == 0 for m in run.steps())
-    assert "pass@1" in out and "metrics.jsonl" in out and "go on training" in out
+    assert "pass@1" in out and "metrics.jsonl" in out and "continue training" in out
     rows = run.rollouts()
     assert len(rows) == 4 * summary["groups_issued"]
     assert {r["worker"] for r in rows} <= {"local-0", "local-1"}

@@ -53,7 +53,7 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
                     loaded = await asyncio.to_thread(store.load, version.path, like)
             except WeightsError as error:
                 # Replaced between its announcement and the acquisition; never while it is held.
-                assert "asked for version" in str(error)
+                assert "requested version" in str(error)
                 continue
             prints = fingerprint_numpy(loaded)
             assert {n: int(v) for n, v in prints.items()} == {

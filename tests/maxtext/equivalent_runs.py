@@ -116,7 +116,7 @@ def switched(sequences_per_row):
 def descend(directory, *argv, sequences_per_row=1, look=lambda loop: {}):
     """Name -> figure of three steps: losses, weights and what was added to them; see ``look``."""
     config = loops.configure(directory, *DESCENT, *argv, steps=len(OBJECTIVES))
-    # MaxText's default generator generates other weights on another mesh.
+    # MaxText's default generator yields other weights on another mesh.
     jax.config.update("jax_default_prng_impl", "threefry2x32")
     found, weights = {}, []
 
@@ -178,7 +178,7 @@ def entropy_too(scores, data):
 def one_step(directory, *argv):
     """Figures of one step, its gradients (as weights after SGD with a rate of 1) and the canary."""
     config = loops.configure(directory, *SGD, *argv, steps=1)
-    # MaxText's default generator generates other weights on another mesh.
+    # MaxText's default generator yields other weights on another mesh.
     jax.config.update("jax_default_prng_impl", "threefry2x32")
     found = {}
 

@@ -57,7 +57,7 @@ def test_an_8b_model_with_32k_new_tokens_needs_longer_deadlines_and_is_told_whic
         assert [part for part in parts if part not in warnings[f"rlax.deadlines.{name}"]] == []
     words = document["words"]["Deadlines"]
     assert words["weights_s"] == "120 s; at least 161 s are needed"
-    assert words["drain_s"].startswith("20 s: a worker that is preempted may not finish")
+    assert words["drain_s"].startswith("20 s may be too short for a preempted worker")
 
     suggested = [f"{key}={found['suggested_s']:g}" for key, found in document["deadlines"].items()]
     assert checked(config, *suggested)[1] == {}

@@ -298,6 +298,6 @@ def test_loss_gives_a_ratio_of_one_to_the_current_policys_tokens(three_steps):
 def test_reference_that_cannot_be_used_is_a_config_error(resumed, tmp):
     key = "rlax.objective.reference.path = "
     assert all(text.startswith(key) for text in resumed.rejections.values())
-    assert "must be set: this run began without" in resumed.rejections["absent"]
+    assert "must be set: this run did not store" in resumed.rejections["absent"]
     assert str(tmp / "nowhere") in resumed.rejections["nowhere"]
     assert "but the model expects (2, " in resumed.rejections["shapes"]

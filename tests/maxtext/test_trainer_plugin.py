@@ -181,10 +181,10 @@ def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_ste
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("per_device_batch_size=4", "= 4: times 1 devices, gradient_accumulation_steps = 1 and rl"),
+        ("per_device_batch_size=4", "= 4: times 1 devices x gradient_accumulation_steps = 1 x rl"),
         ("rlax.objective.mini_batches=2", "mini_batches = 2 must be the 8 rows of a batch"),
-        ("rlax.objective.mini_batches=4", "groups_per_step * group_size: set it to 2"),
-        ("gradient_accumulation_steps=3", "group_size: no number is, so change the rows"),
+        ("rlax.objective.mini_batches=4", "groups_per_step * group_size): set it to 2"),
+        ("gradient_accumulation_steps=3", "group_size): no value satisfies this; change the rows"),
         ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
     ],
 )
@@ -201,10 +201,10 @@ def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):
         ("rlax.trainer.warm_start.enabled=true", "prompt source 'none' has no answer_tokens"),
         (
             "hardware=gpu attention=cudnn_flash_jax rlax.batches.sequences_per_row=2",
-            "attention = 'cudnn_flash_jax': must be another with rlax.batches.sequences_per_row",
+            "attention = 'cudnn_flash_jax': cannot be used with rlax.batches.sequences_per_row",
         ),
         ("dropout_rate=0.5", "dropout_rate = 0.5: must be 0"),
-        ("per_device_batch_size=3", "mini_batches = 1 is 3, of which the 8 rows of a batch"),
+        ("per_device_batch_size=3", "mini_batches = 1 is 3, and the 8 rows of a batch"),
         ("vocab_size=63", "vocab_size = 63: must be above 63, the largest token id of rlax.prompt"),
         # Found by building and calling the model, without an array.
         ("base_num_kv_heads=3", "base_num_kv_heads = 3: Invalid num_kv_heads for GQA"),

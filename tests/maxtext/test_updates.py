@@ -116,5 +116,5 @@ def test_four_updates_make_one_version_and_a_resumed_run_makes_the_same(tmp_path
             expected = mean([u[name] for u in updates])
             assert found.metrics[step][name] == pytest.approx(expected, rel=1e-6), name
 
-    with pytest.raises(TrainingError, match="of 8 updates, which is no whole number of steps of 3"):
+    with pytest.raises(TrainingError, match="8 updates of the checkpoint are not a multiple of 3"):
         loops.train(tmp_path, "rlax.objective.epochs=3", steps=9, **SAVING)

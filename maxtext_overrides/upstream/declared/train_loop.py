@@ -118,14 +118,14 @@ TRAIN_LOOP = (
         use="called",
         sha256="aed3317bcaffbbbee6b609151cd0aa584498bccf3a36c2728b2b6f02c8b5ba4f",
         why="the last checkpoint is on disk when a run ends",
-        delete_when="train_loop saves and waits when it is asked to stop",
+        delete_when="train_loop saves and waits when a stop is requested",
     ),
     Override(
         symbol=f"{_CHECKPOINTING}.all_steps",
         use="called",
         sha256="4c98c67fe6f8bf2466ba6a3d706ccc538bd8f2048f4fa2e51b1a943b89fcfe87",
         why="whether the loop has saved the last checkpoint already",
-        delete_when="train_loop saves and waits when it is asked to stop",
+        delete_when="train_loop saves and waits when a stop is requested",
     ),
     Override(
         symbol="maxtext.utils.max_utils.maybe_get_transformer_engine_context",

@@ -35,7 +35,7 @@ def audit(
     snapshots = Snapshots(files, findings)  # before the journal: see there
     last = journal.last_number(files)
     if not last:
-        reason = "is no run directory, or nothing has happened in it yet: it holds no journal"
+        reason = "has no journal, so it is not a run directory, or the run has not begun"
         raise ConfigError("RUN", files.url, reason)
     limits = read_limits(files)
     history = History(limits, figures, findings)

@@ -276,11 +276,13 @@ class History:
         """For messages, after "is"."""
         one = self.alive.get(group)
         if one is not None:
-            return "open: not scored yet" if one.scored is None else "accepted and not trained yet"
+            return (
+                "open and not yet scored" if one.scored is None else "accepted and not yet trained"
+            )
         end = self._ends[group]
         if end > 0:
-            return f"trained already, at step {end}"
-        return "rejected already" if end == _REJECTED else "dropped already"
+            return f"already trained, at step {end}"
+        return "already rejected" if end == _REJECTED else "already dropped"
 
     def _end(self, group: int, end: int) -> None:
         del self.alive[group]

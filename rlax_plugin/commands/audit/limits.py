@@ -42,10 +42,10 @@ def read_limits(files: RunFiles) -> Limits:
     try:
         document = yaml.safe_load(files.get(CONFIG))
     except FileNotFoundError:
-        reason = "is missing: without the run's config nothing can be judged"
+        reason = "is missing, but the audit needs the run's config"
         raise ConfigError(location, None, reason) from None
     except yaml.YAMLError as error:
-        raise ConfigError(location, None, f"is no YAML: {error}") from error
+        raise ConfigError(location, None, f"is not valid YAML: {error}") from error
     section = document.get("rlax") if isinstance(document, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(location, None, "has no section rlax:")

@@ -44,7 +44,7 @@ def print_report(console: Console, report: Report) -> None:
         return
     console.print(_verdict(report.violation), soft_wrap=True)
     if (total := report.violations.total()) > 1:
-        console.print(f"{total} violations in all: {_counts(report.violations)}", soft_wrap=True)
+        console.print(f"{total} violations in total: {_counts(report.violations)}", soft_wrap=True)
 
 
 def _verdict(found: Violation) -> Text:
@@ -62,8 +62,8 @@ def _rows(figures: Figures) -> list[tuple[str, int, str]]:
         ("  trained", figures.trained, f"in {figures.steps:,} steps"),
         ("  rejected", figures.rejected.total(), _counts(figures.rejected)),
         ("  dropped", figures.dropped.total(), _counts(figures.dropped)),
-        ("  ready", figures.ready, "accepted, not trained yet"),
-        ("  in flight", figures.open, "issued, not scored yet"),
+        ("  ready", figures.ready, "accepted, not yet trained"),
+        ("  in flight", figures.open, "issued, not yet scored"),
         ("samples trained", figures.samples, f"{figures.tokens:,} tokens"),
         ("largest staleness", figures.max_staleness, "versions"),
         ("groups issued again", figures.reissued, "to another worker, or after a restart"),

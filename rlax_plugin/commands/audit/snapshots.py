@@ -56,7 +56,7 @@ class Snapshots:
             self._damaged.append((step, f"{name} is damaged: {error!r}"))
             return
         if snapshot.step != step:
-            self._damaged.append((step, f"{name} calls itself the snapshot of {snapshot.step}"))
+            self._damaged.append((step, f"{name} contains the snapshot of {snapshot.step}"))
         else:
             self._waiting.append(snapshot)
 

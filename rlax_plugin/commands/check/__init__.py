@@ -1,4 +1,4 @@
-"""What ``rlax check`` tells of a config: what runs where, how much of it, and warnings."""
+"""The output of ``rlax check``: what a config runs where, how much of it, and warnings."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
         _print_section(console, heading, texts)
     for key, memory in document["memory_bytes"].items():
         sizes = {what: in_bytes(size) for what, size in memory.items()}
-        total = {"together": f"{in_bytes(sum(memory.values()))}, activations not counted"}
-        _print_section(console, f"Memory of {key}, each process, all its devices", sizes | total)
+        total = {"total": f"{in_bytes(sum(memory.values()))}, without activations"}
+        heading = f"Memory of {key}, per process, over all its devices"
+        _print_section(console, heading, sizes | total)
     for warning in document["warnings"]:
         console.print()
         text = Text.assemble(

@@ -1,4 +1,4 @@
-"""Deadlines that a config's work cannot hold, at the speeds that ``rlax.deadlines.assume`` says."""
+"""Deadlines that are too short for a config's work, at the speeds of ``rlax.deadlines.assume``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rlax_plugin.text.amounts import in_seconds
 
 
 def deadlines(config: Examined) -> dict[str, Need]:
-    """Key below ``rlax.deadlines`` -> what it must at least be, as far as it is known.
+    """Key below ``rlax.deadlines`` -> its minimum, as far as it is known.
 
-    What weights take is there once a part has said how large they are, and what a group takes once
-    the engine was asked how often it shows progress. Where the launcher does not say how many
-    workers there will be, it is one.
+    Deadlines that depend on weights are known once a part has reported their size, and ``group_s``
+    once the engine has reported how often it shows progress. If the launcher does not say how many
+    workers there will be, one is assumed.
     """
     facts = (config.checked or {}).values()
     sizes = [one.weights_bytes for one in facts if one.weights_bytes is not None]
@@ -31,20 +31,20 @@ def deadlines(config: Examined) -> dict[str, Need]:
 
 
 def in_words(config: Examined) -> Words:
-    """Title -> text: what is assumed, what follows from it, and what a short ``drain_s`` costs."""
+    """Title -> text: the assumed speeds, the minimum deadlines, and the cost of a short drain."""
     section, found = config.section, deadlines(config)
     rates = Rates.assumed(section.deadlines.assume)
     assume, drain_s = section.deadlines.assume, section.deadlines.drain_s
     words = {
-        "assumed": f"{assume.tokens_per_s:g} tokens/s of a sequence, "
-        f"{assume.prefill_tokens_per_s:g} prompt tokens/s of a worker, "
-        f"{assume.bytes_per_s / 1e6:g} MB/s of weights, {assume.startup_s:g} s to start a worker"
+        "assumed": f"{assume.tokens_per_s:g} tokens/s per sequence, "
+        f"{assume.prefill_tokens_per_s:g} prompt tokens/s per worker, "
+        f"{assume.bytes_per_s / 1e6:g} MB/s for weights, {assume.startup_s:g} s to start a worker"
     }
     for name, need in found.items():
         words[name] = f"{need.given_s:g} s; at least {in_seconds(need.needed_s)} are needed"
     if section.rollouts.on_new_weights != "continue" and drain_s < sample_s(section, rates):
         words["drain_s"] = (
-            f"{drain_s:g} s: a worker that is preempted may not finish its samples in that time; "
-            "they are then generated again (rlax.rollouts.on_new_weights: continue keeps them)"
+            f"{drain_s:g} s may be too short for a preempted worker to finish its samples, which "
+            "are then generated again; rlax.rollouts.on_new_weights: continue keeps their tokens"
         )
     return words

@@ -17,12 +17,12 @@ from rlax_plugin.rollouts.requests import training_prompts
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What a prompt source holds.
+    """The sizes of a prompt dataset.
 
     Attributes:
       train: training prompts.
       longest: tokens of the longest of them.
-      held_out: prompts of ``rlax.evaluation``'s split that are asked; 0 without evaluation.
+      held_out: prompts of ``rlax.evaluation``'s split that are used; 0 without evaluation.
     """
 
     train: int
@@ -54,7 +54,7 @@ class Examined:
       maxtext: MaxText's keys as far as files and arguments set them.
       registry: of its plug-ins.
       slots: of its objective.
-      checked: key of a part -> what its check found out; None: parts were not asked.
+      checked: key of a part -> the result of its own check; None: the parts' checks did not run.
       prompts: None: they were not read.
     """
 
@@ -104,10 +104,10 @@ def examine(
 
 
 def examine_parts(config: Examined, argv: tuple[str, ...]) -> Examined:
-    """Lets the parts check what is theirs, and reads the prompts.
+    """Runs the parts' own checks, and reads the prompts.
 
     Raises:
-      RlaxError: what one of them found.
+      RlaxError: a check failed.
     """
     section, registry = config.section, config.registry
     check_places(section, config.maxtext)

@@ -1,4 +1,4 @@
-"""What a config is allowed to say, and perhaps does not mean."""
+"""Warnings about settings that are valid but probably not intended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEW_NEW_TOKENS = 64
 
 
 def warnings(config: Examined) -> Iterator[ConfigWarning]:
-    """What is allowed, and perhaps not meant."""
+    """Settings that are valid but probably not intended."""
     yield from _warnings_of_groups(config)
     yield from _warnings_of_length(config)
     yield from _warnings_of_rewards(config)
@@ -28,18 +28,22 @@ def warnings(config: Examined) -> Iterator[ConfigWarning]:
     section, evaluation = config.section, config.section.evaluation
     for key in ("run_name", "base_output_directory", "steps"):
         if not config.maxtext.get(key):
-            yield key, "is not set: rlax train needs it, in the config or as key=value"
+            yield key, "is not set, but rlax train needs it, in the config or as key=value"
     if not evaluation.problems:
-        yield "rlax.evaluation.problems", "is 0: nothing will tell whether held-out problems gain"
+        yield "rlax.evaluation.problems", "is 0, so progress on held-out problems is not measured"
     elif config.prompts is not None and config.prompts.held_out < evaluation.problems:
         yield (
             "rlax.evaluation.problems",
-            f"{evaluation.problems}: the split {evaluation.split!r} has {config.prompts.held_out}",
+            f"is {evaluation.problems}, but the split {evaluation.split!r} has "
+            f"{config.prompts.held_out} problems, all of which are used",
         )
     if section.objective.allow_uncorrected:
-        yield "rlax.objective.allow_uncorrected", "is true: old samples may train uncorrected"
+        yield (
+            "rlax.objective.allow_uncorrected",
+            "is true, so off-policy samples may train without a correction",
+        )
     if section.deterministic:
-        yield "rlax.deterministic", "is true: groups are decoded one after the other, slowly"
+        yield "rlax.deterministic", "is true, so groups are decoded one at a time, which is slow"
 
 
 def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
@@ -47,29 +51,29 @@ def _warnings_of_groups(config: Examined) -> Iterator[ConfigWarning]:
     size, filters = rollouts.group_size, section.curation.filters
     key = "rlax.rollouts.group_size"
     if size == 1 and not _advantages(config, [1.0, 0.0], [0, 1]).any():
-        yield key, "is 1, and advantages are relative to the group: every one is 0"
+        yield key, "is 1, but advantages are relative to the group, so every one is 0"
     elif size > 1 and not filters and not _advantages(config, [1.0] * size, [0] * size).any():
         yield (
             "rlax.curation.filters",
-            "is empty: groups whose rewards are all equal take up rows of the batch and teach "
-            "nothing; a filter can keep them out (rlax config filters)",
+            "is empty, so groups whose rewards are all equal take up rows of the batch and teach "
+            "nothing; a filter can reject them (rlax config filters)",
         )
     needed = config.samples * section.staleness.steps_ahead * section.curation.oversample
     if config.workers and rollouts.slots * config.workers >= 2 * needed:
         yield (
             "rlax.rollouts.slots",
-            f"{rollouts.slots} on {plural(config.workers, 'worker')}, for {needed:,.0f} samples "
-            "at a time: half of the slots stay empty",
+            f"is {rollouts.slots} on {plural(config.workers, 'worker')}, but at most "
+            f"{needed:,.0f} samples are outstanding, so at least half of the slots stay empty",
         )
     if 0 < rollouts.temperature < 0.5 and size > 1:
         yield (
             "rlax.rollouts.temperature",
-            f"{rollouts.temperature:g} makes the samples of a group alike",
+            f"is {rollouts.temperature:g}, which makes the samples of a group alike",
         )
 
 
 def _warnings_of_memory(config: Examined) -> Iterator[ConfigWarning]:
-    """What trainer and workers take, if their devices are this machine's processor."""
+    """The memory of trainer and workers, if their devices are this machine's CPU."""
     checked = config.checked or {}
     if config.maxtext.get("hardware") != "cpu" or not checked:
         return
@@ -82,8 +86,8 @@ def _warnings_of_memory(config: Examined) -> Iterator[ConfigWarning]:
     if total > there:
         yield (
             max(needed, key=needed.__getitem__),
-            f"takes most of {in_bytes(total)} that trainer and workers need together, "
-            f"activations not counted, and this machine has {in_bytes(there)}",
+            f"needs most of the {in_bytes(total)} that trainer and workers need in total, without "
+            f"activations, but this machine has {in_bytes(there)}",
         )
 
 
@@ -95,7 +99,7 @@ def _warnings_of_rewards(config: Examined) -> Iterator[ConfigWarning]:
         yield (
             "rlax.curation.pass_threshold",
             f"is left at {curation.pass_threshold:g}, and a sample passes if the sum of its {most} "
-            "rewards reaches it: set what a right answer alone is worth",
+            "rewards reaches it; set it to the smallest sum that counts as a right answer",
         )
 
 
@@ -112,19 +116,23 @@ def _warnings_of_length(config: Examined) -> Iterator[ConfigWarning]:
     tokens = section.rollouts.max_new_tokens
     pretrained = maxtext.get("model_name", "default") != "default"
     if pretrained and tokens <= _FEW_NEW_TOKENS:
-        yield "rlax.rollouts.max_new_tokens", f"{tokens} leaves a pretrained model little room"
+        yield (
+            "rlax.rollouts.max_new_tokens",
+            f"is {tokens}, which is short for the answers of a pretrained model",
+        )
     if config.prompts is None:
         return
     groups = config.groups
     if groups is not None and groups < config.prompts.train:
         yield (
             "steps",
-            f"{config.maxtext['steps']}: {groups:,} groups are fewer than the "
-            f"{config.prompts.train:,} training prompts: some are never asked",
+            f"is {config.maxtext['steps']}, which makes {groups:,} groups, fewer than the "
+            f"{config.prompts.train:,} training prompts, so some prompts are never used",
         )
     limit, longest = section.rollouts.max_prompt_tokens, config.prompts.longest
     if limit > max(2 * longest, longest + 16):
         yield (
             "rlax.rollouts.max_prompt_tokens",
-            f"{limit}, and the longest prompt has {longest}: every row carries the rest as padding",
+            f"is {limit}, but the longest prompt has {longest} tokens; the rest of every row is "
+            "padding",
         )

@@ -23,7 +23,7 @@ def words(config: Examined) -> dict[str, Words]:
 
 
 def numbers(config: Examined) -> dict[str, int | float]:
-    """The arithmetic of batches, for machines; what is not known is left out."""
+    """The arithmetic of batches as numbers; unknown numbers are left out."""
     section, steps = config.section, config.rl_steps
     rollouts, samples = section.rollouts, config.samples
     found: dict[str, int | float | None] = {
@@ -61,8 +61,8 @@ def _processes(config: Examined) -> Words:
         "rollout workers": f"{workers or 'as many as join'}: {slots}; launcher "
         f"{section.launcher.name}",
         "reward processes": f"{section.reward_processes}: {rewards}; "
-        f"{section.deadlines.reward_s:g} s a call",
-        "parameter server": "inside the trainer" if server == "embedded" else f"at {server}",
+        f"at most {section.deadlines.reward_s:g} s per call",
+        "parameter server": "in the trainer process" if server == "embedded" else f"at {server}",
     }
 
 
@@ -81,7 +81,7 @@ def _one_step(config: Examined) -> Words:
     if batches.sequences_per_row > 1:
         words["batch"] += f"; up to {batches.sequences_per_row} samples are packed into a row"
     if batches.tokens:
-        words["batch"] += f"; full with {batches.tokens:,} completion tokens"
+        words["batch"] += f"; a batch is complete with {batches.tokens:,} completion tokens"
     objective = section.objective
     words["updates"] = (
         f"{objective.epochs} epoch(s) x {objective.mini_batches} mini-batch(es) = "
@@ -102,7 +102,9 @@ def _run(config: Examined) -> Words:
             words["steps"] += f", {epochs:.3g} times the {config.prompts.train:,} prompts"
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
     filters = ", ".join(choice.name for choice in section.curation.filters)
-    words["prompts"] += f"; groups must pass {filters}" if filters else "; every group trains"
+    words["prompts"] += (
+        f"; a group trains if accepted by {filters}" if filters else "; every group trains"
+    )
     words["evaluation"] = _evaluation(evaluation)
     if config.section.observers:
         words["observers"] = ", ".join(choice.name for choice in config.section.observers)
@@ -132,15 +134,15 @@ def _staleness(config: Examined) -> str:
     name = "one step off-policy" if (j, k) == (1, 2) else "off-policy"
     reload = "every version" if j == 1 else f"one of {j} versions"
     arriving = {
-        "finish": "finish on the old ones",
-        "continue": "go on with the new ones",
-        "discard": "start again",
+        "finish": "are finished with the old ones",
+        "continue": "continue with the new ones",
+        "discard": "are restarted",
     }[section.rollouts.on_new_weights]
     return (
-        f"{name}: workers load {reload}, and a sample trains while its oldest token is at most "
-        f"{plural(k, 'version')} behind the update's; up to "
-        f"{plural(section.staleness.steps_ahead, 'step')} of groups are outstanding, the next "
-        f"batch's included; running samples {arriving} when weights arrive"
+        f"{name}: workers load {reload}, and a sample can train if its oldest token is at most "
+        f"{plural(k, 'version')} older than the version that the update produces; groups for up "
+        f"to {plural(section.staleness.steps_ahead, 'step')} are outstanding, including the next "
+        f"batch; when new weights arrive, unfinished samples {arriving}"
     )
 
 
@@ -151,8 +153,8 @@ def _objective(config: Examined) -> Words:
     shown = {k: v for k, v in parts.items() if "corrections" not in k and v not in ("one", "none")}
     policy = {
         "sampler": "the sampler's own log-probs",
-        "reprefill": "computed again by the trainer, with the weights that generated the sample as "
-        "far as it keeps them",
+        "reprefill": "computed again by the trainer, with the weights that generated the sample if "
+        "the trainer still has them",
         "proximal": "computed by the trainer, with the weights before the batch's first update",
     }[algorithm.old_policy]
     words = {
@@ -166,9 +168,9 @@ def _objective(config: Examined) -> Words:
     if kl.coefficient:
         words["KL"] = f"{kl.coefficient:g} x {kl.estimator} to the reference, in the {kl.placement}"
     if algorithm.entropy_coefficient:
-        words["entropy"] = f"bonus of {algorithm.entropy_coefficient:g} a nat"
+        words["entropy"] = f"bonus of {algorithm.entropy_coefficient:g} per nat"
     if algorithm.overlong.penalty:
-        words["overlong"] = f"up to {algorithm.overlong.penalty:g} off the reward"
+        words["overlong"] = f"up to {algorithm.overlong.penalty:g} is subtracted from the reward"
     if algorithm.mask_truncated:
         words["truncated samples"] = "do not train"
     return words
@@ -182,7 +184,7 @@ def _files(config: Examined) -> Words:
     words = {
         "run": run,
         "weights": f"{weights.path or f'{run}/weights'}, {weights.store.name}, the newest "
-        f"{weights.keep}",
+        f"{plural(weights.keep, 'version')}",
     }
     if section.state_dir:
         words["ledger and logs"] = section.state_dir

@@ -56,7 +56,7 @@ class CheckpointPort(TrainerPort):
         self._publisher, self._canary_tokens = publisher, canary_tokens
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
-        raise TrainingError("a checkpoint is read to be measured, and does not train")
+        raise TrainingError("a trainer that reads a checkpoint to evaluate it cannot train")
 
     @property
     def canary_tokens(self) -> np.ndarray:

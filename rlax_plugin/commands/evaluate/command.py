@@ -222,7 +222,7 @@ class _Job:
                     "finding the weight version",
                     "rlax.deadlines.rpc_s",
                 )
-                going_on = ", which is going on" if alive else ""
+                going_on = ", which is still training" if alive else ""
                 self.what = f"version {version.version} of {self._target.run.url}{going_on}"
                 session = self._open(thread)
                 what, key = "serving the version", "rlax.deadlines.rpc_s"

@@ -62,11 +62,13 @@ def find_target(text: str, version: int | None, step: int | None) -> Target:
             raise ConfigError(
                 "RUN",
                 typed,
-                "is no run directory, RUN@VERSION, or RUN/checkpoints/NAME: a run has a config.yml",
+                "must be a run directory (with a config.yml), RUN@VERSION or RUN/checkpoints/NAME",
             )
     given = {"--version": target.version, "--step": step, "a checkpoint": target.checkpoint or None}
     if len(several := [name for name, value in given.items() if value is not None]) > 1:
-        raise ConfigError("RUN", typed, f"{' and '.join(several)} are given: give one of them")
+        raise ConfigError(
+            "RUN", typed, f"{' and '.join(several)} cannot be combined: give one of them"
+        )
     return target
 
 

@@ -24,21 +24,21 @@ class Section:
 
 _REWARD = Lines(
     "reward", "Reward", "mean reward per sample", (("reward/mean", "reward"),),
-    "Of all groups that were scored in a step, also of those that did not train.",
+    "Over all groups scored in a step, including those that did not train.",
 )  # fmt: skip
 _LENGTH = Lines(
     "length", "Completion length", "tokens per sample, mean",
     (("length/issued_mean", "scored"), ("length/trained_mean", "trained")),
-    "Where the lines part, training prefers short or long answers.",
+    "If the lines differ, short or long answers are rejected or dropped more often.",
 )  # fmt: skip
 _ERRORS = Lines(
     "reward-errors", "Failed rewards", "samples per step", (("reward/errors", "errors"),),
-    "Samples whose reward raised or took too long; they never count as 0.",
+    "Samples whose reward raised an error or took too long; they do not count as 0.",
 )  # fmt: skip
 _STALENESS = Lines(
     "staleness", "Staleness", "weight versions",
     (("staleness/mean", "mean"), ("staleness/max", "largest")),
-    "Version that the update makes, less that of a sample's oldest token; on-policy is 1.",
+    "The version that the update produces minus that of a sample's oldest token; 1 is on-policy.",
 )  # fmt: skip
 _FLEET = Lines("workers", "Workers", "workers ready", (("rollout/workers", "workers"),))
 _GAP = Lines(
@@ -52,7 +52,7 @@ _BESIDE = Lines(
     "beside", "Time beside the training loop", "seconds, log scale",
     (("time/generate_s", "generating"), ("time/reward_s", "scoring, per group"),
      ("time/commit_s", "writing the batch"), ("time/publish_s", "publishing weights")),
-    "Runs while the loop trains; what does not fit beside it shows as waiting.", log=True,
+    "This work runs in parallel to training; if it takes longer, the trainer waits.", log=True,
 )  # fmt: skip
 _STEP_TIME = Lines("step-time", "Time per step", "seconds", (("time/step_s", "step"),))
 _PACKING = Lines(
@@ -132,7 +132,7 @@ def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
     """What each of several rewards gives."""
     names = sorted({n for run in runs for n in run.metrics if n.startswith(_REWARD_PART)})
     pairs = tuple((name, name.removeprefix(_REWARD_PART)) for name in names)
-    caption = "The means of each of rlax.rewards, whose sum is the reward."
+    caption = "Mean of each of rlax.rewards; the reward is their sum."
     lines = Lines("reward-parts", "Rewards, one by one", "mean per sample", pairs, caption)
     return chart(lines, runs) if names else None
 
@@ -158,7 +158,7 @@ def _others(runs: Sequence[RunData], wanted: Callable[[str], bool]) -> tuple[lis
             charts.append(found)
         elif (values := _finite(lines, runs)).size:
             constant.append(f"{name} = {values[0]:g}")
-    return charts, f"Always the same: {', '.join(constant)}" if constant else ""
+    return charts, f"Constant: {', '.join(constant)}" if constant else ""
 
 
 def _if_any(lines: Lines, runs: Sequence[RunData]) -> Chart | None:

@@ -53,7 +53,7 @@ def read_parquet(files: RunFiles, name: str, columns: list[str] | None = None) -
     try:
         table = pq.ParquetFile(pa.BufferReader(files.get(name))).read(columns)
     except FileNotFoundError:
-        raise RlaxError(f"{name} has gone while it was read") from None
+        raise RlaxError(f"{name} was deleted while it was read") from None
     except (pa.ArrowException, ValueError) as error:
         raise RlaxError(f"{name} is damaged: {error}") from error
     if lacking := set(columns or samples.SCHEMA.names) - set(table.column_names):

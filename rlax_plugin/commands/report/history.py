@@ -96,5 +96,5 @@ def read_history(files: RunFiles, progress: Callable[[str, int, int], object]) -
                 at.generated_with = dict(history.generated_with)
             progress("journal", segment.number, last)
     except RlaxError as error:
-        history.problems.append(f"{error}; what comes after it in the journal is not shown")
+        history.problems.append(f"{error}; the journal after it is not shown")
     return history

@@ -120,7 +120,7 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
     """
     groups = _recorded_groups(files, run, progress)
     if not groups:
-        run.missing.append("batches/ and rollouts/ hold nothing: no rollout was recorded so far")
+        run.missing.append("batches/ and rollouts/ are empty: no rollout has been recorded yet")
     if large := sum(not fits(group) for group in groups):
         run.missing.append(f"{large} groups of rollouts, each of which is too large for a page")
     chosen = choose(groups)
@@ -174,7 +174,7 @@ def _fate(file: str, row: Mapping[str, Any], run: RunData) -> str:
     if file.startswith("batches/"):
         return "trained"
     dropped = run.history.dropped.get(row["group_id"]) if run.history else None
-    return f"dropped: {dropped}" if dropped else "not trained yet"
+    return f"dropped: {dropped}" if dropped else "not yet trained"
 
 
 def _milli(logprobs: np.ndarray) -> list[int]:

@@ -83,7 +83,7 @@ def open_run(run: str) -> RunFiles:
     files = RunFiles(run)
     if any(files.exists(part) for part in _PARTS):
         return files
-    reason = "is no run directory: none of " + ", ".join(_PARTS) + " is there"
+    reason = "is not a run directory: it contains none of " + ", ".join(_PARTS)
     candidates = files.names("")[:_LOOKED_AT]
     parent, name = posixpath.split(files.location().rstrip("/"))
     if below := [name for name in candidates if files.exists(f"{name}/config.yml")]:
@@ -116,15 +116,15 @@ def read_run(files: RunFiles, progress: Progress = no_progress) -> RunData:
     with run.noting():
         run.summary = files.get_json("summary.json") or {}
         if not run.summary:
-            raise RlaxError("summary.json is not there: the run goes on, or did not end by itself")
+            raise RlaxError("summary.json does not exist: the run is unfinished")
     main_set = str(run.setting("evaluation", "split", "test"))
     with run.noting():
         run.measured, others = set_apart(read_evaluations(files, main_set))
         run.missing += others
         if not (run.measured or others):
-            raise RlaxError("evaluation/ holds nothing: no held-out evaluation was made so far")
+            raise RlaxError("evaluation/ is empty: the run has not been evaluated")
     run.history = read_history(files, progress)
-    run.missing += run.history.problems if run.history else ["journal/ is not there"]
+    run.missing += run.history.problems if run.history else ["journal/ does not exist"]
     return run
 
 
@@ -132,11 +132,11 @@ def _read_config(files: RunFiles) -> dict[str, Any]:
     try:
         document = yaml.safe_load(files.get(CONFIG))
     except FileNotFoundError:
-        raise RlaxError("config.yml is not there") from None
+        raise RlaxError("config.yml does not exist") from None
     except yaml.YAMLError as error:
         raise RlaxError(f"config.yml is damaged: {error}") from error
     if not isinstance(document, dict):
-        raise RlaxError("config.yml is damaged: it holds no keys and values")
+        raise RlaxError("config.yml is damaged: it is not a mapping of keys to values")
     return document
 
 
@@ -144,7 +144,7 @@ def _read_metrics(files: RunFiles) -> dict[str, list[float]]:
     try:
         rows = file.by_step(files.get(file.NAME).decode())
     except FileNotFoundError:
-        raise RlaxError("metrics.jsonl is not there: no step has ended so far") from None
+        raise RlaxError("metrics.jsonl does not exist: no step has ended yet") from None
     ordered = [rows[step] for step in sorted(rows)]
     names = {name for row in ordered for name in row} | {"step"}
     return {name: [_number(row.get(name)) for row in ordered] for name in sorted(names)}

@@ -130,8 +130,8 @@ def pass_rates(run: RunData) -> Chart | None:
     return Chart(
         f"pass-rates-{run.name}",
         "Pass rates of groups",
-        "Groups in the lowest and the highest row have no contrast to learn from. "
-        "Learning moves the mass upwards.",
+        "In the lowest and the highest row, the samples of a group all fail or all pass, so its "
+        "rewards do not differ. Learning moves groups upwards.",
         figure,
         of=run.name,
     )
@@ -155,7 +155,7 @@ def fates(run: RunData) -> Chart | None:
             marker={"color": COLOURS[(2, 1, 3, 4, 5, 6, 7, 0)[index % 8]], "line": {"width": 0}},
         )
     dropped = any(name.startswith("dropped") for name in names)
-    caption = "A group that was dropped had been accepted before." if dropped else ""
+    caption = "Dropped groups were accepted first." if dropped else ""
     return Chart("outcomes", "What became of the groups", caption, figure)
 
 
@@ -214,8 +214,9 @@ def weight_versions(run: RunData) -> Chart | None:
     return Chart(
         f"weights-{run.name}",
         "Weights published and pulled",
-        "Above, the newest version and the newest that each worker has used; below, how far behind "
-        "that is when a batch is committed: a worker that evaluates generates nothing.",
+        "Above: the newest version, and the newest version that each worker has used. Below: how "
+        "many versions a worker is behind when a batch is committed. A worker that evaluates does "
+        "not generate for training.",
         figure,
         of=run.name,
     )
@@ -238,7 +239,9 @@ def phases(run: RunData) -> Chart | None:
             hovertemplate="%{y:.3f} s",
         )
     mark_resumes(figure, run)
-    caption = "Of the training loop. Waiting is what generating and scoring do not do in time."
+    caption = (
+        "Time of the training loop. It waits if generating and scoring take longer than training."
+    )
     return Chart("phases", "Time per phase", caption, figure)
 
 

@@ -69,7 +69,7 @@ def write_comparison(runs: Sequence[str], out: str | None = None) -> Path:
         reason = "give at least 2 runs to compare; rlax report RUN shows one"
         raise ConfigError("RUN...", ", ".join(runs) or None, reason)
     if len(runs) > len(COLOURS):
-        reason = f"give at most {len(COLOURS)} runs: the colours of more cannot be told apart"
+        reason = f"give at most {len(COLOURS)} runs, because a chart has {len(COLOURS)} colours"
         raise ConfigError("RUN...", f"{len(runs)} runs", reason)
     opened = [open_run(run) for run in runs]
     with _bars() as progress:

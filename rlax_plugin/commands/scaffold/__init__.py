@@ -85,16 +85,16 @@ def write_package(name: str, kind: str, directory: Path) -> Package:
 def _check_name(name: str) -> None:
     """A name that can be a module, and is not one already."""
     if keyword.iskeyword(name):
-        raise ConfigError("NAME", name, "is a Python keyword, no module's name: choose another")
+        raise ConfigError("NAME", name, "is a Python keyword: choose another name")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         suggestion = re.sub(r"\W+", "_", name.lower()).strip("_0123456789")
-        reason = "must be a module's name: small letters, digits and _"
+        reason = "must be a module's name, of small letters, digits and _"
         raise ConfigError("NAME", name, reason + (f", such as {suggestion}" if suggestion else ""))
     if name in sys.stdlib_module_names:
-        reason = "Python's standard library has a module of this name: choose another"
+        reason = "is also a module of Python's standard library: choose another name"
         raise ConfigError("NAME", name, reason)
     if importlib.util.find_spec(name) is not None:
-        raise ConfigError("NAME", name, "a module of this name is installed: choose another")
+        raise ConfigError("NAME", name, "is also an installed module: choose another name")
 
 
 def _reject_shadow(name: str, text: str) -> None:
@@ -109,6 +109,6 @@ def _reject_shadow(name: str, text: str) -> None:
     defined = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     for one in (name, *defined):
         if one in imported or hasattr(builtins, one):
-            what = "imports" if one in imported else "has from Python"
-            reason = f"{one} would hide what the module {what} by this name: choose another"
+            what = "imports" if one in imported else "needs from Python"
+            reason = f"would define {one}, which the module {what}: choose another name"
             raise ConfigError("NAME", name, reason)

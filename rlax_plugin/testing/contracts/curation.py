@@ -92,7 +92,7 @@ def check_sampler(trial: Trial, part: Inspection) -> None:
         text = json.dumps(found)
         sampler.choose(PROMPTS, RATES, rng, 3)
         require(json.dumps(found) == text, "it changes with the choices that follow")
-    with part.rule("a fresh one that restores the state goes on as the old one would", state):
+    with part.rule("a new sampler that restores the state continues as the old one would", state):
         sampler, rng = build(), np.random.default_rng(0)
         for done in range(3):
             text, bits = json.dumps(sampler.state()), rng.bit_generator.state
@@ -179,7 +179,7 @@ def check_filter(trial: Trial, part: Inspection) -> None:
             require(short, f"for {what}: {reason[:80]!r}, of {len(reason)} characters")
     with part.rule(
         "the same group gets the same answer",
-        "judge by the group alone: a filter is asked once, and in any order",
+        "judge by the group alone: a filter is called once per group, and in any order",
     ):
         # Backwards, those with short names first: they are what is told.
         for what in sorted(reversed(answers), key=lambda what: what not in named):

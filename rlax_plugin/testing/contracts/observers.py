@@ -15,7 +15,7 @@ from rlax_plugin.testing.contracts.trial import Trial
 from rlax_plugin.types import WeightVersion
 
 _TAKES = "takes the records of a run, with failed rewards and NaN, and returns None"
-_NOTHING = "return nothing: what an observer returns goes nowhere"
+_NOTHING = "return nothing: the return value of an observer is ignored"
 _STATE = (
     "return from state() everything that it remembers, as plain JSON with text keys, and set all "
     "of it in restore()"

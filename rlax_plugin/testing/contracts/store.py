@@ -76,7 +76,7 @@ def check_versions(store: WeightStore, directory: Path, part: Inspection) -> Non
         store.save(path("damaged"), arrays)
         for file in _files(directory / "damaged"):
             _check_damage(store, path("damaged"), file)
-    with part.rule("wrong bytes are told from an outage", _KINDS):
+    with part.rule("wrong bytes and outages raise different errors", _KINDS):
         store.save(path("outage"), arrays)
         _check_kinds(store, directory / "outage")
     with part.rule("another structure is rejected: a WeightsError", _STRUCTURE):
@@ -166,7 +166,7 @@ def _check_kinds(store: WeightStore, directory: Path) -> None:
             continue
         except WeightsError as error:
             what = f"load raised {type(error).__name__}, which means wrong bytes, where"
-            require(False, f"{what} the operating system rejected to open {file.name}: {error}")
+            require(False, f"{what} the operating system denied access to {file.name}: {error}")
         finally:
             file.unlink()
             aside.rename(file)

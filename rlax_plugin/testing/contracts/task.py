@@ -156,7 +156,9 @@ def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> 
         for what in odd:
             if "error" not in scored[what]["calls"][0]:
                 _require_number(what, completions[what], scored[what]["calls"][0])
-    with part.rule("the same completion gets the same reward twice", "keep no state and no chance"):
+    with part.rule(
+        "the same completion gets the same reward twice", "keep no state and use no random numbers"
+    ):
         for what, found in scored.items():
             one, two = found["calls"]
             same = one.get("value") == two.get("value") and ("error" in one) == ("error" in two)

@@ -37,17 +37,22 @@ def check_training(
       make_port: takes the keyword arguments of ``FakeTrainerPort``.
       steps: the run's, at least 3.
     """
-    with part.rule("stops after the step in which it is asked to, with a checkpoint", _CHECKPOINT):
+    with part.rule(
+        "stops after the step in which a stop is requested, with a checkpoint", _CHECKPOINT
+    ):
         port = make_port(stop_after=1)
         make_trainer().run(port)
         port.close()
-        require(port.last_step == 1, f"asked to stop in step 1, it ended after {port.last_step}")
+        require(
+            port.last_step == 1,
+            f"a stop was requested in step 1, but it ended after {port.last_step}",
+        )
         saved = ("before_checkpoint", 1) in port.calls
         require(saved, f"no before_checkpoint(1) among {port.calls}")
     if not part.sound:
         return
     with part.rule(
-        "goes on from its checkpoint, step by step to the last one", f"{_ORDER}; {_CHECKPOINT}"
+        "continues from its checkpoint, step by step to the last one", f"{_ORDER}; {_CHECKPOINT}"
     ):
         port = make_port()
         make_trainer().run(port)

@@ -69,9 +69,7 @@ def test_a_batch_that_was_altered_or_is_missing(run: Path) -> None:
     file.write_bytes(data)
     report = audit(RunFiles(run))
     assert place(report) == (Rule.BATCH_DIFFERS, 2, 2, None)
-    assert report.violation is not None and "its content is not what it was" in str(
-        report.violation
-    )
+    assert report.violation is not None and "the file has changed" in str(report.violation)
     assert (report.figures.samples, report.figures.trained) == (8, 6)
     file.unlink()
     assert place(audit(RunFiles(run))) == (Rule.BATCH_DIFFERS, 2, 2, None)
@@ -145,7 +143,7 @@ def test_json_is_all_there_is_on_stdout(run: Path) -> None:
         "segment": 3,
         "step": None,
         "group": None,
-        "message": "journal segment 3: is missing, and later ones exist",
+        "message": "journal segment 3: is missing, but later segments exist",
     }
 
 
@@ -166,14 +164,14 @@ def test_the_table_and_the_verdict(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert (
         "violation: trained-twice at segment 4, step 3, group 4: group 4 is trained at step 3, but "
-        "it is trained already, at step 2"
+        "it is already trained, at step 2"
     ) in result.stdout
 
 
 def test_what_is_no_run_is_one_message_and_status_2(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["audit", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"error: RUN = '{tmp_path}': is no run directory, or")
+    assert result.stderr.startswith(f"error: RUN = '{tmp_path}': has no journal, so")
     assert result.stderr.count("\n") == 1
     History().write(RunFiles(tmp_path))
     (tmp_path / "config.yml").unlink()

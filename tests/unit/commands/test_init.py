@@ -141,7 +141,7 @@ def test_a_task_of_ones_own_is_measured(folder: Path) -> None:
         ("new.yml --task ts_nowhere", "'ts_nowhere': no plug-in or module of this name"),
         (
             "new.yml --task rlax_curation",
-            "must offer one prompt source to be a task, and offers no",
+            "must offer exactly one prompt source to be a task, but offers no",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_each_sample_is_shown_as_it_was_recorded(files):
     assert fates[0] == fates[7] == "trained"
     assert fates[2] == "rejected: too easy"
     assert fates[6] == "dropped: its worker was quarantined"
-    assert fates[9] == "not trained yet"
+    assert fates[9] == "not yet trained"
     row = columns["group"].index(4) + 1  # its second sample
     assert (columns["sample"][row], columns["completion"][row]) == (1, "answer 1")
     assert columns["seed"][row] == str(2**63 + 401)  # more than a double holds
@@ -212,16 +212,18 @@ def test_a_run_that_is_not_there_is_one_clear_error(files, tmp_path):
     with pytest.raises(ConfigError, match="runs in it: mine"):
         open_run(str(tmp_path / "runs"))
     (tmp_path / "runs/empty").mkdir()
-    with pytest.raises(ConfigError, match=r"is there$"):  # it is not its own nearest match
+    with pytest.raises(
+        ConfigError, match=r"it contains none of [^;]*$"
+    ):  # it is not its own nearest match
         open_run(str(tmp_path / "runs/empty"))
     with pytest.raises(ConfigError, match="give at least 2 runs to compare"):
         write_comparison([files.location()])
-    with pytest.raises(ConfigError, match=r"'9 runs': give at most 8 runs: .* cannot be told"):
+    with pytest.raises(ConfigError, match=r"'9 runs': give at most 8 runs, .* 8 colours"):
         write_comparison([files.location()] * 9)
     with pytest.raises(ConfigError, match=r"--out.*cannot be written"):
         write_report(files.location(), f"{files.location('config.yml')}/page.html")
     result = CliRunner().invoke(app, ["report", str(tmp_path / "runs/mime")])
-    assert result.exit_code == 2 and "is no run directory" in result.output
+    assert result.exit_code == 2 and "is not a run directory" in result.output
 
 
 def test_runs_of_one_name_are_told_apart(files, tmp_path, monkeypatch):

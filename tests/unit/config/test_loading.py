@@ -124,8 +124,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(problem(path)) == f"{path}:3: is not valid YAML: the key 'a' appears twice"
     path = write(tmp_path, "steps: 3\n")
     assert str(problem(path)).startswith(f"rlax: {path} has no rlax: section")
-    assert "must be a section of keys" in str(problem(write(tmp_path, "rlax: 3")))
-    assert "must hold keys and values" in str(problem(write(tmp_path, "[1, 2]")))
+    assert "must be a mapping of keys" in str(problem(write(tmp_path, "rlax: 3")))
+    assert "must be a mapping of keys" in str(problem(write(tmp_path, "[1, 2]")))
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (
             "rlax.rollouts.group_size=0",
             "rlax.rollouts.group_size = 0: must be greater than or equal to 1 "
-            "(samples per prompt; default 8)",
+            "(number of samples per prompt; default 8)",
         ),
-        ("rlax.rollouts.group_size='4'", "= '4': must be a whole number (samples per prompt"),
+        ("rlax.rollouts.group_size='4'", "= '4': must be a whole number (number of samples"),
         ("rlax.rollouts.group_size=true", "= True: must be a whole number"),
         ("rlax.rollouts.top_p=high", "rlax.rollouts.top_p = 'high': must be a number"),
         ("rlax.rollouts.ignore_stop=1", "rlax.rollouts.ignore_stop = 1: must be true or false"),
@@ -200,7 +200,7 @@ def test_an_environment_variable_would_only_reach_maxtext(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("M_STEPS", "7")
-    assert "M_STEPS would change it for MaxText only" in str(problem(write(tmp_path, MINIMAL)))
+    assert "M_STEPS, for MaxText only" in str(problem(write(tmp_path, MINIMAL)))
 
 
 def test_hash_is_of_what_is_said_not_of_where(tmp_path: Path) -> None:

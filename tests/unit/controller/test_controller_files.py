@@ -131,6 +131,6 @@ def test_what_was_typed_is_named(tmp_path: Path) -> None:
 
 def test_a_run_without_batches_is_not_replayed_and_left_alone(tmp_path: Path) -> None:
     RunFiles(tmp_path).put("config.yml", b"{}")
-    with raises(ConfigError, match=f"^RUN = '{tmp_path}': nothing can be replayed yet"):
+    with raises(ConfigError, match=f"^RUN = '{tmp_path}': cannot be replayed yet"):
         replay(str(tmp_path))
     assert RunFiles(tmp_path).names("") == ["config.yml"]

@@ -1,4 +1,4 @@
-"""What is looked at before a run starts: places that hang or reject, and what cannot train."""
+"""The checks before a run starts: places that hang or cannot be read, and what cannot train."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def bucket() -> list[str]:
             "base_output_directory=bucket://stuck/runs",
             0.3,
             "base_output_directory = 'bucket://stuck/runs': cannot be reached within 0.3 s "
-            "(rlax.deadlines.rpc_s sets how long is waited)",
+            "(rlax.deadlines.rpc_s sets this limit)",
         ),
         (
             "base_output_directory=bucket://denied/runs",
             60,
-            "base_output_directory = 'bucket://denied/runs': cannot be looked at: ",
+            "base_output_directory = 'bucket://denied/runs': cannot be read: ",
         ),
         (
             "rlax.weights.path=bucket://stuck/weights",

@@ -169,8 +169,8 @@ def test_a_new_objective_needs_no_change_here(sapo) -> None:
         group_size=3,
         plugins=sapo,
     )
-    filter = 1 / (1 + np.exp(-np.array([[1.0], [1.0], [2.0]]) * (ratio - 1)))
-    expected = -np.array([[1.0], [0], [-1.0]]) * 4 * ratio * filter * (1 - filter) / 3
+    gate = 1 / (1 + np.exp(-np.array([[1.0], [1.0], [2.0]]) * (ratio - 1)))
+    expected = -np.array([[1.0], [0], [-1.0]]) * 4 * ratio * gate * (1 - gate) / 3
     np.testing.assert_allclose(found.grad_bt, expected, rtol=1e-5)
 
 

@@ -125,7 +125,7 @@ def test_without_any_score_there_is_no_mean_reward():
         ({"k": [1, 32]}, r"rlax.evaluation.k = 32: must be at most rlax.evaluation.samples = 16"),
         ({"majority_k": [17]}, r"rlax.evaluation.majority_k = 17: .*samples = 16"),
         ({"sets": {"hard": {"samples": 4}}}, r"k = 8: .*rlax.evaluation.sets.hard.samples = 4"),
-        ({"sets": {"test": {}}}, r"rlax.evaluation.sets.test: .*by its split"),
+        ({"sets": {"test": {}}}, r"rlax.evaluation.sets.test: .*name of the main set"),
         ({"sets": {"a/b": {}}}, r"rlax.evaluation.sets.a/b: .*letters, digits and _"),
     ],
 )
@@ -160,7 +160,7 @@ class Source:
 @pytest.mark.parametrize(
     ("other", "sets", "message"),
     [
-        (Source((2,)), {"far": {"prompt_source": {"name": "y"}}}, r"has stop ids \[2\]; .*\[1\]"),
+        (Source((2,)), {"far": {"prompt_source": {"name": "y"}}}, r"has stop ids \[2\], .*\[1\]"),
         (Source(length=99), {"far": {"prompt_source": {"name": "y"}}}, r"at least 99, the longest"),
         (
             Source(),

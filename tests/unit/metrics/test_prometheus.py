@@ -92,5 +92,5 @@ def test_a_worker_says_whether_its_engine_lives_and_shares_nothing() -> None:
 def test_a_port_that_is_taken_is_an_error_of_its_key() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"network.prometheus_port = {port}: .*0 takes any"):
+        with pytest.raises(ConfigError, match=rf"network.prometheus_port = {port}: .*0 means any"):
             Exporter("127.0.0.1", port, "rlax.network.prometheus_port", CollectorRegistry())

@@ -75,7 +75,7 @@ def test_advantages_without_any_reward_are_0() -> None:
     [
         (lambda o: np.zeros(3), r"expected finite numbers, \[5\] or \[5, 2\]"),
         (lambda o: o.rewards_n / np.zeros(5), "expected finite numbers"),
-        (lambda o: np.arange(10.0).reshape(5, 2), "differs by token"),
+        (lambda o: np.arange(10.0).reshape(5, 2), "different advantages"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* encountered in divide")

@@ -58,11 +58,11 @@ class Samples(NamedTuple):
 
 
 @st.composite
-def samples(generate: st.GenerateFn) -> Samples:
+def samples(draw: st.DrawFn) -> Samples:
     """Lengths from 1; rewards in eighths, so that sums are exact; ratios from 1/3 to 3."""
-    lengths = generate(st.lists(st.integers(1, LONGEST), min_size=ROWS, max_size=ROWS))
-    rewards = generate(st.lists(st.integers(-16, 16), min_size=ROWS, max_size=ROWS))
-    rng = np.random.default_rng(generate(st.integers(0, 2**32 - 1)))
+    lengths = draw(st.lists(st.integers(1, LONGEST), min_size=ROWS, max_size=ROWS))
+    rewards = draw(st.lists(st.integers(-16, 16), min_size=ROWS, max_size=ROWS))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     behaviour = rng.uniform(-3, -0.2, (ROWS, LONGEST))
 
     def near() -> np.ndarray:

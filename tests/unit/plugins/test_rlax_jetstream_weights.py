@@ -26,14 +26,14 @@ def canary(version, wrong=0.0, tolerance=1e-4, length=6):
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
-        (version(2, name="v"), WeightsError, "variable 'v' was published and is not there"),
+        (version(2, name="v"), WeightsError, "variable 'v' was published but is missing"),
         (version(2, shape=(3,)), WeightsError, r"'w' was published as float32\[3\]"),
         (version(2, fingerprint=5), WeightsMismatchError, "'w' has fingerprint 0x00000002"),
         (
             version(2, canary=canary(2, wrong=1e-3)),
             WeightsMismatchError,
-            "version 2: the canary's log-prob at position 3 .* 0.001 nats apart, "
-            "the tolerance is 0.0001",
+            "version 2: the canary's log-prob at position 3 .* the difference "
+            "is 0.001 nats, the tolerance 0.0001",
         ),
         (version(2, canary=canary(2, wrong=np.nan)), WeightsMismatchError, "position 3"),
         (version(2, canary=canary(3)), WeightsMismatchError, "position 5"),

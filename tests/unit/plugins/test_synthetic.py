@@ -20,7 +20,7 @@ def test_prompts_have_the_exact_shape_and_are_the_same_in_every_run():
     tokens_bt = np.stack([p.tokens for p in prompts])
     assert tokens_bt.shape == (100, 16) and tokens_bt.dtype == np.int32
     assert tokens_bt.min() >= 1 and tokens_bt.max() <= 511
-    assert len(np.unique(tokens_bt)) > 400  # 1600 generates from 511 ids miss about 22
+    assert len(np.unique(tokens_bt)) > 400  # 1600 samples of 511 ids miss about 22
     again = source(**options).prompts("train")
     assert [p.id for p in again] == [p.id for p in prompts]
     np.testing.assert_array_equal(np.stack([p.tokens for p in again]), tokens_bt)

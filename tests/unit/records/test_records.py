@@ -222,7 +222,7 @@ def broken(files: RunFiles) -> tuple[int, str]:
 
 def test_a_missing_segment_is_noticed(run: RunFiles) -> None:
     segment(run, 2).unlink()
-    assert broken(run) == (2, "journal segment 2: is missing, and later ones exist")
+    assert broken(run) == (2, "journal segment 2: is missing, but later segments exist")
 
 
 def test_a_torn_segment_is_noticed(run: RunFiles) -> None:
@@ -238,7 +238,7 @@ def test_a_torn_segment_is_noticed(run: RunFiles) -> None:
 def test_exchanged_segments_are_noticed(run: RunFiles) -> None:
     third = segment(run, 3).read_bytes()
     segment(run, 3).write_bytes(segment(run, 4).read_bytes())
-    assert broken(run) == (3, "journal segment 3: calls itself 4")
+    assert broken(run) == (3, "journal segment 3: contains the number 4 instead of its own")
     # A segment of another run, with the right number: the next one names another checksum.
     segment(run, 3).write_bytes(third.replace(b'"d2"', b'"e2"'))
     number, message = broken(run)
@@ -250,7 +250,7 @@ def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None
     second = found[1]
     assert second.batch is not None
     other = dataclasses.replace(second.batch, name="batches/00000003.parquet")
-    with pytest.raises(JournalError, match=r"segment 2: .*its content is not what it was"):
+    with pytest.raises(JournalError, match=r"segment 2: .*the file has changed"):
         journal.read_samples(run, second, other)
     fewer = dataclasses.replace(second.batch, samples=3)
     with pytest.raises(JournalError, match="holds 4 samples, not 3"):

@@ -76,7 +76,7 @@ def test_a_request_that_is_wrong_is_not_tried_again():
     async def main():
         fleet, dispatcher, lost = make()
         stub = await join(fleet, "a", failing(grpc.StatusCode.INVALID_ARGUMENT))
-        with pytest.raises(WorkerError, match="a rejected: INVALID_ARGUMENT: told 3"):
+        with pytest.raises(WorkerError, match="a rejected a call: INVALID_ARGUMENT: told 3"):
             await dispatcher.submit(request(3))
         assert stub.calls == [[3]] and lost == []
         await dispatcher.close()

@@ -78,18 +78,18 @@ def test_each_deadline_is_warned_of_once_as_assumed_and_once_as_measured():
     for _ in range(2):
         hear(pace, workers, worker())
     assert len(said) == 1 and said[0].startswith(
-        "warning: rlax.deadlines.group_s: 9 s is too short: 200 tokens of a sequence take 10 s, at "
-        "the speeds of rlax.deadlines.assume. Set it to 1"
+        "warning: rlax.deadlines.group_s = 9 s is too short: 200 tokens of a sequence take 10 s, "
+        "at the speeds of rlax.deadlines.assume. Set it to 1"
     )
     pace.weighs(4_000)
     pace.wrote(4_000, 5.0)
-    assert len(said) == 2 and "rlax.deadlines.weights_s: 3 s" in said[1]
+    assert len(said) == 2 and "rlax.deadlines.weights_s = 3 s" in said[1]
     assert "takes 5 s, at measured speeds. Set it to 6" in said[1]
     for steps in (1, 2, 3, 4):  # a token every 2 s
         hear(pace, workers, worker(steps_total=steps, decode_s_total=2 * steps))
     assert [text.split()[1] for text in said[2:]] == [
-        "rlax.deadlines.group_s:",
-        "rlax.deadlines.batch_s:",
+        "rlax.deadlines.group_s",
+        "rlax.deadlines.batch_s",
     ]
     assert "take 400 s, at measured speeds. Set it to 490" in said[2]
 

@@ -141,7 +141,7 @@ def test_a_version_that_no_worker_can_load_is_given_up():
             fleet.lose(keeper, "left")  # it tried for as long as its deadlines allow
             await join(fleet, keeper.name, answer)
         for ticket in exact:
-            with pytest.raises(WorkerError, match=r"version 5 cannot be kept: 3 .*: left"):
+            with pytest.raises(WorkerError, match=r"keep version 5: 3 .*: left"):
                 await ticket
         await dispatcher.submit(request(1))
         await dispatcher.close()
@@ -184,7 +184,7 @@ def test_tokens_of_another_version_are_rejected_if_anybody_waits_for_them(cancel
         else:
             while not lost:
                 await asyncio.sleep(0.01)
-            assert "was not generated with weight version 4, as asked for" in lost[0]
+            assert "was not generated with weight version 4, as requested" in lost[0]
         await dispatcher.close()
         with pytest.raises((asyncio.CancelledError, WorkerError)):
             await exact

@@ -152,4 +152,4 @@ def test_the_command_tells_what_holds_and_what_does_not(folder: Path) -> None:
     assert result.exit_code == 1 and result.stdout == ""
     assert "plug-in 'tb_bad_filter', rlax_register_filter['narrow']" in result.stderr
     assert "AttributeError: 'tuple' object has no attribute 'reject'" in result.stderr
-    assert "to mend: " in result.stderr
+    assert "to fix: " in result.stderr

@@ -39,7 +39,7 @@ class LetsPass(NpzStore):
 
 @pytest.mark.parametrize("store", [NpzStore(), LetsPass()])
 def test_a_store_that_tells_them_apart_passes(store):
-    assert "wrong bytes are told from an outage" in check_store(store)
+    assert "wrong bytes and outages raise different errors" in check_store(store)
 
 
 def test_an_outage_must_not_be_damage():
@@ -47,7 +47,7 @@ def test_an_outage_must_not_be_damage():
         check_store(Raises(WeightsError))
     assert len(caught.value.findings) == 2
     text = str(caught.value)
-    assert "where the operating system rejected to open weights.npz" in text
+    assert "where the operating system denied access to weights.npz" in text
     assert "load of what was not saved raised WeightsError, which means wrong bytes" in text
 
 

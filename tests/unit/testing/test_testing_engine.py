@@ -292,7 +292,7 @@ def test_a_broken_engine_cannot_be_built() -> None:
 FOUND_BY = {
     "flipped_bit": (WeightsError, "is damaged: .* crc32c"),
     "truncated_file": (WeightsError, "is damaged: .* crc32c"),
-    "renamed_parameter": (WeightsError, "'bias' was published and is not there|'bias_renamed'"),
+    "renamed_parameter": (WeightsError, "'bias' was published but is missing|'bias_renamed'"),
     "swapped_tensors": (WeightsMismatchError, "'(scale|bias)' has fingerprint"),
     "stale_version": (WeightsMismatchError, "'table' has fingerprint"),
     "wrong_use": (WeightsMismatchError, "the canary's log-prob at position"),

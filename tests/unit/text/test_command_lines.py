@@ -87,8 +87,8 @@ def test_every_command_at_the_end_of_a_run_can_be_pasted(
     commands = {what: shlex.split(line) for what, line in lines.items()}
     rlax, board = ".venv/bin/rlax", ".venv/bin/tensorboard"
     assert commands == {
-        "go on training": [rlax, "train", "c.yml", "run_name=a b", "steps=8"],
-        "one page of it all": [rlax, "report", "runs/demo"],
+        "continue training": [rlax, "train", "c.yml", "run_name=a b", "steps=8"],
+        "write a report": [rlax, "report", "runs/demo"],
         "check the records": [rlax, "audit", "runs/demo"],
         "look at the curves": [board, "--logdir", "runs/demo"],
     }

@@ -222,7 +222,9 @@ def test_a_save_that_fails_for_weights_s_says_so(loop, monkeypatch):
         publisher.wait()
     assert told.wait(60) and not seen and 1 <= len(store.tried) < 42
     assert errors[0].key == "rlax.deadlines.weights_s" and errors[0].seconds == 0.4
-    assert re.search(r"^writing version 7 \(\d+ times in vain, the last: .*deni", str(errors[0]))
+    assert re.search(
+        r"^writing version 7 \(\d+ failed attempts, the last with: .*deni", str(errors[0])
+    )
 
 
 def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(loop):

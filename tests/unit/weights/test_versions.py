@@ -50,7 +50,7 @@ def test_versions_may_skip_numbers():
 @pytest.mark.parametrize("number", [0, 2])
 def test_the_same_or_an_older_version_is_rejected(number):
     t = table(published=3)
-    with pytest.raises(WeightsError, match=f"version {number} cannot be published: version 2"):
+    with pytest.raises(WeightsError, match=f"version {number} cannot be published after version 2"):
         t.publish(version(number))
     assert numbers(t) == [1, 2]
 
@@ -73,11 +73,11 @@ def test_releasing_a_version_that_is_still_among_the_newest_deletes_nothing():
 
 def test_what_is_gone_or_never_was_cannot_be_acquired():
     t = table(keep=1)
-    with pytest.raises(WeightsError, match="one asked for a version; there is: none"):
+    with pytest.raises(WeightsError, match="one requested a version; available: none"):
         t.acquire(None, "one")
     t.publish(version(0))
     t.publish(version(1))
-    with pytest.raises(WeightsError, match="one asked for version 0; there is: 1"):
+    with pytest.raises(WeightsError, match="one requested version 0; available: 1"):
         t.acquire(0, "one")
     assert t.next_expiry_s is None
 
@@ -120,7 +120,7 @@ def test_a_restart_voids_what_is_not_older():
     new = WeightVersion(2, 2, "/w/2-new")
     assert t.publish(new, restart=True) == ["/w/2", "/w/3"]
     assert numbers(t) == [1, 2] and t.latest is new
-    with pytest.raises(WeightsError, match="version 2 cannot be published: version 2 already is"):
+    with pytest.raises(WeightsError, match="version 2 cannot be published after version 2"):
         t.publish(version(2))
     assert t.publish(version(3)) == []
     assert t.publish(version(4), restart=True) == ["/w/1"]  # nothing was void; keep = 3
@@ -133,7 +133,7 @@ def test_a_void_version_stays_for_its_readers_and_for_nobody_else():
     released, expired = t.acquire(3, "one"), t.acquire(2, "two")
     assert t.publish(WeightVersion(1, 1, "/w/1-new"), restart=True) == []
     assert numbers(t) == [1]
-    with pytest.raises(WeightsError, match="asked for version 3; there is: 1"):
+    with pytest.raises(WeightsError, match="requested version 3; available: 1"):
         t.acquire(3, "three")
     t.publish(WeightVersion(2, 2, "/w/2-new"))
     assert t.acquire(2, "four").version.path == "/w/2-new"
@@ -203,5 +203,5 @@ def test_a_canary_that_fits_nothing_is_rejected(changes, message):
 
 @pytest.mark.parametrize("text", ["", "[]", '{"versions": [{"version": 1}]}', '{"versions": 3}'])
 def test_a_damaged_index_is_named(text):
-    with pytest.raises(WeightsError, match=r"index\.json is no index"):
+    with pytest.raises(WeightsError, match=r"index\.json is not an index"):
         versions_from_json(text, "index.json")

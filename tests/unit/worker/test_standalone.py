@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Path:
 def test_the_newest_version_is_served_unless_another_is_asked_for(run: Path) -> None:
     assert kept_version(RunFiles(run)).version == 4
     assert kept_version(RunFiles(run), 4).path == f"{run}/weights/4"
-    with pytest.raises(ConfigError, match=r"--version = 7: is not kept any more: there is 3, 4"):
+    with pytest.raises(ConfigError, match=r"--version = 7: is no longer kept; available: 3, 4"):
         kept_version(RunFiles(run), 7)
 
 
@@ -95,23 +95,23 @@ def test_a_run_without_its_prompts_is_served_without_an_example(run: Path) -> No
 
 def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
     (run / "versions.json").unlink()
-    with pytest.raises(ConfigError, match=r"^RUN = .*mine': has kept no weight version"):
+    with pytest.raises(ConfigError, match=r"^RUN = .*mine': has no weight versions left"):
         kept_version(RunFiles(run))
     (run / "config.yml").unlink()
-    with pytest.raises(ConfigError, match=r"is no run directory: it has no config\.yml"):
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no config\.yml"):
         serve_run(str(run))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "RUN = 'nowhere': is no run directory"),
-        (["run.yml"], "--controller: is needed with a config"),
-        (["nowhere", "--name", "w"], "--name = 'w': goes with --controller"),
-        (["run.yml", "--controller", "127.0.0.1:1"], "--name: is needed with --controller"),
+        (["nowhere"], "RUN = 'nowhere': is not a run directory"),
+        (["run.yml"], "--controller: must be given with a config"),
+        (["nowhere", "--name", "w"], "--name = 'w': can only be used with --controller"),
+        (["run.yml", "--controller", "127.0.0.1:1"], "--name: must be given with --controller"),
         (
             ["run.yml", "--controller", "127.0.0.1:1", "--name", "w", "--port", "0"],
-            "--port = 0: goes with a run's directory",
+            "--port = 0: cannot be used with --controller",
         ),
     ],
 )
@@ -128,5 +128,5 @@ def test_a_port_that_is_taken_is_an_error_of_its_option() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port = {port}: not free"):
+        with pytest.raises(ConfigError, match=f"--port = {port}: cannot be used"):
             asyncio.run(listen(port))
