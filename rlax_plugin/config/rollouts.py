@@ -124,6 +124,7 @@ class Curation(Section):
         description="number of later groups of a prompt after which an outcome counts half as "
         "much in the prompt's pass rate",
     )
+    pass_threshold: float = Field(default=0.5, description="smallest reward that counts as a pass")
     oversample: Annotated[float, Field(ge=1, le=1000)] = Field(
         default=1.0,
         description="number of groups issued ahead per group needed, to replace rejected groups; "
