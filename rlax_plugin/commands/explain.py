@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.build import NotLoadedError, Registry, registry_for
-from rlax_plugin.commands.listing import markdown_table
 from rlax_plugin.config import SLOTS, Algorithm, Choice, NoOptions, RlaxSection
 from rlax_plugin.config.loading import overridden
 from rlax_plugin.config.validation import yaml_text
@@ -33,6 +32,7 @@ from rlax_plugin.testing.objectives import (
     slots_of,
     unused_arrays,
 )
+from rlax_plugin.text.markdown import markdown_table
 
 KINDS = tuple(kind.name for kind in ALL if kind.fills_slot)
 PREFIX = "rlax.objective"

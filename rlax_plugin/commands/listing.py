@@ -1,12 +1,8 @@
-"""What ``rlax plugins`` lists: installed plug-ins, and the parts that a config would use.
-
-And how the documents that commands write lay a table out.
-"""
+"""What ``rlax plugins`` lists: installed plug-ins, and the parts that a config would use."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -116,9 +112,3 @@ def print_used(console: Console, config: str, rows: list[dict[str, Any]]) -> Non
             meaning = "; ".join(filter(None, (option["description"], default)))
             table.add_row(Text(f"  {name}"), Text(yaml_text(option["value"])), Text(meaning, "dim"))
     console.print(table)
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first row is its heading."""
-    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

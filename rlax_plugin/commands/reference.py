@@ -25,12 +25,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.build import Registry, built_in_plugins
-from rlax_plugin.commands.listing import markdown_table
 from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section, leaf_fields
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError, UnknownKeyError, alternatives
 from rlax_plugin.ports.kinds import AT_KEY, BY_NAME, NAME
 from rlax_plugin.ports.manager import Manager
+from rlax_plugin.text.markdown import markdown_table
 
 # Where a part is chosen -> its kind.
 PARTS = {key: kind.name for key, kind in AT_KEY.items()}

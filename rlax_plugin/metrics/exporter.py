@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
 from rlax_plugin.config import Network
-from rlax_plugin.metrics.prometheus import Exporter, Figures, RunMetrics
+from rlax_plugin.metrics.prometheus import Exporter, Family, Figures, family_of, worker_families
 from rlax_plugin.ports.protocols import Tracker
 
 if TYPE_CHECKING:
@@ -60,3 +63,42 @@ class PrometheusTracker(Tracker):
 
     def close(self) -> None:
         self._exporter.close()
+
+
+class RunMetrics(Collector):
+    """What the trainer exports: its newest step's metrics, its fleet, and what went wrong.
+
+    Args:
+      counts: name -> figure of the run; those that end in ``_total`` are counters.
+      workers: name -> figures. Both are called on the exporter's thread.
+
+    Attributes:
+      registry: for an ``Exporter``.
+    """
+
+    def __init__(
+        self, *, counts: Callable[[], Figures], workers: Callable[[], Mapping[str, Figures]]
+    ):
+        self._counts, self._workers = counts, workers
+        self._newest: tuple[int, dict[str, float]] = (0, {})
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def step(self, step: int, metrics: Figures) -> None:
+        """Takes a finished step's metrics, named ``stage/name``, or more of the newest step's.
+
+        Those of an evaluation stay until the next one: few scrapes would see a single step's.
+        """
+        newest, before = self._newest
+        kept = {k: v for k, v in before.items() if step == newest or k.startswith("evaluation")}
+        self._newest = (step, kept | dict(metrics))
+
+    def collect(self) -> Iterable[Family]:
+        step, metrics = self._newest
+        documented = {name: f"{name} of the newest RL step" for name in metrics}
+        documented |= {"step": "the newest finished RL step"}
+        for name, value in {**metrics, "step": step, **self._counts()}.items():
+            family = family_of(name, documented.get(name, name.replace("_", " ")))
+            family.add_metric([], value)
+            yield family
+        yield from worker_families(self._workers())

@@ -15,7 +15,8 @@ from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.metrics.prometheus import Exporter, WorkerMetrics
+from rlax_plugin.metrics.prometheus import Exporter
+from rlax_plugin.metrics.worker_metrics import WorkerMetrics
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS

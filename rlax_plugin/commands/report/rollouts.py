@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from rlax_plugin.build import build_part
-from rlax_plugin.commands.report.choosing import (
+from rlax_plugin.commands.report.choosing import choose, fits
+from rlax_plugin.commands.report.recorded_groups import (
     GroupAt,
-    choose,
-    fits,
     groups_in,
     read_parquet,
     sample_files,

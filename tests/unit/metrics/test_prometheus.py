@@ -14,7 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rlax_plugin.errors import ConfigError, WorkerError
-from rlax_plugin.metrics.prometheus import Exporter, RunMetrics, WorkerMetrics
+from rlax_plugin.metrics.exporter import RunMetrics
+from rlax_plugin.metrics.prometheus import Exporter
+from rlax_plugin.metrics.worker_metrics import WorkerMetrics
 
 
 def scraped(url: str) -> dict[tuple[str, str], float]:

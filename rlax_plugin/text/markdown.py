@@ -1,0 +1,11 @@
+"""How the documents that commands write lay a table out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its heading."""
+    rows = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
