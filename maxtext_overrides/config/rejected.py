@@ -96,7 +96,7 @@ def reject(values: Mapping[str, Any]) -> None:
     for network in ("ici", "dcn"):
         rest = [k for k, v in values.items() if k.startswith(f"{network}_") and v == -1]
         if len(rest) > 1:
-            reason = f"must be set: only one of {', '.join(rest)} may be -1, all remaining devices"
+            reason = f"only one of {', '.join(rest)} may be -1, which takes the remaining devices"
             raise ConfigError(rest[-1], -1, reason)
     if values.get("use_indexer") and not values.get("indexer_sparse_training"):
         raise ConfigError(

@@ -38,7 +38,7 @@ from rlax_plugin.worker.member import PROCESS
 @pytest.mark.parametrize(
     ("error", "loads"),
     [
-        (WeightsMismatchError("variable 'w' has fingerprint 1, 2 was published"), [0, 1]),
+        (WeightsMismatchError("variable 'w' has fingerprint 1, but 2 was published"), [0, 1]),
         (WeightsError("'w' was not published"), [0, 1, 1, 1]),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_worker_goes_on_with_the_version_it_holds_while_that_is_enough():
             worker.engine.length = worker.engine.every = 10**6
             one.dispatcher.submit(group(1, min_version=2))
             with pytest.raises(
-                DeadlineError, match=r"reading version 2 \(\d+ times .*disk is away"
+                DeadlineError, match=r"reading version 2 \(\d+ failed attempts, .*disk is away"
             ):
                 await worker.life
             assert one.quarantined == [] and one.lost == ["w: left"]

@@ -182,7 +182,7 @@ def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_ste
     ("argv", "expected"),
     [
         ("per_device_batch_size=4", "= 4: times 1 devices x gradient_accumulation_steps = 1 x rl"),
-        ("rlax.objective.mini_batches=2", "mini_batches = 2 must be the 8 rows of a batch"),
+        ("rlax.objective.mini_batches=2", "mini_batches = 2 must equal the 8 rows of a batch"),
         ("rlax.objective.mini_batches=4", "groups_per_step * group_size): set it to 2"),
         ("gradient_accumulation_steps=3", "group_size): no value satisfies this; change the rows"),
         ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from rlax_plugin.commands.report.recorded_groups import GroupAt
 
 MAX_ROLLOUTS = 10_000
-MAX_BYTES = (
-    7_300_000  # of rollouts, as their groups are estimated; with plotly's 2 MB a page of 10 MB
-)
+MAX_BYTES = 7_300_000  # of rollouts, as estimated; with plotly's 2 MB a page of 10 MB
 
 _PAIRS_SHARE = 0.25
 _GOLDEN = 0.6180339887498949
