@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlax_maxtext.facts import check
+from rlax_maxtext.checking import check
 from rlax_maxtext.options import TrainerOptions, check_start
 from rlax_maxtext.trainer import MaxTextTrainer
 from rlax_plugin.api import Extension, hookimpl

@@ -257,7 +257,7 @@ class Controller(FleetListener):
         step = unfinished.step
         if run_state["next_step"] != step + 1:
             raise TrainingError(
-                f"a checkpoint of step {step} is asked for, but the batch of step "
+                f"the trainer saves a checkpoint of step {step}, but the batch of step "
                 f"{run_state['next_step'] - 1} was the last: no run could be resumed from it"
             )
         document = snapshot(step, commit.number, commit.checksum, run_state, metrics, observers)

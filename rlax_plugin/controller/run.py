@@ -16,7 +16,8 @@ import yaml
 from rich.console import Console
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.concurrency.supervision import LoopThread, Supervision
+from rlax_plugin.concurrency.loop_thread import LoopThread
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import load_section, merged
 from rlax_plugin.controller import descent

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlax_plugin.concurrency.supervision import result_within
+from rlax_plugin.concurrency.loop_thread import result_within
 from rlax_plugin.controller.controller import Controller
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.metrics.step import FinishedStep, StepStats, StepTimes

@@ -53,7 +53,7 @@ def rlax_on_run_start(run_dir: str, config_hash: str) -> None:
 
 @hookspec
 def rlax_on_group_scored(group: Group, rejected: str | None) -> None:
-    """A group is scored; ``rejected`` is None when it was accepted to training.
+    """A group is scored; ``rejected`` is None when it was accepted for training.
 
     Its ``advantages`` are None: they are computed when its batch is known.
     """

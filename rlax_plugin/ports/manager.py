@@ -244,7 +244,7 @@ def _marker_advice(attribute: str, function: Any) -> str:
 
 def _check_signature(name: str, hook: str, function: Any) -> None:
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise _bad(name, f"{hook} must be a plain function: nobody would await or iterate it")
+        raise _bad(name, f"{hook} must be a plain function, neither a coroutine nor a generator")
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise _bad(name, f"{hook} must name its arguments; {parameter} would stay empty")

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlax_plugin.concurrency.loop_thread import result_within
 from rlax_plugin.concurrency.retrying import Pauses
-from rlax_plugin.concurrency.supervision import Supervision, result_within
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.ports.protocols import Arrays, WeightStore

@@ -225,14 +225,14 @@ def test_check_adds_up_what_training_needs():
     argv = (TINY, "gradient_accumulation_steps=2", "per_device_batch_size=2", "opt_type=sgd")
     kl = "rlax.objective.kl.coefficient=0.1"
     context = context_of((*argv, kl))
-    facts = OFFER.check(options_of(context), context)
+    checked = OFFER.check(options_of(context), context)
     # Embedding 64 x 32; a layer: attention 4 x 32^2, MLP 3 x 32 x 64, two norms; a norm at the end.
     parameters = 64 * 32 + 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32
-    assert f"{parameters:,} parameters" in facts.says["model"]
-    update = facts.says["one update"]
+    assert f"{parameters:,} parameters" in checked.says["model"]
+    update = checked.says["one update"]
     assert update.startswith("a step of MaxText: 8 rows = 2 micro-batch(es) x 2 device(s) x per")
     # Of all devices together, although only one is here.
-    assert facts.memory == {
+    assert checked.memory == {
         "parameters": 4 * parameters,
         "optimizer state (sgd)": 4,  # how many updates there were
         "gradients": 2 * 4 * parameters,  # of a micro-batch, and their sum
@@ -240,14 +240,14 @@ def test_check_adds_up_what_training_needs():
         "logits of 4 x 16 tokens and their gradient": 2 * 4 * 4 * 16 * 64,
         "reference policy": 4 * parameters,
     }
-    doubted = [key for key, _ in facts.warnings]
-    assert doubted == ["load_parameters_path", "enable_checkpointing"]
+    warned = [key for key, _ in checked.warnings]
+    assert warned == ["load_parameters_path", "enable_checkpointing"]
 
     allowed = ("rlax.trainer.allow_untested=true", "rlax.trainer.offload_reference=true")
     context = context_of((*argv, kl, *allowed))
-    facts = OFFER.check(options_of(context), context)
-    assert "reference policy" not in facts.memory
-    assert "rlax.trainer.allow_untested" in dict(facts.warnings)
+    checked = OFFER.check(options_of(context), context)
+    assert "reference policy" not in checked.memory
+    assert "rlax.trainer.allow_untested" in dict(checked.warnings)
 
 
 def test_a_replay_uses_the_warm_start_of_its_run(tmp_path):

@@ -29,7 +29,8 @@ from rlax_plugin.commands.evaluate.checkpoint import (
 from rlax_plugin.commands.evaluate.session import Session, open_session
 from rlax_plugin.commands.evaluate.show import measures_table
 from rlax_plugin.commands.evaluate.target import Target, find_version
-from rlax_plugin.concurrency.supervision import LoopThread, Supervision
+from rlax_plugin.concurrency.loop_thread import LoopThread
+from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.identity import config_hash, decides
 from rlax_plugin.config.loading import load_section

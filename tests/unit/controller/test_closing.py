@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlax_plugin.concurrency.supervision import LoopThread
+from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Choice
 from rlax_plugin.controller import closing

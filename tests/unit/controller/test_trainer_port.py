@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sections import section_with
 
-from rlax_plugin.concurrency.supervision import result_within
+from rlax_plugin.concurrency.loop_thread import result_within
 from rlax_plugin.config import Algorithm
 from rlax_plugin.controller import trainer_port
 from rlax_plugin.controller.trainer_port import ControllerPort

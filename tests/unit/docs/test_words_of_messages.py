@@ -24,11 +24,6 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if "_pb2" not in path.name  # generated from rlax.proto
 )
-# Module -> the phrase that it still has. An entry that is no longer needed fails a test.
-NOT_REWRITTEN = {
-    "rlax_plugin/controller/controller.py": "a checkpoint of step",
-    "rlax_plugin/ports/manager.py": "nobody would await",
-}
 
 
 def texts(source: str) -> Iterator[str]:
@@ -65,11 +60,7 @@ def helps() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_texts_of_a_module_are_plain_words(path: Path) -> None:
-    hits = [hit for text in texts(path.read_text()) for hit in found(text)]
-    if (known := NOT_REWRITTEN.get(str(path.relative_to(ROOT)))) is None:
-        assert hits == []
-    else:
-        assert len(hits) == 1 and known in hits[0], "remove it from NOT_REWRITTEN"
+    assert [hit for text in texts(path.read_text()) for hit in found(text)] == []
 
 
 @pytest.mark.parametrize(("name", "shown"), helps().items(), ids=lambda value: str(value)[:20])
