@@ -113,12 +113,11 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
         loss_sum = -(scores.logprobs_bt * data["rl_advantages"] * mask_bt).sum()
         return loss_sum, mask_bt.sum(), {"logprobs_bt": scores.logprobs_bt}
 
-    def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> bool:
+    def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> None:
         jax.block_until_ready(loop.model_state)
         steps.append((time.perf_counter(), np.asarray(metrics["logprobs_bt"])))
-        return False
 
-    events = Events(lambda step: batch, on_step_end, start)
+    events = Events(batches=lambda step: batch, on_step_end=on_step_end, on_start=start)
     run_train_loop(config, events, arrays=ARRAYS, objective=policy_gradient)
     trained_bt = batch["rl_mask"] > 0
     train, forward, generated = (

@@ -93,6 +93,10 @@ class WeightsMismatchError(WeightsError):
     """
 
 
+class BacklogError(RlaxError):
+    """More work was submitted to a background worker than may wait there."""
+
+
 class DeadlineError(RlaxError):
     """Something took longer than its deadline.
 

@@ -6,9 +6,10 @@ each update is a train step of MaxText: step s is what MaxText calls (s - 1) u .
 falls due inside an RL step is saved at its end, under the label s u - 1. Everything happens on the
 calling thread, in this order:
 
-    on_start  batches(s)  [u train steps]  decide(s)  before_checkpoint(s)  [save]  on_step_end(s)
+    on_start  batches(s)  [u train steps]  before_checkpoint(s)  [save]  on_step_end(s)  decide(s)
 
-MaxText itself may save before ``decide``, where a checkpoint is due after the step's last update.
+A checkpoint that is not due is saved where ``decide`` says so. It comes last because a step is only
+dispatched when ``on_step_end`` begins: what is decided then holds for this very step.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Loop:
             yield
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
     """What is called from inside the loop. An exception in any of them ends the loop with it.
 
@@ -86,7 +87,7 @@ class Events:
       batches: step -> arrays [rows, length], for all of the step's updates; may block.
       on_step_end: (loop, metrics) after each step. Metrics are device values: MaxText's scalars,
         means over the step's updates, and the objective's sums over them, under their own names.
-      decide: step -> (save, stop), asked once at the end of each step: whether to save a checkpoint
+      decide: step -> (save, stop), asked once after ``on_step_end``: whether to save a checkpoint
         of it that is not due, and whether to end the loop after it.
       on_start: once the weights are there, before the train step is compiled.
       before_checkpoint: step, right before MaxText saves the checkpoint of that step.
@@ -235,14 +236,13 @@ class _Extension:
             state = jax_device_state["state"]
             loop.completed, loop.model_state = completed, state.model
             saving = (python_vars["checkpoint_manager"], state, python_vars["data_iterator"])
-            with self._remembered():
-                save, stop = self.events.decide(completed)
-            if save:
-                self._save_once(*saving)
-            elif self.save_due:
+            if self.save_due:
                 self._save(*saving)
             with self._remembered():
                 self.events.on_step_end(loop, self.metrics.take())
+                save, stop = self.events.decide(completed)
+            if save:
+                self._save_once(*saving)
             if stop:
                 raise self.train.exceptions.StopTraining(f"asked to after step {loop.completed}")
             return metrics

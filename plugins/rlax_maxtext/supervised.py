@@ -174,20 +174,20 @@ def warm_start(
         raise ConfigError(
             "rlax.trainer.warm_start.batch_rows", warm.batch_rows, f"must be <= {count}"
         )
-    latest = 0.0
+    latest, reached = 0.0, False
 
     def batches(step: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((config.rlax.seed, step))
         chosen = rng.choice(count, warm.batch_rows, replace=False, shuffle=False)
         return {name: array[chosen] for name, array in examples.items()}
 
-    def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> bool:
-        nonlocal latest
+    def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> None:
+        nonlocal latest, reached
         del metrics
         # It climbs from a half to the whole of the goal within a few steps.
         near = latest >= warm.pass_at_1_from / 2
         if not near and loop.completed % warm.check_every:
-            return False
+            return
         latest = pass_at_1(loop)
         on_progress(loop.completed, latest)
         if latest > warm.pass_at_1_to:
@@ -197,13 +197,16 @@ def warm_start(
                 "learning_rate or check_every"
             )
         if latest < warm.pass_at_1_from:
-            return False
+            return
         # Counts with the checkpoint only.
         record = {"step": loop.completed, "pass_at_1": latest, "problems": warm.problems}
         files.put_json(_RECORD, record)
-        return True
+        reached = True
 
-    run_train_loop(config, Events(batches=batches, on_step_end=on_step_end))
+    def decide(step: int) -> tuple[bool, bool]:
+        return reached, reached
+
+    run_train_loop(config, Events(batches=batches, on_step_end=on_step_end, decide=decide))
     done = _finished(files)
     if done is None:
         raise TrainingError(

@@ -64,11 +64,6 @@ class Supervision:
         task.add_done_callback(ended)
         return task
 
-    def check(self) -> None:
-        """Raises the first failure, if there is one."""
-        if self._failure is not None:
-            raise self._failure
-
     def fail(self, error: BaseException) -> None:
         """Whoever waits in ``unless_failed``, now or later, gets ``error`` if it is the first."""
         log.error("the run fails: %s", error, exc_info=error)
@@ -78,7 +73,9 @@ class Supervision:
 
     def fail_from_thread(self, error: BaseException) -> None:
         """``fail`` for other threads; does nothing once the loop is closed: the run has ended."""
-        assert self._loop is not None, "watch_loop comes first"
+        if self._loop is None:  # nothing waits yet
+            self.fail(error)
+            return
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.fail, error)
 
@@ -92,7 +89,8 @@ class Supervision:
         failed = asyncio.ensure_future(self._failed.wait())
         try:
             await asyncio.wait({running, failed}, return_when=asyncio.FIRST_COMPLETED)
-            self.check()
+            if self._failure is not None:
+                raise self._failure
             return running.result()
         finally:
             failed.cancel()

@@ -11,11 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from rlax_plugin.errors import RlaxError
-
-
-class BacklogError(RlaxError):
-    """More work was submitted than may wait."""
+from rlax_plugin.errors import BacklogError, RlaxError
 
 
 def on_daemon[T](work: Callable[[], T], name: str) -> Future[T]:
@@ -53,6 +49,7 @@ class BackgroundWorker(Executor):
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Future[Any]] = deque()
         self._last: Future[Any] | None = None
+        self._ended = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
@@ -65,9 +62,15 @@ class BackgroundWorker(Executor):
 
         Raises:
           BacklogError: too much is waiting.
+          RlaxError: the thread is told to end.
         """
+        if self._ended:
+            raise RlaxError(f"{self._name} has ended")
         if self.waiting >= self._most_waiting:
             raise BacklogError(f"{self._name}: {self._most_waiting} pieces of work are waiting")
+        return self._put(fn, *args, **kwargs)
+
+    def _put[**P, T](self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
 
         def run() -> None:
@@ -78,6 +81,16 @@ class BackgroundWorker(Executor):
         self._waiting.append(future)
         self._work.put(run)
         return future
+
+    def finish(self, last: Callable[[], object], deadline_s: float) -> bool:
+        """Ends the thread behind one more piece of work, however much is waiting.
+
+        Returns:
+          Whether everything is done in time.
+        """
+        self._put(last)
+        self.shutdown()
+        return self.wait(deadline_s)
 
     def wait(self, deadline_s: float) -> bool:
         """Waits for everything submitted so far; returns whether it is done in time."""
@@ -91,6 +104,7 @@ class BackgroundWorker(Executor):
           wait: is not looked at: ``wait`` has a deadline.
           cancel_futures: cancels what has not begun.
         """
+        self._ended = True
         if cancel_futures:
             for future in list(self._waiting):
                 future.cancel()

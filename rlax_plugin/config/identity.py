@@ -13,7 +13,7 @@ from rlax_plugin.config.loading import _BASE, merged, overridden
 # What may differ between a run and its continuation, or between its processes: how long, how
 # patiently, where, and who watches. Everything else decides what is computed.
 _NOT_HASHED = ("steps", "run_name", "base_output_directory", _BASE)
-_NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers")
+_NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers", "observers")
 
 
 def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> str:
@@ -21,7 +21,7 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
 
     Left out is what may change when a run continues: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
-    trackers and curation.max_refill.
+    trackers, observers and curation.max_refill.
 
     Raises:
       ConfigError: the files cannot be read.

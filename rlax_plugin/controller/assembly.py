@@ -17,7 +17,7 @@ from rlax_plugin.controller.controller import Controller, Records, RunSetup
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.issuing import Issuing
-from rlax_plugin.controller.observers import Observers, chosen_observers
+from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
@@ -55,8 +55,11 @@ class _Assembly:
       closing: gets what ends all that is started.
     """
 
-    def __init__(self, setup: RunSetup, supervision: Supervision, closing: Closing):
-        self._setup, self._supervision, self._closing = setup, supervision, closing
+    def __init__(
+        self, setup: RunSetup, observers: Observers, supervision: Supervision, closing: Closing
+    ):
+        self._setup, self._observers = setup, observers
+        self._supervision, self._closing = supervision, closing
         self._section = setup.section
 
     def _part(self, kind: str, choice: Choice, key: str) -> Any:
@@ -72,8 +75,6 @@ class _Assembly:
         filters: list[Filter] = self._parts("filter", s.curation.filters, "rlax.curation.filters")
         sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
         slots: ObjectiveSlots = setup.registry.slots(setup.context)
-        chosen = chosen_observers(setup.registry, setup.context)
-        observers = Observers(setup.registry.manager, chosen, self._supervision)
         records = self._records()
         parameters = await self._parameter_server(store)
 
@@ -113,7 +114,7 @@ class _Assembly:
             rewards=generation.rewards,
             history=history,
             reissuing=issuing,
-            observers=observers,
+            observers=self._observers,
         )
         flow = Flow(
             history=history,
@@ -121,7 +122,7 @@ class _Assembly:
             trips=trips,
             buffer=buffer,
             advantage_slot=slots.advantages,
-            observers=observers,
+            observers=self._observers,
             supervision=self._supervision,
         )
         reader = ParameterServerClient(generation.parameter_server, rpc_s=s.deadlines.rpc_s)
@@ -140,7 +141,7 @@ class _Assembly:
         controller = Controller(
             setup,
             supervision=self._supervision,
-            observers=observers,
+            observers=self._observers,
             records=records,
             run_state=run_state,
             generation=generation,
@@ -211,11 +212,13 @@ class _Assembly:
         endpoints.write_endpoints(state_dir, reached_at)
 
 
-async def assemble(setup: RunSetup, supervision: Supervision, closing: Closing) -> Assembled:
+async def assemble(
+    setup: RunSetup, observers: Observers, supervision: Supervision, closing: Closing
+) -> Assembled:
     """Brings up the reward pool, the endpoints and the workers.
 
     Raises:
       RlaxError: something did not start; ``closing`` ends what did.
     """
     supervision.watch_loop()
-    return await supervision.own(_Assembly(setup, supervision, closing).controller())
+    return await supervision.own(_Assembly(setup, observers, supervision, closing).controller())

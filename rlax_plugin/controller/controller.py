@@ -27,7 +27,6 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.fleet import FleetListener, Worker
-from rlax_plugin.text.harmless import harmless
 from rlax_plugin.types import Descent, Group, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 
@@ -120,10 +119,13 @@ class Controller(FleetListener):
 
     def worker_quarantined(self, name: str, reason: str) -> None:
         self.dashboard.message(f"worker {name} is quarantined: {reason}")
-        self._flow.distrust(name)
+        if not self._supervision.closing:
+            self._flow.distrust(name)
 
     def published(self, version: WeightVersion) -> None:
         """A weight version is visible to workers."""
+        if self._supervision.closing:
+            return  # it was still being written when the run ended
         self.fleet.latest_version = version.version
         self.stats.versions_published += 1
         self._observers.notify("weights_published", version=version)
@@ -131,10 +133,6 @@ class Controller(FleetListener):
         self._flow.published(version.version, digest(prints))
         if self._begun is not None and self._begun.done():
             self.periodic.published(version.version)
-
-    async def run_failed(self, error: Exception) -> None:
-        """Tells the plug-ins, before everything is shut down."""
-        self._observers.notify("run_error", error=harmless(str(error)))
 
     # --- training ------------------------------------------------------------------------------
 
@@ -238,11 +236,12 @@ class Controller(FleetListener):
             self._track(self._setup.last_step, metrics)
 
     async def training_ended(self, *, stopped: bool) -> None:
-        """Waits for what goes on beside training, or ends it where the run was stopped.
+        """Ends generation; waits for an evaluation, or ends it where the run was stopped.
 
         Raises:
           RlaxError: the run has failed meanwhile.
         """
+        await self._flow.end()  # what is still under way will not train, and cannot fail the run
         await self._supervision.unless_failed(self._end_periodic(stopped=stopped))
         # A run with nothing left to train may still be waiting for its first worker.
         await self.begun()

@@ -23,6 +23,7 @@ from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.advantages import AdvantageSlot
 from rlax_plugin.records import events as ev
+from rlax_plugin.records.journal import START
 from rlax_plugin.records.recorder import Commit
 from rlax_plugin.types import Group, GroupRequest
 
@@ -57,7 +58,8 @@ class Flow:
         self._under_way: set[int] = set()
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
-        self._live = False
+        self._live = self._ended = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self._published: list[ev.Published] = []  # before this was live
         self._distrusted: set[str] = set()  # workers that were quarantined before this was live
 
@@ -101,7 +103,7 @@ class Flow:
 
     def wake(self) -> None:
         """Issues what may be issued by now; called whenever that may have changed."""
-        if not self._live or self._supervision.failed:
+        if not self._live or self._ended or self._supervision.failed or self._supervision.closing:
             return
         try:
             for group_id in sorted(self._history.open.keys() - self._under_way):
@@ -114,8 +116,12 @@ class Flow:
             self._supervision.fail(error)
 
     def _begin(self, request: GroupRequest) -> None:
+        stats = self._history.stats
+        stats.first_issued_s = min(stats.first_issued_s, time.perf_counter())
         self._under_way.add(request.group_id)
-        self._supervision.spawn(self._one_group(request))
+        task = self._supervision.spawn(self._one_group(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _one_group(self, request: GroupRequest) -> None:
         await self._trips.run(request)
@@ -123,6 +129,14 @@ class Flow:
         self._changed.set()
         self.wake()
         self._trips.next_turn()
+
+    async def end(self) -> None:
+        """Ends what is under way: nothing is issued or judged any more; groups stay open."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     # --- batches -------------------------------------------------------------------------------
 
@@ -173,7 +187,6 @@ class Flow:
         """Commits everything so far, without a batch; returns the segment and the run state."""
         if self._live:
             return await self._history.commit_state()
-        if self._recorded is None:
-            raise TrainingError("the run's records were not read yet")
-        # Recorded batches are trained again: nothing is new.
-        return self._recorded.position, self._history.run_state.state()
+        # Recorded batches are trained again, or the trainer has published nothing: nothing is new.
+        position = Commit(0, START, ()) if self._recorded is None else self._recorded.position
+        return position, self._history.run_state.state()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.manager import Manager, told
 from rlax_plugin.ports.observer import Observer, defect, storable
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.text.harmless import harmless
 
 _START, _STEP_END, _ERROR = "run_start", "step_end", "run_error"
 
@@ -70,8 +72,8 @@ class Observers:
     """Reports events to hooks and observers. Lives on the controller's event loop.
 
     What they raise is a failure of the run, and not raised here: events are reported in the middle
-    of other work, which must be completed. After it ``state`` raises: the event that failed would
-    be missing in the state.
+    of other work, which must be completed. After it ``state`` raises it: the event that failed
+    would be missing in the state.
 
     Observers receive ``run_start`` first, when they are restored; earlier events, such as the
     publication of the first weights, follow it in order. Hooks have no state and receive events at
@@ -90,6 +92,7 @@ class Observers:
         self._manager, self._chosen = manager, tuple(chosen)
         self._supervision = supervision
         self._held: list[tuple[str, Mapping[str, Any]]] | None = []  # None: the run has started
+        self._missed: PluginError | None = None  # what was raised in place of taking an event
         self.last_step = 0
 
     def notify(self, event: str, **arguments: Any) -> None:
@@ -98,7 +101,7 @@ class Observers:
             self._manager.call(f"rlax_on_{event}", **arguments)
             self._tell(event, arguments)
         except PluginError as error:
-            self._supervision.fail(error)
+            self._failed(error)
 
     def notify_again(self, event: str, **arguments: Any) -> None:
         """Reports an event of an earlier process that is not in the restored states.
@@ -108,7 +111,7 @@ class Observers:
         try:
             self._tell(event, arguments)
         except PluginError as error:
-            self._supervision.fail(error)
+            self._failed(error)
 
     def _tell(self, event: str, arguments: Mapping[str, Any]) -> None:
         if event == _START:
@@ -126,15 +129,23 @@ class Observers:
         for one in self._chosen:
             one.call(getattr(one.part, f"on_{event}"), **arguments)
 
+    def _failed(self, error: PluginError) -> None:
+        self._missed = self._missed or error
+        self._supervision.fail(error)
+
+    async def run_failed(self, error: Exception) -> None:
+        """Reports that the run has failed, before everything is shut down."""
+        self.notify(_ERROR, error=harmless(str(error)))
+
     def state(self) -> dict[str, Any]:
         """What the observers remember at this moment, for ``restore``.
 
         Raises:
-          PluginError: a state cannot be stored.
-          BaseException: the run has failed.
+          PluginError: a state cannot be stored, or an earlier event was not taken.
         """
-        self._supervision.check()
-        states = {one.key: _stored(one) for one in self._chosen}
+        if self._missed is not None:
+            raise self._missed
+        states = {name: _stored(one) for name, one in self._named()}
         return {"last_step": self.last_step, "states": states}
 
     def restore(self, document: Mapping[str, Any]) -> None:
@@ -144,9 +155,16 @@ class Observers:
           PluginError: an observer raised.
         """
         self.last_step, states = document.get("last_step", 0), document.get("states", {})
+        for name, one in self._named():
+            if name in states:
+                one.call(one.part.restore, states[name])
+
+    def _named(self) -> Iterator[tuple[str, Chosen]]:
+        """Each observer by a name that stays when others come or go; one of two has a number."""
+        used: Counter[str] = Counter()
         for one in self._chosen:
-            if one.key in states:
-                one.call(one.part.restore, states[one.key])
+            used[one.name] += 1
+            yield one.name if used[one.name] == 1 else f"{one.name} {used[one.name]}", one
 
 
 def _stored(one: Chosen) -> Any:

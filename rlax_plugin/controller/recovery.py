@@ -203,7 +203,7 @@ def _restore_snapshot(step: int, run_state: RunState, files: RunFiles) -> dict[s
                     groups[group.id] = group
         return {group_id: groups[group_id] for group_id in segment_of}
 
-    run_state.restore(document["book"], load)
+    run_state.restore(document["run_state"], load)
     return document
 
 
@@ -249,4 +249,4 @@ def snapshot(
     """
     where = {"step": step, "segment": segment, "checksum": checksum}
     more = {"metrics": dict(metrics or {}), "observers": dict(observers or {})}
-    return {**where, **more, "book": dict(run_state)}
+    return {**where, **more, "run_state": dict(run_state)}

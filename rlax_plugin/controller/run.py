@@ -24,6 +24,7 @@ from rlax_plugin.controller import descent
 from rlax_plugin.controller.assembly import Assembled, assemble
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, RunSetup
+from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.preflight import check_start
 from rlax_plugin.controller.results import print_results
 from rlax_plugin.controller.run_directory import (
@@ -136,6 +137,8 @@ class _Run:
             replaced = descent.start(trainer, self._section.trainer.name, origin)
             instead = f", in place of {replaced}" if replaced else ""
             self._console.print(f"the first weights are those of {origin}{instead}")
+        chosen = chosen_observers(self._setup.registry, self._setup.context)
+        observers = Observers(self._setup.registry.manager, chosen, self._supervision)
         thread = LoopThread()
         run: Assembled | None = None
         try:
@@ -143,13 +146,12 @@ class _Run:
                 self._dashboard.phase(f"starting {self._setup.files.url}")
                 deadline_s = self._section.deadlines.startup_s
                 key = "rlax.deadlines.startup_s"
-                work = assemble(self._setup, self._supervision, self._closing)
+                work = assemble(self._setup, observers, self._supervision, self._closing)
                 run = thread.run(work, deadline_s, "starting the controller", key)
                 stopped = self._train(thread, run, trainer)
             self._report(run.controller, stopped)
         except Exception as error:
-            if run is not None:
-                thread.run_last(run.controller.run_failed(error))
+            thread.run_last(observers.run_failed(error))
             raise
         finally:
             self._ends = True

@@ -214,5 +214,5 @@ class RunState:
             one["group"]: Open(by_id[one["prompt"]], one["min_version"], one["attempt"])
             for one in state["open"]
         }
-        self.segment_of = {int(group_id): home for group_id, home in state["ready"].items()}
+        self.segment_of = {int(group_id): segment for group_id, segment in state["ready"].items()}
         self.ready = dict(load(self.segment_of))

@@ -53,8 +53,6 @@ class Trips:
         Raises:
           RlaxError: it cannot be generated, or a deadline has passed.
         """
-        stats = self._history.stats
-        stats.first_issued_s = min(stats.first_issued_s, time.perf_counter())
         prompt = self._history.open[request.group_id].prompt
         self._judge(await self._scored(request, prompt))
 

@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -22,7 +23,7 @@ from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Seconds, Section
 from rlax_plugin.config.identity import leaves
 from rlax_plugin.config.loading import merged
-from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.errors import BacklogError, ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext, Tracker
 from rlax_plugin.records.files import RunFiles
 
@@ -150,7 +151,7 @@ class BackgroundTracker(Tracker):
         self._error: Exception | None = None  # the last one of a write, or of closing
         self._opened: _Opened | None = None  # of the thread
         self._loop = _running_loop()
-        self._worker = BackgroundWorker(f"tracker {name}", QUEUE_STEPS + 1)  # and one to close it
+        self._worker = BackgroundWorker(f"tracker {name}", QUEUE_STEPS)
         self._worker.submit(self._open)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -161,7 +162,7 @@ class BackgroundTracker(Tracker):
         """
         self._raise_failure()
         self._logged += 1
-        if self._worker.waiting < QUEUE_STEPS:
+        with suppress(BacklogError):  # the sink has not caught up: this step is lost to it
             self._worker.submit(self._write, step, dict(metrics))
 
     def close(self) -> str | None:
@@ -170,9 +171,7 @@ class BackgroundTracker(Tracker):
         Returns:
           What was lost, in a sentence; None if nothing was.
         """
-        self._worker.submit(self._close)
-        in_time = self._worker.wait(self._flush_s)
-        self._worker.shutdown()
+        in_time = self._worker.finish(self._close, self._flush_s)
         lost = self._logged - self._written
         if self._failure is not None or (in_time and not lost and self._error is None):
             return None

@@ -104,8 +104,9 @@ class TrainerPort(Protocol):
         ...
 
     def decide(self, step: int) -> Decision:
-        """What the trainer must do at the end of ``step``; ask once, after its updates.
+        """What the trainer must do at the end of ``step``; ask once, as late as possible.
 
-        One answer for a step: a trainer on several hosts asks on one of them and passes it on.
+        A stop that is requested while a step is computed holds for that step. There is one answer
+        per step: a trainer on several hosts asks on one of them and passes it on.
         """
         ...

@@ -112,10 +112,18 @@ class Recorder:
 
     def close(self) -> None:
         """Writes what is left into the ledger; waits 20 s at most."""
-        self._flush_now()
-        self._worker.submit(self._ledger.close)
-        self._worker.wait(_CLOSE_S)
-        self._worker.shutdown()
+        news, judged = self._taken()
+
+        def last() -> None:
+            try:
+                if news:
+                    self._to_ledger(news, judged)
+            except Exception as error:  # noqa: BLE001  reported like that of any other write
+                self._on_error(error)
+            finally:
+                self._ledger.close()
+
+        self._worker.finish(last, _CLOSE_S)
 
     def _taken(self) -> tuple[list[ev.Event], list[ScoredGroup]]:
         if self._flush is not None:

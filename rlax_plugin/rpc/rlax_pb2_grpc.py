@@ -52,7 +52,7 @@ class RolloutServicer:
     """
 
     def Generate(self, request, context):
-        """Draws groups; one reply per group, in the order in which they end.
+        """Generates groups; one reply per group, in the order in which they end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

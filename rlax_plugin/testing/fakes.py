@@ -109,7 +109,8 @@ class FakeTrainerPort(TrainerPort):
 
     def decide(self, step: int) -> Decision:
         self._record("decide", step)
-        self._require(step == self._training, f"step {self._training} is being trained")
+        current = self._training or self.last_step
+        self._require(step == current, f"the step is {current}")
         self._require(step not in self.decided, "it is decided already: ask once per step")
         self._stopped = self._stop_after is not None and step >= self._stop_after
         decision = self.decided[step] = Decision(save=self._stopped, stop=self._stopped)

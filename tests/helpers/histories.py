@@ -115,9 +115,9 @@ def snapshot(step: int, next_id: int, open_: list[tuple], ready: dict[int, int])
         "next_id": next_id,
         "next_step": step + 1,
         "open": [dict(zip(names, one, strict=True)) for one in open_],
-        "ready": {str(one): home for one, home in ready.items()},
+        "ready": {str(one): segment for one, segment in ready.items()},
     }
-    return {"step": step, "book": run_state}
+    return {"step": step, "run_state": run_state}
 
 
 class History:

@@ -83,7 +83,7 @@ def test_a_prompt_outside_of_the_vocabulary_is_rejected_everywhere():
             assert one.fleet.workers["w"].vocabulary == Lying.vocabulary
             prompt = np.array([5, Lying.vocabulary], np.int32)
             wrong = dataclasses.replace(group(0), prompt_tokens=prompt)
-            why = "w rejected: INVALID_ARGUMENT: group 0: the prompt has token id 1000001"
+            why = "w rejected a call: INVALID_ARGUMENT: group 0: the prompt has token id 1000001"
             with pytest.raises(WorkerError, match=why):
                 await one.dispatcher.submit(wrong)
             assert worker.engine.asked == [] and one.lost == []

@@ -189,7 +189,7 @@ def one_step(directory, *argv):
         arrays = fresh_weights(loop) | {name: metrics[name] for name in FIGURES}
         found.update({name: np.asarray(value) for name, value in arrays.items()})
 
-    events = Events(loops.batch, on_step_end, on_start=on_start)
+    events = Events(batches=loops.batch, on_step_end=on_step_end, on_start=on_start)
     run_train_loop(config, events, arrays=loops.ARRAYS, objective=entropy_too)
     return found
 

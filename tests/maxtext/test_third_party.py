@@ -68,7 +68,7 @@ def run(site, tmp_path_factory) -> Path:
         f"base_output_directory={directory}",
         f"steps={STEPS}",
         "rlax.plugins=[rlax_variety]",
-        "rlax.curation.gates=[]",  # so that what is scored for a step is what it trains on
+        "rlax.curation.filters=[]",  # so that what is scored for a step is what it trains on
         f"rlax.rewards=[{{name: token_parity}}, {{name: variety, weight: {WEIGHT}}}]",
         "rlax.objective={preset: gentle_rloo}",
         path=site,

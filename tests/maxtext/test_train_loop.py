@@ -94,7 +94,7 @@ def test_wrong_batch_names_the_array(tmp_path):
 def test_checkpoint_resume_and_stop(tmp_path, three_steps):
     saving = {"enable_checkpointing": True, "async_checkpointing": True}
     first = train(tmp_path, recorder=Recorder(stop_after=2), **saving)
-    assert first.calls[-2:] == [("checkpoint", 2), ("end", 2)]
+    assert first.calls[-2:] == [("end", 2), ("checkpoint", 2)]
     labels = [p.name for p in (tmp_path / "tiny" / "checkpoints").iterdir() if p.name.isdigit()]
     assert labels == ["1"]  # MaxText counts from 0
 
@@ -116,7 +116,9 @@ def test_error_before_a_checkpoint_is_not_wrapped(tmp_path):
     def reject(step):
         raise WorkerError(f"snapshot of {step} failed")
 
-    events = Events(recorder.batches, recorder.on_step_end, before_checkpoint=reject)
+    events = Events(
+        batches=recorder.batches, on_step_end=recorder.on_step_end, before_checkpoint=reject
+    )
     config = configure(tmp_path, enable_checkpointing=True, checkpoint_period=1)
     with pytest.raises(WorkerError, match="snapshot of 2 failed"):
         run_train_loop(config, events, arrays=ARRAYS, objective=policy_gradient)

@@ -98,7 +98,7 @@ def labels(tmp_path):
 def test_four_updates_make_one_version_and_a_resumed_run_makes_the_same(tmp_path):
     stopped = loops.Recorder(stop_after=1)
     first = loops.train(tmp_path, *FOUR, recorder=stopped, steps=8, **SAVING)
-    assert first.calls == [("start", 0), ("batch", 1), ("checkpoint", 1), ("end", 1)]
+    assert first.calls == [("start", 0), ("batch", 1), ("end", 1), ("checkpoint", 1)]
     assert labels(tmp_path) == [3]
     # A checkpoint falls due at MaxText's step 6, and is saved once, when step 2 ends.
     second = loops.train(tmp_path, *FOUR, steps=8, checkpoint_period=6, **SAVING)

@@ -214,7 +214,7 @@ def temporary_bytes(directory, *argv):
         found.append(compiled.memory_analysis().temp_size_in_bytes)
         raise TrainingError("seen enough")
 
-    events = Events(tests.batch, lambda loop, metrics: False, on_start)
+    events = Events(batches=tests.batch, on_step_end=lambda loop, metrics: None, on_start=on_start)
     with pytest.raises(TrainingError, match="seen enough"):
         run_train_loop(config, events, arrays=tests.ARRAYS, objective=entropy_too)
     return found[0]

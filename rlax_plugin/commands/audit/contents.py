@@ -182,7 +182,7 @@ class Contents:
             self._findings.violation(
                 Rule.SAMPLES_CHANGED,
                 f"group {group.id} trains with samples of checksum {found}: expected "
-                f"{one.digest}, those of segment {one.home}, in which it was scored",
+                f"{one.digest}, those of segment {one.segment}, in which it was scored",
                 step=step,
                 group=group.id,
             )

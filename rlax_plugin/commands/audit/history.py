@@ -20,7 +20,7 @@ class Alive:
       attempt: how often it was issued.
       generated, scored: the events, once they happened at this attempt; with ``scored`` the group
         is ready.
-      home: segment in which it was scored.
+      segment: segment in which it was scored.
       digest: checksum of its samples, once they lie in a rollouts file.
       overtaken: it was reported as lost.
     """
@@ -30,7 +30,7 @@ class Alive:
     attempt: int = 1
     generated: ev.Generated | None = None
     scored: ev.Scored | None = None
-    home: int = 0
+    segment: int = 0
     digest: str = ""
     overtaken: bool = False
 
@@ -165,7 +165,7 @@ class History:
                 f"group {event.group} is scored: expected it to be generated before",
                 group=event.group,
             )
-        one.scored, one.home = event, self._segment
+        one.scored, one.segment = event, self._segment
         self.scored[event.group] = one
         if event.rejected is not None:
             self._end(event.group, _REJECTED)

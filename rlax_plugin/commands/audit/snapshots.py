@@ -83,15 +83,15 @@ class Snapshots:
 
 
 def _parse(document: dict[str, Any]) -> Snapshot:
-    book = document["book"]
+    run_state = document["run_state"]
     return Snapshot(
         step=document["step"],
         segment=document["segment"],
         checksum=document["checksum"],
-        next_id=book["next_id"],
-        next_step=book["next_step"],
-        open={o["group"]: (o["prompt"], o["min_version"], o["attempt"]) for o in book["open"]},
-        ready={int(group): home for group, home in book["ready"].items()},
+        next_id=run_state["next_id"],
+        next_step=run_state["next_step"],
+        open={o["group"]: (o["prompt"], o["min_version"], o["attempt"]) for o in run_state["open"]},
+        ready={int(group): segment for group, segment in run_state["ready"].items()},
     )
 
 
@@ -104,7 +104,7 @@ def _difference(
         if one.scored is None:
             open_[group] = (one.prompt, one.min_version, one.attempt)
         else:
-            ready[group] = one.home
+            ready[group] = one.segment
     facts = (
         ("the checksum of its segment", checksum, snapshot.checksum),
         ("the next group", history.next_id, snapshot.next_id),

@@ -73,9 +73,9 @@ def find_target(text: str, version: int | None, step: int | None) -> Target:
 
 
 async def find_version(
-    target: Target, section: RlaxSection, undo: AsyncExitStack
+    target: Target, section: RlaxSection, closing: AsyncExitStack
 ) -> tuple[WeightVersion, bool]:
-    """The weight version, under a lease if the run is going on; ``undo`` gives the lease back.
+    """The weight version, under a lease if the run is going on; ``closing`` gives the lease back.
 
     Args:
       section: the run's own.
@@ -93,9 +93,9 @@ async def find_version(
         address = known.parameter_server if known is not None else ""
     if address:
         client = ParameterServerClient(address, section.deadlines.rpc_s)
-        undo.push_async_callback(client.close)
+        closing.push_async_callback(client.close)
         if await _serves(client, target.run, section):
-            return await undo.enter_async_context(client.acquire(target.version)), True
+            return await closing.enter_async_context(client.acquire(target.version)), True
     return kept_version(target.run, target.version), False
 
 

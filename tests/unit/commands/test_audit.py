@@ -119,7 +119,7 @@ def snapshot(index: int, **changes: Any) -> Falsify:
     def falsify(h: History) -> None:
         document = h.segments[index].snapshot
         assert document is not None
-        document["book"].update(changes)
+        document["run_state"].update(changes)
 
     return falsify
 

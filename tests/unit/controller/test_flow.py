@@ -314,3 +314,39 @@ def test_deterministic_runs_do_the_same_whenever_the_trainer_asks(tmp_path):
     # Group 4 was issued when groups 0 and 1 were seen to be short, before 2 was seen to be long.
     dropped = [event.group for event in late if isinstance(event, ev.Dropped)]
     assert dropped == [3, 4, 8, 9, 16]
+
+
+def test_nothing_is_issued_once_the_run_is_closing(make):
+    async def main():
+        flow, answers, run = make(1, 1)
+        await run.start()
+        await settle()
+        for group in (0, 1):
+            await answers.answer(group, 0)
+        await flow.batch(1)
+        await run.supervision.close()
+        run.publish(1)  # such as a version that was still being written
+        await settle()
+        assert answers.open == {} and run.run_state.open == {}
+
+    asyncio.run(main())
+
+
+def test_what_is_under_way_when_training_ends_stays_open_and_fails_nothing(make):
+    async def main():
+        flow, answers, run = make(1, 2)
+        await run.start()
+        await settle()
+        for group in (0, 1):
+            await answers.answer(group, 0)
+        await flow.batch(1)
+        _, late = answers.open[2]
+        await flow.end()
+        assert late.cancelled() and not run.supervision.failed
+        run.publish(1)
+        await settle()
+        assert sorted(run.run_state.open) == [2, 3]  # a resumed run issues them again
+        commit, state = await flow.commit()
+        assert [one["group"] for one in state["open"]] == [2, 3] and commit.number > 0
+
+    asyncio.run(main())

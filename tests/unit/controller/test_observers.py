@@ -141,7 +141,7 @@ def test_an_observer_is_told_of_the_start_first_and_then_of_what_came_before(fol
     them, _ = observers(one, hooks=("tb_hook",))
     them.notify("step_end", step=7, metrics={})
     assert one.heard == [] and __import__("tb_hook").heard == [7]
-    them.restore({"states": {"rlax.observers.0": {"heard": ["step 5", "step 6"]}}})
+    them.restore({"states": {"part0": {"heard": ["step 5", "step 6"]}}})
     them.notify("run_start", run_dir="d", config_hash="c")
     them.notify("step_end", step=8, metrics={})
     assert one.heard == ["step 5", "step 6", "start c", "step 7", "step 8"]
@@ -170,7 +170,7 @@ def test_a_state_is_that_of_the_moment_and_comes_back_in_another_process() -> No
     them.notify("run_start", run_dir="d", config_hash="c")
     document = them.state()
     them.notify("step_end", step=1, metrics={})
-    states = {f"rlax.observers.{i}": {"heard": ["start c"]} for i in (0, 1)}
+    states = {f"part{i}": {"heard": ["start c"]} for i in (0, 1)}
     assert document == {"last_step": 0, "states": states} and them.state()["last_step"] == 1
     again = [Recorder(), Recorder(), Recorder()]
     observers(*again)[0].restore(document)
@@ -205,6 +205,28 @@ def test_a_failure_names_plugin_and_part_and_ends_the_states() -> None:
     assert caught.value is error
     them.notify("run_error", error="it failed")
     assert fails.heard[-1] == behind.heard[-1] == "error it failed"
+
+
+def test_a_checkpoint_is_saved_although_another_part_of_the_run_has_failed() -> None:
+    supervision = Supervision()
+    one = Recorder()
+    them = Observers(Manager(()), [Chosen("rlax.observers.0", "a", "p", one)], supervision)
+    them.notify("run_start", run_dir="d", config_hash="c")
+    supervision.fail(PluginError("a filter raised"))
+    assert them.state()["states"] == {"a": {"heard": ["start c"]}}
+
+
+def test_two_of_a_name_keep_their_states_when_another_comes() -> None:
+    def made(*names: str) -> tuple[Observers, list[Recorder]]:
+        parts = [Recorder() for _ in names]
+        chosen = [Chosen(f"rlax.observers.{i}", n, "p", parts[i]) for i, n in enumerate(names)]
+        return Observers(Manager(()), chosen, Supervision()), parts
+
+    them, (one, two) = made("a", "a")
+    one.heard, two.heard = ["first"], ["second"]
+    other, parts = made("b", "a", "a")
+    other.restore(them.state())
+    assert [part.heard for part in parts] == [[], ["first"], ["second"]]
 
 
 def test_a_failing_hook_is_reported_the_same_way(folder: Path) -> None:
@@ -243,7 +265,7 @@ def test_a_state_of_a_megabyte_is_kept() -> None:
     one = Recorder()
     one.heard = ["x" * (MOST_BYTES - len('{"heard": [""]}'))]
     them, _ = observers(one)
-    assert them.state()["states"] == {"rlax.observers.0": {"heard": one.heard}}
+    assert them.state()["states"] == {"part0": {"heard": one.heard}}
     one.heard[0] += "x"
     with pytest.raises(PluginError):
         them.state()
@@ -252,7 +274,7 @@ def test_a_state_of_a_megabyte_is_kept() -> None:
 def test_a_restore_that_fails_names_the_part() -> None:
     them, _ = observers(Recorder())
     with pytest.raises(PluginError, match=r"rlax\.observers\.0 = 'part0' failed in restore: KeyE"):
-        them.restore({"states": {"rlax.observers.0": {}}})
+        them.restore({"states": {"part0": {}}})
 
 
 def test_observers_are_built_with_their_options(folder: Path) -> None:
