@@ -66,8 +66,8 @@ def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
     held_out = supervised.rows(Doubles(), Doubles().prompts("validation")[:16], LENGTH)
     measured = []
     events = Events(
-        batch,
-        lambda loop, metrics: False,
+        batches=batch,
+        on_step_end=lambda loop, metrics: None,
         on_start=lambda loop: measured.append(
             (loop.completed, supervised.PassAt1(held_out, 1.0)(loop))
         ),
