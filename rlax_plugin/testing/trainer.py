@@ -141,12 +141,14 @@ class BigramTrainer(Trainer):
                 raise RuntimeError("the trainer broke")
             weights, metrics = self._update(weights, batch)
             reached(FaultPoint.STEP_TRAINED)
-            decision = port.decide(step)
             due = step % self._config.checkpoint_every == 0 or step == self._steps
-            if due or decision.save:
+            if due:
                 self._checkpoint(port, step, weights)
             _publish(port, step, weights)
             port.step_done(step, metrics)
+            decision = port.decide(step)
+            if decision.save and not due:
+                self._checkpoint(port, step, weights)
             if decision.stop:
                 return
 

@@ -31,7 +31,9 @@ SETTINGS = (
 KILLS = ("step-trained:5", "checkpoint-written:1", "ledger-written:2", "run-finished:1")
 SLOW = "rlax.trainer={name: bigram, checkpoint_every: 9, train_s: 0.3}"
 PLUGIN = """
-from rlax_plugin.api import Extension, NoOptions, Observer, hookimpl
+from pathlib import Path
+
+from rlax_plugin.api import Extension, NoOptions, Observer, WorkerError, hookimpl
 
 class Numbers(Observer):
     def state(self):
@@ -41,9 +43,26 @@ class Broken(Observer):
     def on_step_end(self, step, metrics):
         return 1 / (2 - step)
 
+class Told(Observer):
+    def on_run_error(self, error):
+        Path("told.txt").write_text(error)
+
+class Nowhere:
+    restarts = 0
+
+    async def start(self, argv, controller, run_dir):
+        raise WorkerError("no machine is free")
+
+    async def stop(self):
+        pass
+
+@hookimpl
+def rlax_register_launcher():
+    return {"nowhere": Extension(NoOptions, lambda o, c: Nowhere())}
+
 @hookimpl
 def rlax_register_observer():
-    parts = {"numbers": Numbers, "broken": Broken}
+    parts = {"numbers": Numbers, "broken": Broken, "told": Told}
     return {n: Extension(NoOptions, lambda o, c, p=p: p()) for n, p in parts.items()}
 """
 
@@ -123,3 +142,14 @@ def test_an_observer_that_fails_stops_the_run_by_its_name(
     said = " ".join(out.split())
     assert f"plug-in 'two_observers': rlax.observers.1 = '{name}' {told}" in said
     assert tally(tmp_path)["step"] == 2  # the state is asked for at the checkpoint of step 3
+
+
+def test_an_observer_hears_why_a_run_could_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no_machine.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    chosen = ("rlax.observers=[{name: told}]", "rlax.launcher={name: nowhere}")
+    status, out = Run(tmp_path, *SETTINGS, *chosen, plugins("no_machine")).end()
+    assert status not in (0, 130) and "no machine is free" in out
+    assert (tmp_path / "told.txt").read_text() == "no machine is free"

@@ -97,8 +97,7 @@ def test_calls_come_in_maxtexts_order(tmp_path: Path) -> None:
 
 def test_a_stop_leaves_a_checkpoint_of_the_step_it_came_in(tmp_path: Path) -> None:
     port = train(tmp_path, 9, Port(stop_after=2), checkpoint_every=5)
-    assert port.calls[-2:] == [("publish", 2), ("step_done", 2)]
-    assert ("before_checkpoint", 2) in port.calls
+    assert port.calls[-2:] == [("step_done", 2), ("before_checkpoint", 2)]
     assert RunFiles(tmp_path).names("checkpoints") == ["2.npz"]
 
 
