@@ -80,7 +80,11 @@ class Rollouts(Section):
 
 
 class Staleness(Section):
-    """How old samples may be: RLAX's j and k. (1, 1) is on-policy, (1, 2) one step off-policy."""
+    """How old samples may be: reload_every is j and max_staleness is k of the RLAX paper.
+
+    On-policy training has j = 1 and k = 1, one step off-policy has j = 1 and k = 2; see
+    arXiv:2512.06392.
+    """
 
     reload_every: PositiveInt = Field(
         default=1, description="j: a worker loads new weights once per this many versions"

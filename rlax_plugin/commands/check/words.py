@@ -76,7 +76,7 @@ def _one_step(config: Examined) -> Words:
         f"{rollouts.temperature:g}",
         "batch": f"{plural(section.batch_rows, 'row')} of {section.row_tokens:,} tokens (prompt "
         f"{rollouts.max_prompt_tokens:,} + completion {rollouts.max_new_tokens:,}): at most "
-        f"{samples * rollouts.max_new_tokens:,} tokens train",
+        f"{samples * rollouts.max_new_tokens:,} tokens are trained on",
     }
     if batches.sequences_per_row > 1:
         words["batch"] += f"; up to {batches.sequences_per_row} samples are packed into a row"
@@ -102,9 +102,7 @@ def _run(config: Examined) -> Words:
             words["steps"] += f", {epochs:.3g} times the {config.prompts.train:,} prompts"
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
     filters = ", ".join(choice.name for choice in section.curation.filters)
-    words["prompts"] += (
-        f"; a group trains if accepted by {filters}" if filters else "; every group trains"
-    )
+    words["prompts"] += f"; {filters} must accept a group" if filters else "; no group is rejected"
     words["evaluation"] = _evaluation(evaluation)
     if config.section.observers:
         words["observers"] = ", ".join(choice.name for choice in config.section.observers)
