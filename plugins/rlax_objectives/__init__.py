@@ -3,9 +3,9 @@
 ``rlax_plugin.objective.loss`` holds the sum that the slots enter. Importing this package does not
 import JAX: a slot does when it is traced.
 
-Notation, here and in ``presets.yml``: r = pi_theta / pi_old; mu the sampler's distribution; A the
-advantage; len the trained tokens of a sequence; G the sequences; sg a stop-gradient. Formulas are
-to be maximised.
+Notation, here and in ``presets.yml``: r = pi_theta / pi_old; mu the behaviour policy; A the
+advantage; len the trained tokens of a sequence; N the number of sequences; G that of samples in a
+group; sg a stop-gradient. Formulas are to be maximised.
 """
 
 from __future__ import annotations

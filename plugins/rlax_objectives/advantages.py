@@ -28,7 +28,9 @@ class GroupNormalised(Section):
     Published implementations differ in ddof (mostly 1) and epsilon (1e-9 to 1e-4, mostly 1e-6).
     """
 
-    ddof: Literal[0, 1] = Field(1, description="the variance of a group is divided by G - ddof")
+    ddof: Literal[0, 1] = Field(
+        1, description="in the variance of a group of G samples, the divisor is G - ddof"
+    )
     epsilon: NonNegative = Field(1e-6, description="added to the std, so that it is never 0")
     scale_by_std: bool = Field(
         True, description="true: divide by the group's std; false: A = R - mean"
@@ -42,13 +44,16 @@ class GroupNormalised(Section):
 
 
 def leave_one_out(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
-    """A_i = R_i - mean of the others: RLOO, https://arxiv.org/abs/2402.14740. No std."""
+    """A_i = R_i - mean of the other samples of the group: RLOO, https://arxiv.org/abs/2402.14740.
+
+    Advantages are not divided by a std.
+    """
     size = rewards_g.size
     return (rewards_g - rewards_g.mean()) * (size / (size - 1))
 
 
 def length_weighted(rewards_g: np.ndarray, lengths_g: np.ndarray) -> np.ndarray:
-    """A = R - sum(len R) / sum(len): OPO, https://arxiv.org/abs/2505.23585.
+    """A = R - sum(len R) / sum(len) over the group: OPO, https://arxiv.org/abs/2505.23585.
 
     This baseline has the least variance if the squared gradient of a sequence is proportional to
     its length.
@@ -65,9 +70,10 @@ class Whitening(Section):
         "weight; none: no whitening",
     )
     ddof: Literal[0, 1] = Field(
-        1, description="the variance is divided by the number of tokens or samples minus ddof"
+        1,
+        description="in the variance, the divisor is the number of tokens or samples minus ddof",
     )
-    epsilon: NonNegative = Field(1e-8, description="keeps the std above 0, by epsilon_rule")
+    epsilon: NonNegative = Field(1e-8, description="keeps the std above 0; epsilon_rule says how")
     epsilon_rule: Literal["add", "floor"] = Field(
         "add", description="add: std = sqrt(var + epsilon); floor: std = sqrt(max(var, epsilon))"
     )
@@ -94,8 +100,8 @@ class Whitening(Section):
 class BatchNormalised(Whitening):
     """A = (x - mean) / std over the batch: REINFORCE++, https://arxiv.org/abs/2501.03262.
 
-    x is R, or R - mean of the group with ``baseline: group_mean``, plus the token rewards from this
-    token on (KL in the reward).
+    x is R; with ``baseline: group_mean`` it is R - mean of the group. With KL in the reward, the KL
+    rewards of this token and of all later tokens of the sample are added to x.
     """
 
     baseline: Literal["none", "group_mean"] = Field(
@@ -115,16 +121,18 @@ class BatchNormalised(Whitening):
 class Gae(Whitening):
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = R_t + gamma V_{t+1} - V_t, then whitened.
 
-    GAE, https://arxiv.org/abs/1506.02438. The reward of the sample belongs to its last token, and
-    the value after that token is 0. Without the values of a critic, the advantage of a token is the
-    sample's reward plus the token rewards from this token on, and gamma and lam must be 1. The
-    built-in trainers have no critic; a trainer of your own or ``evaluate_objective`` can give
-    values.
+    GAE, https://arxiv.org/abs/1506.02438. R_t is the reward of token t, and V_t its value, which a
+    critic estimates. The reward of the sample is added to its last token, and the value after that
+    token is 0. The built-in trainers have no critic. Without one, the advantage of a token before
+    whitening is the reward of the sample plus the KL rewards of this and all later tokens, and
+    gamma and lam must be 1. A trainer of your own or ``evaluate_objective`` can provide values.
     """
 
     gamma: Fraction = Field(1.0, description="discount factor per token")
     lam: Fraction = Field(
-        1.0, description="lambda of GAE: 1 gives returns minus values, 0 gives one-step differences"
+        1.0,
+        description="lambda of GAE: with 1, A is returns minus values; with 0, one-step "
+        "differences",
     )
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Aggregations: inputs -> (weights_bt, total weight). Micro-batches add up sums and weights.
 
-A sequence counts if a token of it trains, so errored samples and padding rows do not.
+N counts the sequences with at least one trained token, so not errored samples and padding rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from rlax_plugin.api import Aggregation, BuildContext, PositiveInt, Section, Tok
 
 
 def sequence_mean(inputs: TokenInputs) -> tuple[Any, Any]:
-    """agg = 1/(G len_i): the mean over sequences of the mean over tokens; weight = sequences.
+    """agg = 1/(N len_i): the mean over sequences of the mean over the tokens of each.
+
+    The divisor of the loss is N, the number of sequences.
 
     GRPO, https://arxiv.org/abs/2402.03300.
     """
@@ -21,7 +23,9 @@ def sequence_mean(inputs: TokenInputs) -> tuple[Any, Any]:
 
 
 def token_mean(inputs: TokenInputs) -> tuple[Any, Any]:
-    """agg = 1/sum_i len_i: the mean over all tokens of the step; weight = tokens.
+    """agg = 1/sum_i len_i: the mean over all trained tokens of the mini-batch.
+
+    The divisor of the loss is the number of these tokens.
 
     DAPO, https://arxiv.org/abs/2503.14476.
     """
@@ -29,18 +33,22 @@ def token_mean(inputs: TokenInputs) -> tuple[Any, Any]:
 
 
 def sequence_sum(inputs: TokenInputs) -> tuple[Any, Any]:
-    """agg = 1/G: the mean over sequences of the sum over tokens; weight = sequences.
+    """agg = 1/N: the mean over sequences of the sum over the tokens of each.
 
-    With ``log_prob`` the term of a sequence is A log pi(sequence). RLOO,
+    The divisor of the loss is N, the number of sequences.
+
+    With grad_1 = ``log_prob`` the sum over a sequence is A log pi(sequence). RLOO,
     https://arxiv.org/abs/2402.14740.
     """
     return inputs.mask_bt, inputs.sequence_count()
 
 
 class ConstantLength(Section):
-    """agg = 1/(G L_max): token sums over a constant; weight = sequences.
+    """agg = 1/(N L_max): the sum over tokens, divided by a constant length and by N.
 
-    Dr. GRPO, https://arxiv.org/abs/2503.20783 (the reading of most implementations).
+    The divisor of the loss is N, the number of sequences.
+
+    Dr. GRPO, https://arxiv.org/abs/2503.20783, as most libraries implement it.
     """
 
     max_tokens: PositiveInt | None = Field(

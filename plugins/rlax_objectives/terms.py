@@ -15,11 +15,12 @@ Low = Annotated[float, Field(gt=0, le=1)]
 class ClippedRatio(Section):
     """clip(r, 1 - low, 1 + high) if A > 0 and r > 1 + high, or A < 0 and r < 1 - low; else r.
 
-    A clipped token has no gradient. Multiplied by A, the term is PPO's
-    min(r A, clip(r, 1 - low, 1 + high) A), value and gradient (https://arxiv.org/abs/1707.06347).
-    With ``dual_clip`` = c, the term is c if A < 0 and r > c, so the product is at least c A: a
-    token that has become much more probable cannot make the step arbitrarily large
-    (https://arxiv.org/abs/1912.09729).
+    A clipped token has no gradient. Multiplied by A, the term has the value and the gradient of
+    PPO's min(r A, clip(r, 1 - low, 1 + high) A) (https://arxiv.org/abs/1707.06347).
+
+    With ``dual_clip`` = c, the term is c if A < 0 and r > c, so its product with A is at least c A
+    (https://arxiv.org/abs/1912.09729). Without it, a token with A < 0 whose probability has grown
+    much could make the update arbitrarily large.
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
@@ -58,9 +59,9 @@ class ClippedRatio(Section):
 class SequenceRatio(Section):
     """min(s, 1 + high) if A >= 0, max(s, 1 - low) if A < 0, with s = (prod_t r_t)^(1/len).
 
-    Multiplied by A, it is S(A, s) = min(s A, clip(s, 1 - low, 1 + high) A): GSPO,
-    https://arxiv.org/abs/2507.18071. Every token has the term of its sequence, so
-    ``sequence_mean`` gives each sequence the weight 1/G.
+    Multiplied by A, it is min(s A, clip(s, 1 - low, 1 + high) A): GSPO,
+    https://arxiv.org/abs/2507.18071. Every token of a sequence has the same term, so with
+    ``sequence_mean`` each sequence contributes 1/N of it.
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
@@ -91,8 +92,8 @@ class SequenceRatio(Section):
 class SequenceRatioToken(SequenceRatio):
     """Like ``sequence_ratio``, with s_t = sg[s] pi_t / sg[pi_t]: GSPO-token.
 
-    https://arxiv.org/abs/2507.18071, section 4.3. It is for advantages that differ between tokens,
-    and equals GSPO if A is constant over a sequence.
+    https://arxiv.org/abs/2507.18071, section 4.3. Use it if advantages differ between the tokens of
+    a sequence; if they do not, it equals GSPO.
     """
 
     def _ratio(self, inputs: TokenInputs) -> Any:
@@ -104,12 +105,12 @@ class SequenceRatioToken(SequenceRatio):
 
 
 def log_prob(inputs: TokenInputs) -> Any:
-    """log pi_theta: the policy gradient (REINFORCE), to be weighted by the other slots."""
+    """log pi_theta: multiplied by A, its gradient is the policy gradient (REINFORCE)."""
     return inputs.logprobs_bt
 
 
 def none(inputs: TokenInputs) -> Any:
-    """0: no term."""
+    """0: no term. This is the default of grad_2."""
     import jax.numpy as jnp
 
     return jnp.zeros_like(inputs.mask_bt)

@@ -24,7 +24,7 @@ def _summed(inputs: TokenInputs, log_ratio_bt: Any, per: Per) -> Any:
 
 
 def one(inputs: TokenInputs) -> Any:
-    """is = 1."""
+    """is = 1: no importance weight."""
     import jax.numpy as jnp
 
     return jnp.ones_like(inputs.mask_bt)
@@ -33,13 +33,14 @@ def one(inputs: TokenInputs) -> Any:
 class Truncated(Section):
     """is = min(pi_theta/mu, rho) per token: AIPO (LlamaRL, https://arxiv.org/abs/2505.24034).
 
-    With ``log_prob``, tokens above the cap keep a gradient: rho A grad log pi.
+    With grad_1 = ``log_prob``, a token whose ratio exceeds rho keeps the gradient
+    rho A grad log pi.
     """
 
     ratio: ClassVar[Ratio] = "policy/behaviour"
     corrects: ClassVar[bool] = True
     cap: Positive = Field(
-        2.0, description="rho, the largest weight of a token; the paper uses 2 to 10"
+        2.0, description="rho: larger ratios are reduced to this value; the paper uses 2 to 10"
     )
 
     def __call__(self, inputs: TokenInputs) -> Any:
@@ -55,16 +56,16 @@ class Truncated(Section):
 class TruncatedImportanceSampling(Section):
     """min(m, C) per token, with m = pi_old/mu: TIS, https://fengyao.notion.site/off-policy-rl.
 
-    ``above_cap: mask`` gives tokens above the cap weight 0 instead. With ``log_prob`` and
-    ``old_policy: sampler`` this is AIPO's weight.
+    With ``above_cap: mask`` the factor of tokens with m > C is 0 instead of C. With ``old_policy:
+    sampler``, m is pi_theta/mu, so the factor equals AIPO's importance weight ``truncated``.
     """
 
     ratio: ClassVar[Ratio] = "old/behaviour"
     corrects: ClassVar[bool] = True
     prefix: ClassVar[str] = "tis"
-    cap: Positive = Field(2.0, description="C, the largest weight of a token")
+    cap: Positive = Field(2.0, description="C: the factor of a token is at most this value")
     above_cap: Literal["truncate", "mask"] = Field(
-        "truncate", description="weight of tokens above the cap: truncate gives C, mask gives 0"
+        "truncate", description="factor of tokens with m above C: truncate: C; mask: 0"
     )
 
     def __call__(self, inputs: TokenInputs) -> Any:
@@ -81,18 +82,20 @@ class TruncatedImportanceSampling(Section):
 class Decoupled(TruncatedImportanceSampling):
     """is = min(pi_prox/mu, C): decoupled PPO, AReaL (https://arxiv.org/abs/2505.24298).
 
-    It is ``truncated_importance_sampling`` as an importance weight, with AReaL's cap. With
-    ``old_policy: proximal``, pi_prox is pi_old, and the gradient term is pi/pi_prox, clipped.
+    It computes the same factor as ``truncated_importance_sampling``, with AReaL's cap, in the slot
+    ``importance_weight``. It is meant for ``old_policy: proximal``: then pi_prox is pi_old, and
+    grad_1 is the clipped ratio pi_theta/pi_prox.
     """
 
     prefix: ClassVar[str] = "decoupled"
-    cap: Positive = Field(5.0, description="C, the largest weight of a token")
+    cap: Positive = Field(5.0, description="C: the factor of a token is at most this value")
 
 
 class PolicyRatio(Section):
     """is = sg[r] per token, or prod_t r_t over the sequence: REINFORCE on samples of pi_old.
 
-    The ratio is not bounded. With ``per: sequence`` its variance grows with the length.
+    The ratio is not bounded. With ``per: sequence`` its variance grows with the length of the
+    sequence.
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
@@ -107,18 +110,18 @@ class PolicyRatio(Section):
 
 
 class Clipped(Section):
-    """is = clip(r, 1 - low, 1 + high) per token: CISPO (MiniMax-M1, 2506.13585).
+    """is = clip(r, 1 - low, 1 + high) per token: CISPO (MiniMax-M1).
 
     https://arxiv.org/abs/2506.13585. By default there is no lower bound, as in the paper's
-    experiments. With ``log_prob`` every token keeps its gradient.
+    experiments. With grad_1 = ``log_prob`` every token keeps a gradient.
     """
 
     ratio: ClassVar[Ratio] = "policy/old"
     corrects: ClassVar[bool] = True
     low: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="weights below 1 - low are raised to 1 - low; null: no lower bound"
+        None, description="ratios below 1 - low are raised to 1 - low; null: no lower bound"
     )
-    high: Positive = Field(4.0, description="weights above 1 + high are reduced to 1 + high")
+    high: Positive = Field(4.0, description="ratios above 1 + high are reduced to 1 + high")
 
     def __call__(self, inputs: TokenInputs) -> Any:
         return inputs.ratio_bt.clip(self._least, 1 + self.high)
@@ -189,7 +192,7 @@ class _Band(_Mask):
 
 
 class IcePop(_Band):
-    """1 iff low <= m <= high, else 0, per token: the mask of IcePop (Ring-1T, 2510.18855).
+    """1 if low <= m <= high, else 0, per token: the mask of IcePop (Ring-1T).
 
     https://arxiv.org/abs/2510.18855. Alone it is only a mask: the paper and verl also multiply the
     remaining tokens by m. To do so, add ``truncated_importance_sampling`` with ``cap: 5``.
@@ -197,12 +200,12 @@ class IcePop(_Band):
 
     prefix: ClassVar[str] = "icepop"
     low: Annotated[float, Field(ge=0)] = Field(
-        0.5, description="tokens with a smaller m are masked"
+        0.5, description="tokens with m = pi_old / mu below this value are masked"
     )
     high: Positive = Field(
         5.0,
-        description="tokens with a larger m are masked; kept ones are not multiplied by m, unlike "
-        "in verl",
+        description="tokens with m = pi_old / mu above this value are masked; kept ones are not "
+        "multiplied by m, unlike in verl",
     )
 
     def keeps(self, inputs: TokenInputs) -> Any:
@@ -210,17 +213,21 @@ class IcePop(_Band):
 
 
 class SequenceMask(_Band):
-    """1 iff low <= (prod_t m_t)^(1/len) <= high, else 0, for all tokens of a sequence.
+    """1 if low <= (prod_t m_t)^(1/len) <= high, else 0, for all tokens of a sequence.
 
-    Published bands range from 0.99 .. 1.01 to 0.1 .. 10. A good band depends on model and sampler;
-    check ``objective/sequence_mask_masked_fraction``.
+    Published bounds range from (0.99, 1.01) to (0.1, 10). Good bounds depend on the model and on
+    the rollout engine; check the metric ``objective/sequence_mask_masked_fraction``.
     """
 
     prefix: ClassVar[str] = "sequence_mask"
     low: Annotated[float, Field(ge=0)] = Field(
-        0.5, description="sequences with a smaller mean ratio are masked"
+        0.5,
+        description="sequences are masked if the geometric mean of m = pi_old / mu is below this",
     )
-    high: Positive = Field(2.0, description="sequences with a larger mean ratio are masked")
+    high: Positive = Field(
+        2.0,
+        description="sequences are masked if the geometric mean of m = pi_old / mu is above this",
+    )
 
     def keeps(self, inputs: TokenInputs) -> Any:
         log_m_bt = inputs.trainer_logprobs_bt - inputs.behaviour_logprobs_bt
@@ -229,16 +236,18 @@ class SequenceMask(_Band):
 
 
 class Veto(_Mask):
-    """0 on all tokens of a sequence that has a token with m < threshold, else 1.
+    """0 for all tokens of a sequence that contains a token with m < threshold, else 1.
 
-    It removes sequences with a token that is almost impossible for the trainer. It does not bound
-    ratios from above, so it does not count as a correction for stale samples.
+    It masks sequences that contain a token to which the trainer gives almost no probability. It
+    does not limit large ratios, so it is not sufficient as the correction that samples of older
+    weights require.
     """
 
     corrects: ClassVar[bool] = False
     prefix: ClassVar[str] = "veto"
     threshold: Positive = Field(
-        1e-4, description="sequences that contain a token with a smaller m are masked"
+        1e-4,
+        description="sequences are masked if they contain a token with m = pi_old / mu below this",
     )
 
     def keeps(self, inputs: TokenInputs) -> Any:

@@ -142,7 +142,7 @@ def show_preset(console: Console, section: RlaxSection) -> None:
     console.print(_parts_table(registry, algorithm))
     for title, rows in (
         ("Conventions", [("-", line) for line in preset.conventions]),
-        ("Elsewhere", list(preset.peers.items())),
+        ("In other libraries", list(preset.peers.items())),
     ):
         if rows:
             console.print(_pairs(title, rows))
@@ -258,11 +258,15 @@ def markdown(registry: Registry) -> str:
     found = presets_of(registry)
     blocks = [
         "## Presets",
+        "The symbols are those of the [notation](#notation). In the table, agg and is stand for "
+        "the slots `aggregation` and `importance_weight`, and the last column is the value of "
+        "`old_policy`. Each preset has its formula, its config, and notes on its details and on "
+        "other libraries.",
         *_preset_table(found),
         *(block for name, preset in found.items() for block in _preset_blocks(name, preset)),
         "## Parts",
-        "Each part is chosen by its name and can be given options. The texts are the docstrings of "
-        "the parts.",
+        "A config chooses a part by its name and can set its options. The text below each name is "
+        "the docstring of the part; it begins with what the part computes.",
         *(block for kind in KINDS for block in _kind_blocks(registry, kind)),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -284,7 +288,7 @@ def _preset_blocks(name: str, preset: Preset) -> Iterator[str]:
     if preset.conventions:
         yield "\n".join(f"- {line}" for line in preset.conventions)
     if preset.peers:
-        yield "Elsewhere:"
+        yield "In other libraries:"
         yield "\n".join(f"- **{library}**: {text}" for library, text in preset.peers.items())
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 _GAP = "steps with such tokens"
 _KL = "if the KL coefficient is above 0"
-_PART = "if the objective has this part"
+_CLIP = "if grad_1 is `clipped_ratio`, `sequence_ratio` or `sequence_ratio_token`"
+_TIS = "if corrections has `truncated_importance_sampling` with `above_cap: truncate`"
 _EVALUATED = "steps in which an evaluation ends"
 _IN_STEP = "steps in which groups were scored"
 _SCORED = f"{_EVALUATED}, unless every reward failed"
@@ -75,64 +76,85 @@ class Stage:
 
 
 _MEASURES: tuple[_Row, ...] = (
-    ("pass_at_<k>", "fraction", "problems for which at least one of k samples is right"),
-    ("majority_at_<k>", "fraction", "problems for which the most frequent of k answers is right"),
+    (
+        "pass_at_<k>",
+        "fraction",
+        "pass@k: share of problems for which at least one of k samples is right",
+    ),
+    (
+        "majority_at_<k>",
+        "fraction",
+        "majority@k: share of problems for which the most frequent of k answers is right",
+    ),
     ("reward_mean", "reward", "mean over samples whose reward did not fail", _SCORED),
-    ("reward_errors", "fraction", "samples whose reward raised an error or took too long"),
+    (
+        "reward_errors",
+        "fraction",
+        "fraction of the samples whose reward raised an error or took too long",
+    ),
     ("length_mean", "tokens", "mean length of completions"),
     ("length_p95", "tokens", "95th percentile of the length of completions"),
-    ("truncated", "fraction", "samples cut at max_new_tokens"),
+    ("truncated", "fraction", "fraction of the samples that were cut at `max_new_tokens`"),
 )
 
 STAGES: tuple[Stage, ...] = (
     Stage(
         "reward",
-        "Computed over all groups scored since the last step, including those that did not train.",
+        "Computed over all groups scored since the last step, including groups that were rejected "
+        "or dropped.",
         "every step",
         (
             ("mean", "reward", "mean over samples whose reward did not fail", _IN_STEP),
             (
                 "errors",
                 "samples",
-                "samples whose reward raised an error, took too long or ended its process",
+                "number of samples whose reward raised an error, took too long or ended its "
+                "process",
             ),
             (
                 "processes_replaced",
                 "processes",
-                "reward processes replaced because they exited, crashed or exceeded `reward_s`",
+                "number of reward processes replaced because they exited, crashed or exceeded "
+                "`rlax.deadlines.reward_s`",
             ),
         ),
     ),
     Stage(
         "reward_part",
-        "The components of the reward, over the same samples, if `rlax.rewards` names several; "
-        "the reward is their sum.",
+        "The values of the single rewards, if `rlax.rewards` lists several; the reward of a sample "
+        "is their sum. They are computed over the same samples as `reward/mean`.",
         f"{_IN_STEP}, with several rewards",
-        (("<reward>", "reward", "mean of this reward; duplicates get an index suffix"),),
+        (
+            (
+                "<reward>",
+                "reward",
+                "mean of the reward of this name; if a name is listed twice, an index is appended",
+            ),
+        ),
     ),
     Stage(
         "curation",
         "Counts of groups since the last step.",
         "every step",
         (
-            ("groups_issued", "groups", "groups requested from workers"),
-            ("groups_scored", "groups", "groups generated and scored"),
-            ("groups_rejected", "groups", "groups rejected by a filter"),
+            ("groups_issued", "groups", "number of groups requested from workers"),
+            ("groups_scored", "groups", "number of groups generated and scored"),
+            ("groups_rejected", "groups", "number of groups rejected by a filter"),
             (
                 "groups_dropped",
                 "groups",
-                "groups discarded because they were too stale, or because their worker is not "
-                "trusted",
+                "number of accepted groups discarded because they were too stale, or because "
+                "their worker is not trusted",
             ),
         ),
     ),
     Stage(
         "length",
-        "Completion tokens per sample. If `trained_mean` stays below `issued_mean`, long answers "
-        "are rejected or dropped more often than short ones.",
+        "Number of completion tokens per sample. If `trained_mean` stays below `issued_mean`, long "
+        "completions are rejected or dropped more often than short ones.",
         "every step",
         (
-            ("issued_mean", "tokens", "mean over all scored samples", _IN_STEP),
+            ("issued_mean", "tokens", "mean over all samples scored since the last step", _IN_STEP),
             ("trained_mean", "tokens", "mean over the samples of the batch"),
         ),
     ),
@@ -141,10 +163,14 @@ STAGES: tuple[Stage, ...] = (
         "Contents of the training batch.",
         "every step",
         (
-            ("groups", "groups", "groups in the batch"),
-            ("rows", "rows", "rows of the batch, including empty ones"),
-            ("tokens", "tokens", "tokens in these rows, including prompts"),
-            ("packing_efficiency", "fraction", "positions of these rows that contain a token"),
+            ("groups", "groups", "number of groups in the batch"),
+            ("rows", "rows", "number of rows of the batch, including empty ones"),
+            ("tokens", "tokens", "number of tokens in these rows, including prompts"),
+            (
+                "packing_efficiency",
+                "fraction",
+                "fraction of the positions of these rows that contain a token",
+            ),
         ),
     ),
     Stage(
@@ -153,8 +179,8 @@ STAGES: tuple[Stage, ...] = (
         "of the group's oldest token; 1 is on-policy.",
         "every step",
         (
-            ("max", "versions", "largest staleness"),
-            ("mean", "versions", "mean staleness over groups"),
+            ("max", "versions", "largest staleness of a group"),
+            ("mean", "versions", "mean staleness of the groups"),
         ),
     ),
     Stage(
@@ -162,81 +188,193 @@ STAGES: tuple[Stage, ...] = (
         "Generation by the workers.",
         "every step",
         (
-            ("tokens", "tokens", "generated tokens of the groups scored since the last step"),
-            ("workers", "workers", "workers registered at the end of the step"),
+            (
+                "tokens",
+                "tokens",
+                "number of generated tokens in the groups scored since the last step",
+            ),
+            ("workers", "workers", "number of workers registered at the end of the step"),
         ),
     ),
     Stage(
         "train",
-        "Training.",
+        "Size of the training step.",
         "every step",
-        (("tokens", "tokens", "completion tokens in the batch"),),
+        (("tokens", "tokens", "number of completion tokens in the batch"),),
     ),
     Stage(
         "time",
-        "Durations. The trainer waits, trains and publishes in turn; everything else runs in "
-        "parallel to it.",
+        "Durations in seconds. The trainer waits for a batch, trains and publishes weights, one "
+        "after the other. The controller and the workers run in parallel to it.",
         "every step",
         (
             ("step_s", "s", "time from the end of the last step to the end of this one"),
-            ("wait_s", "s", "time that the trainer waits for its batch"),
+            ("wait_s", "s", "time that the trainer waited for its batch"),
             ("train_s", "s", "time from receiving the batch to the end of the update"),
-            ("publish_on_loop_s", "s", "time that the trainer is blocked by publishing weights"),
-            ("publish_s", "s", "time that writing the latest weight version took"),
-            ("commit_s", "s", "time to write the batch and its journal to disk"),
+            ("publish_on_loop_s", "s", "time that publishing weights blocked the trainer"),
+            (
+                "publish_s",
+                "s",
+                "time to write the newest weight version to the store, in parallel to training",
+            ),
+            ("commit_s", "s", "time to write the batch and its events to the journal on disk"),
             ("generate_s", "s", "time from the first group issued to the last one generated"),
-            ("reward_s", "s", "mean time to score a group, including waiting"),
+            (
+                "reward_s",
+                "s",
+                "mean time to score a group, including the time that it waits for a reward process",
+            ),
         ),
     ),
     Stage(
         "objective",
-        "Computed by the loss over trained tokens; a value is a mean unless its meaning says "
-        "otherwise. [objectives.md](objectives.md) has the formulas. A trainer reports what it "
-        "computes; `maxtext` computes all of them.",
+        "Computed in the loss, over the tokens that the step is trained on. A value is a mean over "
+        "these tokens, and a fraction is a fraction of them, unless its meaning says otherwise. "
+        "[objectives.md](objectives.md) has the formulas: A is the advantage, r is pi_theta / "
+        "pi_old, m is pi_old / mu, w is pi_theta / mu, and mu is the behaviour policy, with which "
+        "the rollout engine generated the tokens. The trainer `maxtext` reports all metrics of "
+        "this section; other trainers may report fewer.",
         "every step",
         (
-            ("tokens", "tokens", "number of trained tokens, counted once per epoch"),
-            ("sequences", "samples", "number of trained samples, counted once per epoch"),
-            ("ratio", "ratio", "probability under the policy over that under the old policy"),
-            ("advantage", "reward", "advantage, in the unit that the objective gives it"),
-            ("advantage_abs", "reward", "absolute value of the advantage"),
-            ("entropy", "nats", "entropy of the policy"),
-            ("kl_k1", "nats", "KL of sampler to policy, estimator K1"),
-            ("kl_k3", "nats", "KL of sampler to policy, estimator K3"),
-            ("chi_squared", "1", "mean of w^2, minus 1; w is the policy over the sampler"),
-            ("effective_sample_size", "fraction", "(sum w)^2 / (n sum w^2)"),
-            ("perplexity_gap", "fraction", "the trainer's perplexity over the sampler's, minus 1"),
+            (
+                "tokens",
+                "tokens",
+                "number of tokens that the step is trained on, counted once per epoch",
+            ),
+            (
+                "sequences",
+                "samples",
+                "number of samples that the step is trained on, counted once per epoch",
+            ),
+            ("ratio", "ratio", "mean of r"),
+            (
+                "advantage",
+                "reward",
+                "mean of A; its unit depends on the normalisation of advantages",
+            ),
+            ("advantage_abs", "reward", "mean of the absolute value of A"),
+            ("entropy", "nats", "mean entropy of pi_theta over the vocabulary"),
+            ("kl_k1", "nats", "KL(mu, pi_theta), estimator K1"),
+            ("kl_k3", "nats", "KL(mu, pi_theta), estimator K3"),
+            ("chi_squared", "1", "mean of w^2, minus 1"),
+            (
+                "effective_sample_size",
+                "fraction",
+                "(sum w)^2 / (n sum w^2), where n is the number of tokens",
+            ),
+            (
+                "perplexity_gap",
+                "fraction",
+                "perplexity of the tokens under pi_theta, divided by that under mu, minus 1",
+            ),
             ("reference_kl_k1", "nats", "KL to the reference policy, estimator K1", _KL),
             ("reference_kl_k3", "nats", "KL to the reference policy, estimator K3", _KL),
             (
                 "reprefill_missed",
                 "fraction",
-                "tokens that use the proximal policy because the weights that generated them are "
-                "not available",
-                "if old_policy is reprefill",
+                "tokens for which pi_old is the proximal policy, because the weights that "
+                "generated them are not available",
+                "if `old_policy` is `reprefill`",
             ),
-            ("clip_fraction_high", "fraction", "tokens with A > 0 and a ratio too high", _PART),
-            ("clip_fraction_low", "fraction", "tokens with A < 0 and a ratio too low", _PART),
-            ("dual_clip_fraction", "fraction", "tokens with A < 0 above the dual clip", _PART),
-            ("weight_clip_fraction_high", "fraction", "tokens whose weight was lowered", _PART),
-            ("weight_clip_fraction_low", "fraction", "tokens whose weight was raised", _PART),
-            ("truncated_fraction", "fraction", "tokens whose weight was capped", _PART),
-            ("topr_truncated_fraction", "fraction", "tokens whose weight was capped", _PART),
-            ("decoupled_truncated_fraction", "fraction", "tokens whose weight was capped", _PART),
-            ("decoupled_masked_fraction", "fraction", "tokens masked, as above the cap", _PART),
-            ("tis_truncated_fraction", "fraction", "tokens whose weight was capped", _PART),
-            ("tis_masked_fraction", "fraction", "tokens masked, as above the cap", _PART),
-            ("icepop_masked_fraction", "fraction", "tokens masked", _PART),
-            ("sequence_mask_masked_fraction", "fraction", "tokens masked", _PART),
-            ("veto_masked_fraction", "fraction", "tokens masked", _PART),
-            ("<name>", "its own", "a value that a plug-in's slot returns from `metrics`", _PART),
+            (
+                "clip_fraction_high",
+                "fraction",
+                "tokens with A > 0 and a ratio above 1 + high, which are clipped",
+                _CLIP,
+            ),
+            (
+                "clip_fraction_low",
+                "fraction",
+                "tokens with A < 0 and a ratio below 1 - low, which are clipped",
+                _CLIP,
+            ),
+            (
+                "dual_clip_fraction",
+                "fraction",
+                "tokens with A < 0 and a ratio above `dual_clip`, which are clipped",
+                "if grad_1 is `clipped_ratio` with `dual_clip`",
+            ),
+            (
+                "weight_clip_fraction_high",
+                "fraction",
+                "tokens whose ratio was reduced to 1 + high",
+                "if importance_weight is `clipped`",
+            ),
+            (
+                "weight_clip_fraction_low",
+                "fraction",
+                "tokens whose ratio was raised to 1 - low",
+                "if importance_weight is `clipped`",
+            ),
+            (
+                "truncated_fraction",
+                "fraction",
+                "tokens whose ratio w was reduced to the cap",
+                "if importance_weight is `truncated`",
+            ),
+            (
+                "topr_truncated_fraction",
+                "fraction",
+                "tokens with A < 0 whose ratio w, or whose sequence's ratio, was reduced to 1",
+                "if importance_weight is `topr`",
+            ),
+            (
+                "decoupled_truncated_fraction",
+                "fraction",
+                "tokens whose ratio m was reduced to the cap",
+                "if importance_weight is `decoupled` with `above_cap: truncate`",
+            ),
+            (
+                "decoupled_masked_fraction",
+                "fraction",
+                "tokens masked because m is above the cap",
+                "if importance_weight is `decoupled` with `above_cap: mask`",
+            ),
+            (
+                "tis_truncated_fraction",
+                "fraction",
+                "tokens whose ratio m was reduced to the cap",
+                _TIS,
+            ),
+            (
+                "tis_masked_fraction",
+                "fraction",
+                "tokens masked because m is above the cap",
+                "if corrections has `truncated_importance_sampling` with `above_cap: mask`",
+            ),
+            (
+                "icepop_masked_fraction",
+                "fraction",
+                "tokens masked because m is below low or above high",
+                "if corrections has `icepop`",
+            ),
+            (
+                "sequence_mask_masked_fraction",
+                "fraction",
+                "tokens masked because the geometric mean of m over their sequence is below"
+                " low or above high",
+                "if corrections has `sequence_mask`",
+            ),
+            (
+                "veto_masked_fraction",
+                "fraction",
+                "tokens masked because their sequence has a token with m below the threshold",
+                "if corrections has `veto`",
+            ),
+            (
+                "<name>",
+                "its own",
+                "mean of the value that a slot of a plug-in returns from its method `metrics`",
+                "if a slot of a plug-in has this method",
+            ),
         ),
     ),
     Stage(
         "logprob_gap",
-        "Absolute difference between the log-probs of trainer and sampler, over tokens generated "
-        "with the weights that are trained. `p95` and `max` come from a histogram and are up to "
-        "1.45 times too large.",
+        "Absolute difference between the log-probs that the trainer and the rollout engine compute "
+        "for a token with the same weights. It is computed in the first update of a step, over "
+        "tokens of staleness 1. `p95` and `max` come from a histogram and are up to 1.45 times too "
+        "large.",
         "every step",
         (
             ("tokens", "tokens", "number of tokens in the other metrics of this section"),
@@ -247,37 +385,44 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "learning",
-        "MaxText's own scalars under MaxText's names, as means over a step's updates.",
+        "Scalars that MaxText computes, under MaxText's names. Each value is the mean over the "
+        "updates of a step.",
         "every step, trainer `maxtext`",
         (
             ("loss", "loss", "total loss, which is minimised"),
             ("lm_loss", "loss", "the objective's part of the loss"),
-            ("perplexity", "1", "exp(lm_loss), which in RL is not a perplexity"),
+            ("perplexity", "1", "exp(lm_loss); in RL this is not a perplexity"),
             ("z_loss", "loss", "MaxText's z-loss"),
-            ("moe_lb_loss", "loss", "load-balancing loss of the experts"),
+            ("moe_lb_loss", "loss", "load-balancing loss of a mixture of experts"),
             ("indexer_loss", "loss", "loss of the indexer of sparse attention"),
             ("mtp_loss", "loss", "loss of multi-token prediction"),
-            ("total_weights", "weight", "divisor of the loss"),
+            ("total_weights", "1", "divisor of the loss, such as the number of sequences"),
             ("current_learning_rate", "1", "learning rate"),
-            ("grad_norm", "norm", "norm of the gradient as it is applied"),
-            ("raw_grad_norm", "norm", "norm of the gradient before clipping"),
+            ("grad_norm", "norm", "norm of the gradient after clipping by norm"),
+            ("raw_grad_norm", "norm", "norm of the gradient before clipping by norm"),
             ("param_norm", "norm", "norm of the parameters"),
-            ("<name>", "MaxText's", "any other scalar of MaxText", "depends on MaxText's keys"),
+            ("<name>", "MaxText's", "any other scalar of MaxText", "depends on MaxText's config"),
         ),
     ),
     Stage(
         "evaluation",
-        "Evaluations of one weight version each, during training, every `rlax.evaluation.every` "
-        "steps. Confidence intervals are in `evaluation/*.json`.",
+        "Results of the evaluations during training. One evaluation starts every "
+        "`rlax.evaluation.every` steps and measures one weight version. Confidence intervals are "
+        "in `evaluation/*.json` in the run's directory.",
         _EVALUATED,
         (
-            ("version", "version", "evaluated weight version: the step that produced it"),
+            (
+                "version",
+                "version",
+                "number of the evaluated weight version, which is the step that produced it",
+            ),
             *_MEASURES,
         ),
     ),
     Stage(
         "evaluation_<set>",
-        "The same measures for a further set, by its name in `rlax.evaluation.sets`.",
+        "The same measures for a further evaluation set; `<set>` is its name in "
+        "`rlax.evaluation.sets`.",
         _EVALUATED,
         _MEASURES,
     ),
@@ -304,8 +449,8 @@ _INTRODUCTION = """\
 
 Every step reports numbers named `stage/name` to the run's `metrics.jsonl`, its \
 [trackers](trackers.md) and Prometheus. This page lists all of them. `rlax metrics` prints the \
-list, and `rlax metrics tokens` the metrics that have to do with tokens. Angle brackets stand for \
-any name.
+list, and `rlax metrics TEXT` the metrics whose name or meaning contains TEXT. Angle brackets \
+stand for any name.
 """
 
 

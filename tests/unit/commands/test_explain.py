@@ -63,7 +63,7 @@ def test_the_old_policy_of_a_proximal_preset_is_half_way() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_explained(name: str) -> None:
     output = rlax(name)
-    assert "Conventions" in output and "Elsewhere" in output and len(example(output)) == 10
+    assert "Conventions" in output and "In other libraries" in output and len(example(output)) == 10
 
 
 def test_keys_below_the_objective_can_be_set() -> None:
