@@ -1,4 +1,4 @@
-"""Built-in samplers (which prompts are chosen) and filters (which groups train)."""
+"""Built-in samplers (which prompts are chosen) and filters (which groups are used)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ from rlax_plugin.api import (
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 
+class ShuffledConfig(NoOptions):
+    """Chooses every prompt once per epoch, in a new random order in each epoch."""
+
+
 class Shuffled(Sampler):
     """Every prompt once per epoch, shuffled again for each epoch."""
 
@@ -50,18 +54,24 @@ class Shuffled(Sampler):
 
 
 class LearnabilityConfig(Section):
-    """Options of ``learnability``."""
+    """Chooses prompts with an intermediate pass rate p more often.
+
+    A prompt is chosen from random candidates, with a probability proportional to p (1 - p) (LILO,
+    https://arxiv.org/abs/2502.12272).
+    """
 
     candidates: PositiveInt = Field(
         default=8, description="number of random prompts from which one is chosen"
     )
     prior_samples: Annotated[float, Field(gt=0)] = Field(
         default=4.0,
-        description="weight of the prior pass rate of 1/2, in samples",
+        description="p is the measured pass rate, combined with a prior of 1/2 that counts as "
+        "much as this number of samples",
     )
     floor: Rate = Field(
         default=0.02,
-        description="smallest weight of a prompt, so that every prompt can still be chosen",
+        description="smallest value that is used for p (1 - p), so that every prompt can still be "
+        "chosen",
     )
 
 
@@ -100,10 +110,18 @@ class Learnability(Sampler):
         """Nothing to restore: what it knows is the pass-rate table."""
 
 
+class MixedOutcomeConfig(NoOptions):
+    """Accepts a group only if its rewards differ.
+
+    This is the dynamic sampling of DAPO (https://arxiv.org/abs/2503.14476). With advantages that
+    compare the rewards of a group, a group with equal rewards has no gradient.
+    """
+
+
 class MixedOutcome(Filter):
     """Accepts a group only if its rewards differ: DAPO's dynamic sampling (arXiv 2503.14476).
 
-    Without a difference every advantage is 0 and the group would train nothing.
+    Without a difference every advantage is 0, and the group has no gradient.
     """
 
     def reject(self, group: Group) -> str | None:
@@ -114,7 +132,11 @@ class MixedOutcome(Filter):
 
 
 class BandConfig(Section):
-    """Options of ``difficulty_band``."""
+    """Accepts a group if its share of passing samples lies between two bounds.
+
+    A sample passes if its reward is at least rlax.curation.pass_threshold
+    (https://arxiv.org/abs/2504.03380).
+    """
 
     low: Rate = Field(
         default=0.2, description="smallest share of passing samples in an accepted group"
@@ -150,7 +172,7 @@ def rlax_register_sampler() -> dict[str, Extension]:
         return Learnability(config)
 
     return {
-        "shuffled": Extension(NoOptions, lambda config, context: Shuffled()),
+        "shuffled": Extension(ShuffledConfig, lambda config, context: Shuffled()),
         "learnability": Extension(LearnabilityConfig, build_learnability),
     }
 
@@ -161,6 +183,6 @@ def rlax_register_filter() -> dict[str, Extension]:
         return DifficultyBand(config, context.section.curation.pass_threshold)
 
     return {
-        "mixed_outcome": Extension(NoOptions, lambda config, context: MixedOutcome()),
+        "mixed_outcome": Extension(MixedOutcomeConfig, lambda config, context: MixedOutcome()),
         "difficulty_band": Extension(BandConfig, build_band),
     }

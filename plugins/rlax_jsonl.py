@@ -32,7 +32,7 @@ from rlax_plugin.api import (
 
 
 class JsonlConfig(TrackerConfig):
-    """Options of tracker ``jsonl``."""
+    """Appends one line of JSON per step to a file, which several runs may share."""
 
     path: PathText = Field(
         default="tracker.jsonl",

@@ -31,20 +31,21 @@ _BAD_CONFIG = 2  # exit status of ``rlax serve``: to start it again would not he
 
 
 class LocalConfig(Section):
-    """Options of ``local``."""
+    """Starts worker processes on this machine, and starts them again if they end."""
 
     workers: Processes = Field(default=1, description="number of worker processes")
     max_restarts: NonNegativeInt = Field(
         default=5,
-        description="number of times in a row that a worker which ends within 60 s is restarted",
+        description="limit for restarting a worker that ends within 60 s of its start: the number "
+        "of such restarts in a row",
     )
     stop_s: Seconds = Field(
         default=5.0, description="time between SIGTERM and SIGKILL when the run ends"
     )
     threads: NonNegativeInt = Field(
         default=0,
-        description="number of CPU cores per worker; 0: all. Workers get different cores if there "
-        "are enough",
+        description="number of CPU cores that each worker may use; 0: all. Workers use different "
+        "cores if there are enough",
     )
 
 
@@ -146,6 +147,10 @@ def _last_line(path: Path, most: int = 4096) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
+class StaticConfig(NoOptions):
+    """Starts no workers: you start them with ``rlax serve CONFIG --controller HOST:PORT``."""
+
+
 class Static(Launcher):
     """Starts nothing: somebody else runs ``rlax serve CONFIG --controller HOST:PORT``."""
 
@@ -162,5 +167,5 @@ class Static(Launcher):
 def rlax_register_launcher() -> dict[str, Extension]:
     return {
         "local": Extension(LocalConfig, lambda config, context: Local(config)),
-        "static": Extension(NoOptions, lambda config, context: Static()),
+        "static": Extension(StaticConfig, lambda config, context: Static()),
     }

@@ -28,7 +28,7 @@ _NOT_ALLOWED = re.compile(r"[^\w\-. :/]", re.ASCII)  # in the name of a metric
 
 
 class MlflowConfig(TrackerConfig):
-    """Options of tracker ``mlflow``."""
+    """Logs metrics and the config to MLflow."""
 
     tracking_uri: str = Field(
         default="",

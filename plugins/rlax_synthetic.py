@@ -28,7 +28,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class SyntheticConfig(Section):
-    """Options of the prompt source ``synthetic``."""
+    """Random prompts of a fixed length, for benchmarks."""
 
     prompt_tokens: PositiveInt = Field(16, description="length of every prompt, in tokens")
     vocab_size: Annotated[int, Field(ge=2, le=INT32_MAX)] = Field(
@@ -76,6 +76,10 @@ class SyntheticSource(PromptSource):
         return 0
 
 
+class TokenParityConfig(NoOptions):
+    """1 if the sum of the completion's token ids is odd, else 0; for benchmarks."""
+
+
 class TokenParity(Reward):
     """1.0 if the completion's ids have an odd sum, otherwise 0.0.
 
@@ -96,7 +100,7 @@ def _build_source(config: SyntheticConfig, context: BuildContext) -> SyntheticSo
     return SyntheticSource(config)
 
 
-def _build_reward(config: NoOptions, context: BuildContext) -> TokenParity:
+def _build_reward(config: TokenParityConfig, context: BuildContext) -> TokenParity:
     return TokenParity()
 
 
@@ -107,4 +111,4 @@ def rlax_register_prompt_source() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_reward() -> dict[str, Extension]:
-    return {"token_parity": Extension(NoOptions, _build_reward)}
+    return {"token_parity": Extension(TokenParityConfig, _build_reward)}

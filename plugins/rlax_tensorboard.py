@@ -17,6 +17,10 @@ from rlax_plugin.api import (
 )
 
 
+class TensorboardConfig(TrackerConfig):
+    """Writes event files for TensorBoard."""
+
+
 class EventFile(Sink):
     """Writes through tensorboardX."""
 
@@ -49,9 +53,9 @@ class EventFile(Sink):
 
 @hookimpl
 def rlax_register_tracker() -> dict[str, Extension]:
-    def build(config: TrackerConfig, context: BuildContext) -> BackgroundTracker:
+    def build(config: TensorboardConfig, context: BuildContext) -> BackgroundTracker:
         return BackgroundTracker(
             "tensorboard", lambda run: EventFile(run.directory), context, config.flush_s
         )
 
-    return {"tensorboard": Extension(TrackerConfig, build)}
+    return {"tensorboard": Extension(TensorboardConfig, build)}

@@ -23,17 +23,22 @@ from rlax_plugin.api import (
 
 
 class WandbConfig(TrackerConfig):
-    """Options of tracker ``wandb``. The API key is W&B's own affair: WANDB_API_KEY, wandb login."""
+    """Logs metrics and the config to Weights & Biases.
+
+    The API key is not an option: set WANDB_API_KEY, or log in once with ``wandb login``.
+    """
 
     project: str = Field(default="rlax", description="W&B project")
     entity: str = Field(default="", description="W&B user or team; empty: the account's default")
     run_name: str = Field(default="", description="name shown in W&B; empty: MaxText's run_name")
-    group: str = Field(default="", description="W&B group, such as the runs of one experiment")
+    group: str = Field(
+        default="", description="W&B group; runs with the same group are shown together"
+    )
     tags: tuple[str, ...] = Field(default=(), description="tags of the W&B run")
     mode: Literal["online", "offline", "disabled"] = Field(
         default="online",
-        description="online: upload; offline: write to <run_dir>/wandb, for a later wandb sync; "
-        "disabled: write nothing",
+        description="online: upload; offline: write to <run_dir>/wandb, to be uploaded later with "
+        "wandb sync; disabled: write nothing",
     )
 
 

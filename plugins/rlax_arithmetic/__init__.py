@@ -13,11 +13,15 @@ from rlax_plugin.api import BuildContext, Extension, NoOptions, hookimpl
 __all__ = ["ArithmeticConfig", "ArithmeticSource", "ExactAnswer"]
 
 
+class ExactAnswerConfig(NoOptions):
+    """1 if the completion is the number in the prompt's reference, else 0."""
+
+
 def _build_source(config: ArithmeticConfig, context: BuildContext) -> ArithmeticSource:
     return ArithmeticSource(config)
 
 
-def _build_reward(config: NoOptions, context: BuildContext) -> ExactAnswer:
+def _build_reward(config: ExactAnswerConfig, context: BuildContext) -> ExactAnswer:
     return ExactAnswer()
 
 
@@ -28,4 +32,4 @@ def rlax_register_prompt_source() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_reward() -> dict[str, Extension]:
-    return {"exact_answer": Extension(NoOptions, _build_reward)}
+    return {"exact_answer": Extension(ExactAnswerConfig, _build_reward)}

@@ -27,7 +27,7 @@ TASK = "arithmetic"
 
 
 class ArithmeticConfig(Section):
-    """Options of the prompt source ``arithmetic``."""
+    """Sums or products of two numbers, such as "12+34="; the reference is the right answer."""
 
     digits: Annotated[int, Field(ge=1, le=3)] = Field(
         2, description="number of digits of each operand"
@@ -35,17 +35,20 @@ class ArithmeticConfig(Section):
     operation: Operation = Field("add", description="operation on the two operands")
     test_problems: PositiveInt = Field(
         1000,
-        description="number of problems in the test split; one more if a problem and its mirror "
-        "image would be separated",
+        description="number of problems in the test split. A problem and its mirror image, such "
+        "as 1+2 and 2+1, are always in the same split, so the split may have one "
+        "problem more",
     )
     validation_problems: PositiveInt = Field(
-        1000, description="number of problems in the validation split, or one more, as above"
+        1000,
+        description="number of problems in the validation split; it may have one more, like the "
+        "test split",
     )
     train_problems: PositiveInt = Field(
         20_000, description="maximum number of problems in the training split"
     )
     data_dir: PathText = Field(
-        "", description="directory of the dataset; empty: one in the user's cache directory"
+        "", description="directory of the dataset; empty: a directory in the user's cache directory"
     )
 
     @property

@@ -18,26 +18,26 @@ from rlax_plugin.api import (
 
 
 class JetstreamConfig(Section):
-    """Options of ``jetstream``."""
+    """Generates with MaxText's MaxEngine and continuous batching, and serves JetStream's API."""
 
     arrival_steps: PositiveInt = Field(
         4, description="number of decode steps between checks for new requests while slots are free"
     )
     linger_steps: Annotated[int, Field(ge=0, le=2)] = Field(
         2,
-        description="number of decode steps that a free slot may wait for others, to fill several "
-        "in one prefill",
+        description="number of decode steps for which a free slot may stay empty until more slots "
+        "are free, so that one prefill fills several of them",
     )
     interrupt_steps: PositiveInt = Field(
         32,
-        description="number of decode steps between checks for new weights and reports of "
-        "progress, with on_new_weights: continue or discard, and between checks for cancelled "
-        "calls of other programs",
+        description="number of decode steps between checks for cancelled calls of other programs; "
+        "with on_new_weights: continue or discard, also between checks for new "
+        "weights and between reports of progress",
     )
     warm_up: bool = Field(
         True,
-        description="compile all programs, at most ten prefills among them, before the worker "
-        "registers, so that no request waits for a compilation",
+        description="true: compile all programs, including at most ten for prefill, before the "
+        "worker registers, so that no request waits for a compilation",
     )
     maxtext: dict[str, bool | int | float | str] = Field(
         {},

@@ -21,33 +21,41 @@ KEY = "rlax.trainer"
 
 
 class WarmStart(Section):
-    """A supervised start by MaxText's ordinary loop, stopped inside a window of pass@1."""
+    """Supervised training before RL by MaxText's ordinary loop, until pass@1 is in a range."""
 
     enabled: bool = Field(
-        default=False, description="whether training starts with right answers, supervised"
+        default=False,
+        description="true: before RL, train the model on right answers of the prompt source, "
+        "which must provide them",
     )
-    steps: PositiveInt = Field(default=2000, description="supervised steps at most")
-    batch_rows: PositiveInt = Field(default=256, description="examples per step")
+    steps: PositiveInt = Field(default=2000, description="largest number of supervised steps")
+    batch_rows: PositiveInt = Field(
+        default=256, description="number of examples per supervised step"
+    )
     learning_rate: Annotated[float, Field(gt=0)] = Field(
-        default=2e-3, description="of the supervised steps, constant"
+        default=2e-3, description="constant learning rate of the supervised steps"
     )
     pass_at_1_from: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.28, description="stop once validation pass@1 reaches this"
+        default=0.28, description="stop as soon as pass@1 on the validation split reaches this"
     )
     pass_at_1_to: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.35, description="an error if it overshoots this"
+        default=0.35, description="it is an error if pass@1 is above this when training stops"
     )
     check_every: PositiveInt = Field(
-        default=5, description="steps between looks at validation pass@1"
+        default=5,
+        description="number of supervised steps between two measurements of pass@1; near the goal "
+        "it is measured after every step",
     )
     train_problems: NonNegativeInt = Field(
-        default=0, description="learn from the first so many training problems; 0: from all"
+        default=0, description="use only this number of training problems, the first ones; 0: all"
     )
-    problems: PositiveInt = Field(default=512, description="validation problems looked at")
+    problems: PositiveInt = Field(
+        default=512, description="number of validation problems on which pass@1 is measured"
+    )
     directory: PathText = Field(
         default="",
-        description="of a finished warm start, which is used instead; empty: "
-        "<run_dir>/prepared/warm_start",
+        description="directory of a finished warm start to use instead of training; empty: "
+        "<run_dir>/prepared/warm_start, where the run writes its own",
     )
 
     @model_validator(mode="after")
@@ -62,19 +70,25 @@ class WarmStart(Section):
 
 
 class TrainerOptions(Section):
-    """Options of ``maxtext``."""
+    """Trains with MaxText's own training loop.
+
+    warm_start is a supervised training on right answers before RL, which stops as soon as pass@1
+    is in a given range.
+    """
 
     warm_start: WarmStart = WarmStart()
     offload_reference: bool = Field(
-        default=False, description="keep the reference policy in host memory between steps"
+        default=False, description="true: keep the reference policy in host memory between steps"
     )
     offload_old_policy: bool = Field(
-        default=False, description="keep the copy that old_policy: reprefill needs in host memory"
+        default=False,
+        description="true: keep the copy of older weights, which old_policy: reprefill needs, in "
+        "host memory",
     )
     allow_untested: bool = Field(
         default=False,
-        description="run although MaxText's source differs from what was tested; workers read it "
-        "as well",
+        description="true: run although the installed source of MaxText differs from the tested "
+        "version; this also applies to workers",
     )
 
 

@@ -8,7 +8,7 @@ from rlax_plugin.api import BuildContext, Extension, PositiveInt, Section, Weigh
 
 
 class OrbaxConfig(Section):
-    """Options of ``orbax``."""
+    """Stores weight versions as Orbax checkpoints, with a checksum for every chunk."""
 
     chunk_mib: PositiveInt = Field(
         64,

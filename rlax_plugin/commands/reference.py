@@ -25,10 +25,18 @@ from rich.table import Table
 from rich.text import Text
 
 from rlax_plugin.build import Registry, built_in_plugins
-from rlax_plugin.config import INT32_MAX, YEAR_S, Choice, RlaxSection, Section, leaf_fields
+from rlax_plugin.config import (
+    INT32_MAX,
+    YEAR_S,
+    Choice,
+    NoOptions,
+    RlaxSection,
+    Section,
+    leaf_fields,
+)
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError, UnknownKeyError, alternatives
-from rlax_plugin.ports.kinds import AT_KEY, BY_NAME, NAME
+from rlax_plugin.ports.kinds import ALL, AT_KEY, BY_NAME, NAME
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.text.markdown import markdown_table
 
@@ -38,6 +46,8 @@ PARTS = {key: kind.name for key, kind in AT_KEY.items()}
 # Names end in their unit.
 _UNITS = {"s": "seconds", "tokens": "tokens", "steps": "steps", "mib": "MiB"}
 _SAID_ONCE = (INT32_MAX, YEAR_S)  # in the introduction
+# Kinds whose parts docs/objectives.md explains.
+_EXPLAINED = {"objective", *(kind.name for kind in ALL if kind.fills_slot)}
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -66,13 +76,16 @@ class Keys:
 
     Attributes:
       title: the section's dotted key, or kind and name of a part.
-      text: what the section is, or which plug-in offers the part.
+      text: what the section is, or what the part does; empty for a part whose class of options does
+        not say it.
       keys: in the order of the class.
+      plugin: that offers the part.
     """
 
     title: str
     text: str
     keys: tuple[Key, ...]
+    plugin: str = ""
 
 
 def sections(model: type[BaseModel] = RlaxSection, key: str = "rlax") -> Iterator[Keys]:
@@ -97,9 +110,11 @@ def parts(kind: str = "") -> Iterator[tuple[str, Keys]]:
     """(kind, options) of every built-in part of ``kind``; default: of all kinds."""
     for offered, offers in _built_in().offers.items():
         for name, offer in offers.items() if kind in ("", offered) else ():
-            fields = leaf_fields(offer.extension.config_class)
+            options = offer.extension.config_class
+            fields = leaf_fields(options)
             keys = tuple(_key(name, name.rpartition(".")[2], field) for name, field in fields)
-            yield offered, Keys(name, f"`{offer.plugin}`", keys)
+            text = "" if options is NoOptions else _prose(options)
+            yield offered, Keys(name, text, keys, offer.plugin)
 
 
 def find(wanted: str) -> list[Keys]:
@@ -274,10 +289,12 @@ This page lists every key of the section `rlax:` of a MaxText config, and then t
 every built-in part. On a terminal, `rlax config rlax.rollouts` explains a section, `rlax config \
 rlax.launcher.workers` a key and `rlax config wandb` a part; `rlax check CONFIG` finds the errors \
 in a config, and `rlax plugins CONFIG` lists the parts it uses. Every key can also be set on the \
-command line, for instance `rlax.rollouts.group_size=4`.
+command line, for instance `rlax.rollouts.group_size=4`. The [glossary](glossary.md) defines the \
+terms.
 
-A part is chosen by a mapping with its name and its options: `launcher: {name: local, workers: \
-2}`. The name of a default part may be left out: `launcher: {workers: 2}`. Keys without a default \
+A part is a component that the config chooses by its name, such as a reward. It is written as a \
+mapping with its name and its options: `launcher: {name: local, workers: 2}`. If the part is the \
+default of its key, the name may be left out: `launcher: {workers: 2}`. Keys without a default \
 must be set; null means that no value is set. Unless a key says otherwise, whole numbers are at \
 most 2147483647, seconds at most a year, and other numbers finite. All keys outside `rlax:` belong \
 to MaxText."""
@@ -292,22 +309,38 @@ def markdown() -> str:
             blocks.append(_markdown_keys(section.keys, section.title))
     blocks += [
         "# Parts",
-        "[objectives.md](objectives.md) explains the presets and the parts of the objective's "
-        "slots. The parts of `rlax_plugin.testing` are for runs without a model, which take "
-        "seconds.",
+        "This section has all built-in parts and their options. The parts of plug-in "
+        "`rlax_plugin.testing` are for tests: with them a run needs no model and takes seconds.",
     ]
     for kind, group in itertools.groupby(parts(), key=lambda offered: offered[0]):
         blocks.append(f"## {_spoken(kind).capitalize()}")
         bare = []
         for _, part in group:
-            if part.keys:
-                origin = f"From plug-in {part.text}."
-                blocks += [f"### {part.title}", origin, _markdown_keys(part.keys, "")]
+            if part.keys or (part.text and kind not in _EXPLAINED):
+                blocks += [f"### {part.title}", _about(kind, part)]
+                blocks += [_markdown_keys(part.keys, "")] if part.keys else []
             else:
-                bare.append(f"`{part.title}` ({part.text})")
+                bare.append(f"{_explained(kind, part.title)} (`{part.plugin}`)")
         if bare:
-            blocks.append(f"Without options: {', '.join(bare)}.")
+            what = "Presets" if kind == "objective" else "Parts without options"
+            blocks.append(f"{what}: {', '.join(bare)}.")
     return "\n\n".join(blocks) + "\n"
+
+
+def _about(kind: str, part: Keys) -> str:
+    """What a part does, and which plug-in offers it."""
+    offered = f"This part is offered by plug-in `{part.plugin}`"
+    offered += "." if part.keys else " and has no options."
+    if kind in _EXPLAINED:
+        return f"{offered} Its formula: {_explained(kind, part.title)}."
+    return f"{part.text}\n\n{offered}"
+
+
+def _explained(kind: str, name: str) -> str:
+    """A link to a part of the objective. A preset of the same name comes first on that page."""
+    presets = _built_in().offers["objective"]
+    anchor = f"{name}-1" if name in presets and kind != "objective" else name
+    return f"[{name}](objectives.md#{anchor})"
 
 
 def _markdown_keys(keys: Sequence[Key], section: str) -> str:

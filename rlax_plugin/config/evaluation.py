@@ -11,7 +11,7 @@ from rlax_plugin.errors import ConfigError
 
 
 class EvaluationSet(Section):
-    """A further held-out set; keys not set are as in ``rlax.evaluation`` or in training."""
+    """A further evaluation set, chosen by its name in place of NAME."""
 
     prompt_source: Choice | None = Field(
         default=None, description="prompt dataset of this set; null: rlax.prompt_source"
@@ -31,13 +31,14 @@ class EvaluationSet(Section):
 
 
 class Evaluation(Section):
-    """Evaluation on held-out problems, by the workers: before, during and after training."""
+    """Evaluation on held-out problems before, during and after training; the workers do it."""
 
     split: str = Field(
         default="test", description="split of the prompt dataset to evaluate on: validation or test"
     )
     problems: NonNegativeInt = Field(
-        default=512, description="number of problems of the split; 0: no evaluation"
+        default=512,
+        description="number of problems of the split that are evaluated; 0: no evaluation",
     )
     samples: PositiveInt = Field(default=16, description="number of completions per problem")
     k: tuple[PositiveInt, ...] = Field(default=(1, 8), description="values of k for pass@k")
@@ -51,14 +52,14 @@ class Evaluation(Section):
     )
     every: NonNegativeInt = Field(
         default=0,
-        description="number of RL steps between evaluations during training; one worker keeps a "
-        "version for each evaluation and generates for training again afterwards; 0: none during "
-        "training",
+        description="number of RL steps between evaluations during training; 0: none during "
+        "training. For each evaluation one worker keeps a fixed version; it does not "
+        "generate for training until the evaluation ends",
     )
     sets: dict[str, EvaluationSet] = Field(
         default_factory=dict,
-        description="further evaluation sets by name, evaluated together with the main set, which "
-        "is named after its split",
+        description="further evaluation sets by name. They are evaluated together with the main "
+        "set, whose name is its split",
     )
 
     def all_sets(self) -> dict[str, EvaluationSet]:

@@ -13,39 +13,41 @@ Slot = Annotated[Choice, DefaultPart("")]
 
 
 class KL(Section):
-    """KL divergence to the reference policy; the estimators are J. Schulman's.
+    """Penalty for the KL divergence of the policy from the reference policy.
 
-    With d = log pi - log pi_ref per token: k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1
-    (http://joschu.net/blog/kl-approx.html).
+    With d = log pi - log pi_ref of a token, the estimators are k1 = d, k2 = d^2 / 2 and
+    k3 = exp(-d) + d - 1 (J. Schulman, http://joschu.net/blog/kl-approx.html).
     """
 
     coefficient: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
-        description="beta, the coefficient of the KL penalty, per nat; 0: no penalty, and no "
-        "reference policy is kept",
+        description="beta, the coefficient of the KL penalty, per nat; 0: there is no penalty and "
+        "no reference policy",
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
         default="k3",
-        description="estimator of the divergence, computed from the log-probs of the generated "
+        description="estimator K of the divergence, computed from the log-probs of the generated "
         "tokens",
     )
     placement: Literal["loss", "reward"] = Field(
         default="loss",
-        description="loss: -beta K is added to grad_2 and multiplied by the importance weight and "
-        "corrections; reward: -beta K, computed from the sampler's log-probs, is added to each "
-        "token's reward before advantages are computed",
+        description="loss: -beta K is added to grad_2; it is multiplied by the importance weight "
+        "and the corrections. reward: -beta K is added to the reward of each token "
+        "before advantages are computed; it is computed from the log-probs that came "
+        "with the samples",
     )
 
 
 class Overlong(Section):
-    """DAPO's soft overlong punishment, added to rewards (https://arxiv.org/abs/2503.14476, eq. 13).
+    """Penalty for long samples: DAPO's soft overlong punishment.
 
-    penalty * -1 * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
+    The following is subtracted from the reward of a sample (https://arxiv.org/abs/2503.14476, eq.
+    13): penalty * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
     """
 
     penalty: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
-        description="penalty for a sample of max_tokens, subtracted from its reward; 0: off",
+        description="largest penalty, which a sample of max_tokens or more gets; 0: no penalty",
     )
     buffer_tokens: PositiveInt | None = Field(
         default=None,
@@ -72,8 +74,8 @@ class Algorithm(Section):
 
     aggregation: Slot | None = Field(
         default=None,
-        description="how the terms of all tokens become one sum and one weight, such as with "
-        "equal weights per token or per sample",
+        description="how the terms of all tokens are added up and what the sum is divided by, for "
+        "instance the mean over tokens or over samples",
     )
     importance_weight: Slot = Field(
         default=Choice(name="one"),
@@ -90,56 +92,62 @@ class Algorithm(Section):
     )
     corrections: tuple[Choice, ...] = Field(
         default=(),
-        description="factors per token that compensate for the difference between sampler and "
-        "trainer; several are multiplied",
+        description="factors per token that compensate for the difference between the policy that "
+        "generated a token and the one being trained; several are multiplied",
     )
     old_policy: Literal["sampler", "reprefill", "proximal"] = Field(
         default="sampler",
-        description="policy in the denominator of the ratio. sampler: log-probs that came with "
-        "the samples; reprefill: log-probs computed again by the trainer, with the weights that "
-        "generated the samples; proximal: those of the weights just before the batch's first "
-        "update",
+        description="policy in the denominator of the ratio, pi_old. sampler: its log-probs are "
+        "those that came with the samples; reprefill: the trainer computes them "
+        "again, with the weights that generated the samples; proximal: the trainer "
+        "computes them with the weights just before the batch's first update",
     )
     kl: KL = KL()
     entropy_coefficient: float = Field(
         default=0.0,
-        description="coefficient of the policy's entropy per token, per nat; 0: no entropy bonus",
+        description="coefficient of the entropy of the policy, which is added to grad_2, per nat; "
+        "0: no entropy bonus",
     )
     overlong: Overlong = Overlong()
     mask_truncated: bool = Field(
         default=False,
-        description="exclude samples that were cut at max_new_tokens from training; their rewards "
-        "still count in the advantages of their group",
+        description="true: exclude samples that were cut at max_new_tokens from training; their "
+        "rewards still count in the advantages of their group",
     )
 
 
 class Reference(Section):
-    """The frozen policy from which KL is measured; kept only if ``kl.coefficient`` is above 0."""
+    """The reference policy of the KL term: frozen weights, kept only if its coefficient is not 0."""
 
     path: PathText = Field(
         default="",
-        description="directory of parameters that the trainer can read; empty: those that training "
-        "started from, stored under <run_dir>/reference",
+        description="directory of the parameters, in a format that the trainer can read; empty: the parameters "
+        "that training started from, which are stored under <run_dir>/reference",
     )
 
 
 class Objective(Algorithm):
-    """The algorithm: a preset, and keys that override it. Keys not set have the preset's value."""
+    """The algorithm: a preset, and keys that override its values.
+
+    A key that the config does not set has the preset's value; the column "default" applies only if
+    the preset does not set the key either. [objectives.md](objectives.md) explains the formulas.
+    """
 
     preset: str = Field(
-        default="grpo", description="published algorithm to start from; rlax objective lists them"
+        default="grpo",
+        description="name of a published algorithm whose values are used; rlax objective lists all presets",
     )
     epochs: PositiveInt = Field(default=1, description="number of passes over one batch")
     mini_batches: PositiveInt = Field(
         default=1,
-        description="number of updates per pass, each on an equal share of the rows; one RL step "
-        "is epochs * mini_batches updates and publishes its last weights",
+        description="number of updates per pass; each uses an equal share of the rows. One RL step consists of "
+        "epochs * mini_batches updates and then publishes the weights",
     )
     reference: Reference = Reference()
     allow_uncorrected: bool = Field(
         default=False,
-        description="allow samples older than one version without a correction, and several "
-        "updates per batch without an importance ratio; both are errors otherwise",
+        description="true: allow max_staleness above 1 without a correction, and several updates per batch without "
+        "an importance ratio; both are errors otherwise",
     )
 
     @property

@@ -27,8 +27,8 @@ class Rollouts(Section):
     group_size: PositiveInt = Field(default=8, description="number of samples per prompt")
     groups_per_step: PositiveInt = Field(
         default=8,
-        description="number of groups in one training batch; with rlax.batches.tokens, the number "
-        "of groups expected to reach that many tokens, which decides how many are generated ahead",
+        description="number of groups in one training batch. With rlax.batches.tokens, your estimate of how many "
+        "groups have that many tokens; it decides how many groups are generated ahead",
     )
     max_prompt_tokens: PositiveInt = Field(
         default=16, description="maximum length of a prompt, in tokens"
@@ -39,31 +39,31 @@ class Rollouts(Section):
     )
     temperature: Annotated[float, Field(ge=0, le=1000)] = Field(
         default=1.0,
-        description="sampling temperature: 0, which is greedy, or at least 0.001; training needs "
-        "a temperature above 0",
+        description="sampling temperature, at least 0.001; or 0, which means greedy decoding and is not allowed "
+        "in training",
     )
     top_k: NonNegativeInt = Field(
         default=0,
-        description="number of most probable tokens to sample from; 0 means all, as training "
-        "requires; rlax eval and rlax serve RUN accept other values",
+        description="sample from this number of most probable tokens; 0: from all. Training requires 0; "
+        "rlax eval and rlax serve RUN accept other values",
     )
     top_p: Annotated[float, Field(ge=1e-6, le=1)] = Field(
         default=1.0,
-        description="cumulative probability of the tokens to sample from; 1.0 means all, as "
-        "training requires; rlax eval and rlax serve RUN accept other values",
+        description="sample from the most probable tokens whose probabilities add up to this; 1.0: from all. "
+        "Training requires 1.0; rlax eval and rlax serve RUN accept other values",
     )
     ignore_stop: bool = Field(
         default=False,
-        description="ignore stop tokens and always generate max_new_tokens tokens, for benchmarks",
+        description="true: ignore stop tokens and always generate max_new_tokens tokens, for benchmarks",
     )
     slots: PositiveInt = Field(
         default=64, description="number of sequences that one worker decodes at once"
     )
     on_new_weights: Literal["finish", "continue", "discard"] = Field(
         default="finish",
-        description="treatment of unfinished samples when new weights arrive: finish completes "
-        "them with the old weights, continue generates the remaining tokens with the new weights, "
-        "discard restarts them",
+        description="what happens to unfinished samples when new weights arrive. finish: they are completed with "
+        "the old weights; continue: their remaining tokens are generated with the new weights; "
+        "discard: they are generated again from the start",
     )
     progress_s: Seconds = Field(
         default=1.0,
@@ -80,10 +80,9 @@ class Rollouts(Section):
 
 
 class Staleness(Section):
-    """How old samples may be: reload_every is j and max_staleness is k of the RLAX paper.
+    """How old samples may be. RLAX (https://arxiv.org/abs/2512.06392) calls the two numbers j and k.
 
-    On-policy training has j = 1 and k = 1, one step off-policy has j = 1 and k = 2; see
-    arXiv:2512.06392.
+    With (j, k) = (1, 1) training is on-policy. With (1, 2) samples may be one version older.
     """
 
     reload_every: PositiveInt = Field(
@@ -113,31 +112,31 @@ class Staleness(Section):
 
 
 class Curation(Section):
-    """Which prompts are chosen and which groups train."""
+    """Which prompts are chosen, and which groups are used for training."""
 
     sampler: Annotated[Choice, DefaultPart("shuffled")] = Field(
         default=Choice(name="shuffled"), description="sampler that chooses the next prompts"
     )
     filters: tuple[Choice, ...] = Field(
         default=(),
-        description="filters that accept or reject each scored group, in this order; a group "
-        "trains only if all of them accept it",
+        description="filters that accept or reject each scored group, in this order; a group is used for "
+        "training only if all of them accept it",
     )
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
         default=8.0,
-        description="number of later groups of a prompt after which an outcome counts half as "
-        "much in the prompt's pass rate",
+        description="a prompt's pass rate is a decaying mean: the samples of one of its groups count half as much "
+        "after this number of later groups",
     )
     pass_threshold: float = Field(default=0.5, description="smallest reward that counts as a pass")
     oversample: Annotated[float, Field(ge=1, le=1000)] = Field(
         default=1.0,
-        description="number of groups issued ahead per group needed, to replace rejected groups; "
-        "surplus groups may become too stale to train",
+        description="factor by which more groups are issued ahead than batches need, to replace rejected groups. "
+        "Groups that are not needed at once wait, and may become too stale to be used",
     )
     max_refill: PositiveInt = Field(
         default=8,
-        description="largest number of groups that one step may issue, as a multiple of "
-        "groups_per_step; a step that needs more stops the run",
+        description="limit for the number of groups issued for one step, as a multiple of groups_per_step; a step "
+        "that needs more groups, because too many are rejected, stops the run",
     )
 
 
@@ -154,7 +153,7 @@ class Batches(Section):
     )
     tokens: NonNegativeInt = Field(
         default=0,
-        description="number of completion tokens in a batch, which takes groups until it reaches "
-        "them or its rows are full (Ring-lite's C3PO, https://arxiv.org/abs/2506.14731); 0: a "
+        description="number of completion tokens in a batch: a batch takes groups until they have this many "
+        "tokens or its rows are full (C3PO of Ring-lite, https://arxiv.org/abs/2506.14731). 0: a "
         "batch takes groups_per_step groups",
     )

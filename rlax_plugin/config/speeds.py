@@ -12,7 +12,10 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class Assume(Section):
-    """Speeds that rlax check assumes to check deadlines; a run uses the speeds it measures."""
+    """Speeds from which rlax check estimates whether deadlines suffice.
+
+    A run uses the speeds that it measures instead.
+    """
 
     tokens_per_s: Rate = Field(
         default=20.0, description="tokens per second of one sequence while a worker decodes"

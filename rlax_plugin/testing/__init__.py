@@ -32,13 +32,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.build import build_weight_store
-from rlax_plugin.config import NoOptions
 from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.protocols import BuildContext, Extension
 from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.testing.store import NpzStore
-from rlax_plugin.testing.tally import Tally
+from rlax_plugin.testing.store import NpzConfig, NpzStore
+from rlax_plugin.testing.tally import Tally, TallyConfig
 from rlax_plugin.testing.task import Even, EvenConfig, Numbers, NumbersConfig, check_vocabulary
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 
@@ -137,12 +136,12 @@ def rlax_register_rollout_engine() -> dict[str, Extension]:
 
 @hookimpl
 def rlax_register_weight_store() -> dict[str, Extension]:
-    return {"npz": Extension(NoOptions, lambda config, context: NpzStore())}
+    return {"npz": Extension(NpzConfig, lambda config, context: NpzStore())}
 
 
 @hookimpl
 def rlax_register_observer() -> dict[str, Extension]:
-    return {"tally": Extension(NoOptions, Tally.build)}
+    return {"tally": Extension(TallyConfig, Tally.build)}
 
 
 @hookimpl

@@ -28,18 +28,20 @@ NonNegative = Annotated[float, Field(ge=0, le=YEAR_S)]
 
 
 class ScriptedConfig(Section):
-    """Options of engine ``scripted``: how slow it is, and what goes wrong."""
+    """Generates with the toy policy of trainer ``bigram``.
+
+    Its options simulate slow machines and failures.
+    """
 
     latency_s: NonNegative = Field(default=0.0, description="time before a group's first token")
     token_s: NonNegative = Field(default=0.0, description="time per decode step of a group")
     load_s: NonNegative = Field(default=0.0, description="time before new weights are read")
     swap_waits: bool = Field(
         default=False,
-        description="behave like an engine that holds only one set of weights: with "
-        "on_new_weights: finish, no group begins while new weights wait for the running groups to "
-        "end",
+        description="true: behave like an engine that holds only one set of weights. With on_new_weights: finish, "
+        "new weights then wait until the running groups end, and no other group begins meanwhile",
     )
-    broken: bool = Field(default=False, description="raise an error when the engine is built")
+    broken: bool = Field(default=False, description="true: raise an error when the engine is built")
     weight_fault: WeightFault = Field(
         default="",
         description="fault to inject when weights are loaded: flipped_bit or truncated_file (in a "

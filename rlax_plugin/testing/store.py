@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
+from rlax_plugin.config import NoOptions
 from rlax_plugin.errors import (
     RlaxError,
     WeightsError,
@@ -16,6 +17,10 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.packing import pack, unpack
 
 FILE = "weights.npz"
+
+
+class NpzConfig(NoOptions):
+    """Stores each weight version as one .npz file with checksums."""
 
 
 class NpzStore(WeightStore):

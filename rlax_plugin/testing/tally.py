@@ -16,6 +16,10 @@ from rlax_plugin.types import Group
 NAME = "tally.json"
 
 
+class TallyConfig(NoOptions):
+    """Counts scored groups and steps in the file ``tally.json``."""
+
+
 class Tally(Observer):
     """Writes its counts beside the ledger at the end of each step.
 
@@ -28,7 +32,7 @@ class Tally(Observer):
         self._rewards = 0.0  # of all groups so far
 
     @classmethod
-    def build(cls, config: NoOptions, context: BuildContext) -> Tally:
+    def build(cls, config: TallyConfig, context: BuildContext) -> Tally:
         return cls(context.run_dir / NAME)
 
     def on_group_scored(self, group: Group, rejected: str | None) -> None:

@@ -53,7 +53,7 @@ def check_vocabulary(context: BuildContext) -> None:
 
 
 class NumbersConfig(Section):
-    """Options of prompt source ``numbers``."""
+    """Prompts that are numbers, one token per digit."""
 
     count: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=64, description="number of prompts in each split"
@@ -88,14 +88,22 @@ class Numbers(PromptSource):
 
 
 class EvenConfig(Section):
-    """Options of reward ``even``: how it misbehaves."""
+    """1 if the id of the completion's first token is even, else 0.
 
-    hang_on: str = Field(default="", description="text of the prompt for which the reward hangs")
+    Its options simulate failures.
+    """
+
+    hang_on: str = Field(
+        default="",
+        description="text of the prompt for which the reward does not return; empty: none",
+    )
     raise_on: str = Field(
-        default="", description="text of the prompt for which the reward raises an error"
+        default="",
+        description="text of the prompt for which the reward raises an error; empty: none",
     )
     slow_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
-        default=0.0, description="time that the reward takes for prompts divisible by 5"
+        default=0.0,
+        description="time that the reward takes for prompts whose number is divisible by 5",
     )
 
 

@@ -31,7 +31,10 @@ CANARY_TOLERANCE = 1e-4  # nats; the same code on another machine differs by 1e-
 
 
 class BigramConfig(Section):
-    """Options of trainer ``bigram``."""
+    """Trains a toy bigram policy with plain REINFORCE, without JAX.
+
+    It uses the advantages of rlax.objective and ignores the other slots.
+    """
 
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         default=1.0,
@@ -39,7 +42,7 @@ class BigramConfig(Section):
     )
     checkpoint_every: PositiveInt = Field(
         default=5,
-        description="number of steps between checkpoints; the last step writes one as well",
+        description="number of steps between checkpoints; the last step also writes a checkpoint",
     )
     train_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
         default=0.0, description="additional time per training step"

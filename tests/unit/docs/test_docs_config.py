@@ -134,7 +134,9 @@ def test_options_in_sections_have_dotted_names() -> None:
     ]
     assert reference.find("warm_start") == [whole]
     text = " ".join(rlax("rlax.trainer.warm_start.directory").stdout.split())
-    assert text.startswith('trainer maxtext warm_start.directory text; default "" of a finished')
+    assert text.startswith(
+        'trainer maxtext warm_start.directory text; default "" directory of a finished'
+    )
 
 
 def test_prints_a_section() -> None:
