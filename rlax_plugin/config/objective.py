@@ -117,12 +117,13 @@ class Algorithm(Section):
 
 
 class Reference(Section):
-    """The reference policy of the KL term: frozen weights, kept only if its coefficient is not 0."""
+    """The frozen reference policy of the KL term; it is kept only if the coefficient is not 0."""
 
     path: PathText = Field(
         default="",
-        description="directory of the parameters, in a format that the trainer can read; empty: the parameters "
-        "that training started from, which are stored under <run_dir>/reference",
+        description="directory of the parameters, in a format that the trainer can read; empty: "
+        "the parameters that training started from, which are stored under "
+        "<run_dir>/reference",
     )
 
 
@@ -135,19 +136,21 @@ class Objective(Algorithm):
 
     preset: str = Field(
         default="grpo",
-        description="name of a published algorithm whose values are used; rlax objective lists all presets",
+        description="name of a published algorithm whose values are used; rlax objective lists "
+        "all presets",
     )
     epochs: PositiveInt = Field(default=1, description="number of passes over one batch")
     mini_batches: PositiveInt = Field(
         default=1,
-        description="number of updates per pass; each uses an equal share of the rows. One RL step consists of "
-        "epochs * mini_batches updates and then publishes the weights",
+        description="number of updates per pass; each uses an equal share of the rows. One RL "
+        "step consists of epochs * mini_batches updates and then publishes the "
+        "weights",
     )
     reference: Reference = Reference()
     allow_uncorrected: bool = Field(
         default=False,
-        description="true: allow max_staleness above 1 without a correction, and several updates per batch without "
-        "an importance ratio; both are errors otherwise",
+        description="true: allow max_staleness above 1 without a correction, and several updates "
+        "per batch without an importance ratio; both are errors otherwise",
     )
 
     @property

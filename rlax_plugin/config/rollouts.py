@@ -27,8 +27,9 @@ class Rollouts(Section):
     group_size: PositiveInt = Field(default=8, description="number of samples per prompt")
     groups_per_step: PositiveInt = Field(
         default=8,
-        description="number of groups in one training batch. With rlax.batches.tokens, your estimate of how many "
-        "groups have that many tokens; it decides how many groups are generated ahead",
+        description="number of groups in one training batch. With rlax.batches.tokens, your "
+        "estimate of how many groups have that many tokens; it decides how many "
+        "groups are generated ahead",
     )
     max_prompt_tokens: PositiveInt = Field(
         default=16, description="maximum length of a prompt, in tokens"
@@ -39,31 +40,34 @@ class Rollouts(Section):
     )
     temperature: Annotated[float, Field(ge=0, le=1000)] = Field(
         default=1.0,
-        description="sampling temperature, at least 0.001; or 0, which means greedy decoding and is not allowed "
-        "in training",
+        description="sampling temperature, at least 0.001; or 0, which means greedy decoding and "
+        "is not allowed in training",
     )
     top_k: NonNegativeInt = Field(
         default=0,
-        description="sample from this number of most probable tokens; 0: from all. Training requires 0; "
-        "rlax eval and rlax serve RUN accept other values",
+        description="sample from this number of most probable tokens; 0: from all. Training "
+        "requires 0; rlax eval and rlax serve RUN accept other values",
     )
     top_p: Annotated[float, Field(ge=1e-6, le=1)] = Field(
         default=1.0,
-        description="sample from the most probable tokens whose probabilities add up to this; 1.0: from all. "
-        "Training requires 1.0; rlax eval and rlax serve RUN accept other values",
+        description="sample from the most probable tokens whose probabilities add up to this; "
+        "1.0: from all. Training requires 1.0; rlax eval and rlax serve RUN accept "
+        "other values",
     )
     ignore_stop: bool = Field(
         default=False,
-        description="true: ignore stop tokens and always generate max_new_tokens tokens, for benchmarks",
+        description="true: ignore stop tokens and always generate max_new_tokens tokens, for "
+        "benchmarks",
     )
     slots: PositiveInt = Field(
         default=64, description="number of sequences that one worker decodes at once"
     )
     on_new_weights: Literal["finish", "continue", "discard"] = Field(
         default="finish",
-        description="what happens to unfinished samples when new weights arrive. finish: they are completed with "
-        "the old weights; continue: their remaining tokens are generated with the new weights; "
-        "discard: they are generated again from the start",
+        description="what happens to unfinished samples when new weights arrive. finish: they are "
+        "completed with the old weights; continue: their remaining tokens are "
+        "generated with the new weights; discard: they are generated again from the "
+        "start",
     )
     progress_s: Seconds = Field(
         default=1.0,
