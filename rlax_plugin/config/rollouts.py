@@ -84,9 +84,10 @@ class Rollouts(Section):
 
 
 class Staleness(Section):
-    """How old samples may be. RLAX (https://arxiv.org/abs/2512.06392) calls the two numbers j and k.
+    """How old samples may be.
 
-    With (j, k) = (1, 1) training is on-policy. With (1, 2) samples may be one version older.
+    RLAX (https://arxiv.org/abs/2512.06392) calls the two numbers j and k. With (j, k) = (1, 1)
+    training is on-policy. With (1, 2) samples may be one version older.
     """
 
     reload_every: PositiveInt = Field(
@@ -123,24 +124,26 @@ class Curation(Section):
     )
     filters: tuple[Choice, ...] = Field(
         default=(),
-        description="filters that accept or reject each scored group, in this order; a group is used for "
-        "training only if all of them accept it",
+        description="filters that accept or reject each scored group, in this order; a group is "
+        "used for training only if all of them accept it",
     )
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
         default=8.0,
-        description="a prompt's pass rate is a decaying mean: the samples of one of its groups count half as much "
-        "after this number of later groups",
+        description="a prompt's pass rate is a decaying mean: the samples of one of its groups "
+        "count half as much after this number of later groups",
     )
     pass_threshold: float = Field(default=0.5, description="smallest reward that counts as a pass")
     oversample: Annotated[float, Field(ge=1, le=1000)] = Field(
         default=1.0,
-        description="factor by which more groups are issued ahead than batches need, to replace rejected groups. "
-        "Groups that are not needed at once wait, and may become too stale to be used",
+        description="factor by which more groups are issued ahead than batches need, to replace "
+        "rejected groups. Groups that are not needed at once wait, and may become too "
+        "stale to be used",
     )
     max_refill: PositiveInt = Field(
         default=8,
-        description="limit for the number of groups issued for one step, as a multiple of groups_per_step; a step "
-        "that needs more groups, because too many are rejected, stops the run",
+        description="limit for the number of groups issued for one step, as a multiple of "
+        "groups_per_step; a step that needs more groups, because too many are "
+        "rejected, stops the run",
     )
 
 
@@ -157,7 +160,7 @@ class Batches(Section):
     )
     tokens: NonNegativeInt = Field(
         default=0,
-        description="number of completion tokens in a batch: a batch takes groups until they have this many "
-        "tokens or its rows are full (C3PO of Ring-lite, https://arxiv.org/abs/2506.14731). 0: a "
-        "batch takes groups_per_step groups",
+        description="number of completion tokens in a batch: a batch takes groups until they have "
+        "this many tokens or its rows are full (C3PO of Ring-lite, "
+        "https://arxiv.org/abs/2506.14731). 0: a batch takes groups_per_step groups",
     )

@@ -36,13 +36,14 @@ class Weights(Section):
     )
     keep: PositiveInt = Field(
         default=2,
-        description="number of newest versions that are kept; older versions are deleted as soon as no worker uses "
-        "them",
+        description="number of newest versions that are kept; older versions are deleted as soon "
+        "as no worker uses them",
     )
     parameter_server: str = Field(
         default="embedded",
-        description="embedded: the parameter server, which tells workers which versions exist, runs in the trainer "
-        "process; host:port: address of a running rlax parameter-server",
+        description="embedded: the parameter server, which tells workers which versions exist, "
+        "runs in the trainer process; host:port: address of a running rlax "
+        "parameter-server",
     )
 
     @model_validator(mode="after")
@@ -59,8 +60,8 @@ class Deadlines(Section):
 
     startup_s: Seconds = Field(
         default=180.0,
-        description="limit for building an engine and compiling its programs, and also for the time until the "
-        "first worker has loaded weights",
+        description="limit for building an engine and compiling its programs, and also for the "
+        "time until the first worker has loaded weights",
     )
     heartbeat_s: Seconds = Field(default=2.0, description="time between two heartbeats of a worker")
     heartbeats_lost: PositiveInt = Field(
@@ -69,8 +70,9 @@ class Deadlines(Section):
     rpc_s: Seconds = Field(default=10.0, description="limit for a single control RPC")
     group_s: Seconds = Field(
         default=60.0,
-        description="time without progress after which a group is sent to another worker. Progress means a new "
-        "token of the group or, while the group waits for a slot, any new token of its engine",
+        description="time without progress after which a group is sent to another worker. "
+        "Progress means a new token of the group or, while the group waits for a "
+        "slot, any new token of its engine",
     )
     reward_s: Seconds = Field(default=10.0, description="limit for one reward call")
     batch_s: Seconds = Field(default=300.0, description="limit for the trainer's wait for a batch")
@@ -81,8 +83,9 @@ class Deadlines(Section):
     )
     lease_s: Seconds = Field(
         default=60.0,
-        description="time after which a worker's claim (lease) on a version ends unless the worker renews it; "
-        "after a restart of the trainer, old versions are kept this long for workers that still run",
+        description="time after which a worker's claim (lease) on a version ends unless the "
+        "worker renews it; after a restart of the trainer, old versions are kept this "
+        "long for workers that still run",
     )
     drain_s: Seconds = Field(
         default=20.0, description="limit for finishing open work after a worker receives SIGTERM"
@@ -106,8 +109,8 @@ class Network(Section):
     )
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         default=None,
-        description="port on which the trainer serves /metrics for Prometheus; 0: any free port; null: metrics are "
-        "not served. For workers use rlax serve --prometheus-port",
+        description="port on which the trainer serves /metrics for Prometheus; 0: any free port; "
+        "null: metrics are not served. For workers use rlax serve --prometheus-port",
     )
 
     @model_validator(mode="after")
@@ -133,15 +136,15 @@ class RlaxSection(Section):
     )
     deterministic: bool = Field(
         default=False,
-        description="true: make runs reproducible bit for bit on CPU, even if they are killed and resumed. This "
-        "requires on-policy training (reload_every and max_staleness 1) and decodes each group "
-        "alone, which is slower",
+        description="true: make runs reproducible bit for bit on CPU, even if they are killed and "
+        "resumed. This requires on-policy training (reload_every and max_staleness "
+        "1) and decodes each group alone, which is slower",
     )
     state_dir: PathText = Field(
         default="",
-        description="local directory of the ledger (a database of the run's events), the logs and the lock file; "
-        "it must not be on NFS. Empty: the run's directory or, if the run is on an object store, a "
-        "directory under XDG_STATE_HOME",
+        description="local directory of the ledger (a database of the run's events), the logs and "
+        "the lock file; it must not be on NFS. Empty: the run's directory or, if the "
+        "run is on an object store, a directory under XDG_STATE_HOME",
     )
     prompt_source: Choice = Field(default=..., description="prompt dataset to train on")
     rewards: tuple[Choice, ...] = Field(
@@ -167,8 +170,8 @@ class RlaxSection(Section):
     )
     observers: tuple[Choice, ...] = Field(
         default=(),
-        description="observers that receive the events of the run, such as scored groups; their state is saved "
-        "with checkpoints",
+        description="observers that receive the events of the run, such as scored groups; their "
+        "state is saved with checkpoints",
     )
     trainer: Annotated[Choice, DefaultPart("maxtext")] = Field(
         default=Choice(name="maxtext"), description="implementation of the training loop"

@@ -38,8 +38,9 @@ class ScriptedConfig(Section):
     load_s: NonNegative = Field(default=0.0, description="time before new weights are read")
     swap_waits: bool = Field(
         default=False,
-        description="true: behave like an engine that holds only one set of weights. With on_new_weights: finish, "
-        "new weights then wait until the running groups end, and no other group begins meanwhile",
+        description="true: behave like an engine that holds only one set of weights. With "
+        "on_new_weights: finish, new weights then wait until the running groups end, "
+        "and no other group begins meanwhile",
     )
     broken: bool = Field(default=False, description="true: raise an error when the engine is built")
     weight_fault: WeightFault = Field(

@@ -209,7 +209,7 @@ def test_dual_clip_by_hand(mode):
 def test_gspo_clips_whole_sequences(mode):
     # s = (1.5 * 1.5)^(1/2) = 1.5 and 0.5. Bounds 0.8 .. 1.2. A = 1, s = 1.5: clipped, 1.2. A = -1,
     # s = 1.5: -1.5, gradient -1.5/2 per token. A = -1, s = 0.5: clipped, -0.8. A = 1, s = 0.5: 0.5,
-    # gradient 0.5/2. J with 1/(G len): 1.2 - 1.5 - 0.8 + 0.5 = -0.6, over 4 sequences.
+    # gradient 0.5/2. J with 1/(N len): 1.2 - 1.5 - 0.8 + 0.5 = -0.6, over 4 sequences.
     logprobs = np.log(np.float32([[0.3, 0.3], [0.3, 0.3], [0.1, 0.1], [0.1, 0.1]]))
     data = data_of(
         np.ones((4, 2)), [[1], [-1], [-1], [1]], np.log(np.full((4, 2), 0.2, np.float32))
