@@ -83,10 +83,13 @@ def _score(
 
 
 def _read(jobs: IO[str], lines: queue.SimpleQueue[str]) -> None:
-    for line in jobs:
-        lines.put(line)
-    # The run is over, however it ended: neither a reward that hangs stays behind nor what it began.
-    kill_tree(os.getpid())
+    try:
+        for line in jobs:
+            lines.put(line)
+    finally:
+        # The run is over, however it ended; if it was killed with answers unread, the connection is
+        # reset. Neither a reward that hangs stays behind nor what it began.
+        kill_tree(os.getpid())
 
 
 def _let_go(connection: socket.socket) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -349,3 +352,26 @@ def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run(mon
         assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
 
     with_pool(work)
+
+
+def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer(tmp_path: Path) -> None:
+    """The connection is then reset, and does not end."""
+    ours, theirs = socket.socketpair()
+    hello = {"section": section().model_dump(mode="json"), "run_dir": "", "key": "rlax.rewards"}
+    job = {"job": 1, "prompt_id": "p", "prompt_tokens": [1], "prompt_text": "", "reference": ""}
+    with ours, theirs, (tmp_path / "current").open("wb+") as shared:
+        shared.write(b"\0")
+        shared.flush()
+        descriptors = theirs.fileno(), shared.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rlax_plugin.rewards.process", *map(str, descriptors)],
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+        theirs.close()
+        ours.settimeout(LIMIT_S)
+        ours.sendall(json.dumps(hello).encode() + b"\n")
+        assert json.loads(ours.makefile().readline()) == {"ready": True}
+        ours.sendall(json.dumps(job | {"completions": ["1"]}).encode() + b"\n")
+        assert select.select([ours], [], [], LIMIT_S)[0]
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
