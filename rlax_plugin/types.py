@@ -214,7 +214,7 @@ class Canary:
       tokens: int32 [n + 1], a fixed sequence.
       logprobs: float32 [n], nats at temperature 1; ``logprobs[t]`` belongs to ``tokens[t + 1]``
         given ``tokens[: t + 1]``. The trainer computes them from the published buffers.
-      tolerance: largest difference allowed, nats.
+      tolerance: largest difference allowed, nats; of log-probs below -16 nats in proportion more.
     """
 
     tokens: np.ndarray
