@@ -30,8 +30,8 @@ class JetstreamConfig(Section):
     )
     interrupt_steps: PositiveInt = Field(
         32,
-        description="number of decode steps between checks for cancelled calls of other programs; "
-        "with on_new_weights: continue or discard, also between checks for new "
+        description="number of decode steps between checks for calls that JetStream clients "
+        "have cancelled; with on_new_weights: continue or discard, also between checks for new "
         "weights and between reports of progress",
     )
     warm_up: bool = Field(

@@ -26,9 +26,13 @@ class WarmStart(Section):
     enabled: bool = Field(
         default=False,
         description="true: before RL, train the model on right answers of the prompt source, "
-        "which must provide them",
+        "which must have answer_tokens and pad_id",
     )
-    steps: PositiveInt = Field(default=2000, description="largest number of supervised steps")
+    steps: PositiveInt = Field(
+        default=2000,
+        description="largest number of supervised steps; the run stops with an error if pass@1 is "
+        "still below pass_at_1_from then",
+    )
     batch_rows: PositiveInt = Field(
         default=256, description="number of examples per supervised step"
     )

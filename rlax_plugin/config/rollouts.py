@@ -130,7 +130,7 @@ class Curation(Section):
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
         default=8.0,
         description="a prompt's pass rate is a decaying mean: the samples of one of its groups "
-        "count half as much after this number of later groups",
+        "count half as much after this number of later groups of the same prompt",
     )
     pass_threshold: float = Field(default=0.5, description="smallest reward that counts as a pass")
     oversample: Annotated[float, Field(ge=1, le=1000)] = Field(

@@ -74,7 +74,9 @@ class Deadlines(Section):
         "Progress means a new token of the group or, while the group waits for a "
         "slot, any new token of its engine",
     )
-    reward_s: Seconds = Field(default=10.0, description="limit for one reward call")
+    reward_s: Seconds = Field(
+        default=10.0, description="limit for all rewards of one sample together"
+    )
     batch_s: Seconds = Field(default=300.0, description="limit for the trainer's wait for a batch")
     weights_s: Seconds = Field(
         default=120.0,

@@ -142,7 +142,7 @@ STAGES: tuple[Stage, ...] = (
                 "groups_dropped",
                 "groups",
                 "number of accepted groups discarded because they were too stale, or because "
-                "their worker is not trusted",
+                "their worker was quarantined",
             ),
         ),
     ),
@@ -208,15 +208,20 @@ STAGES: tuple[Stage, ...] = (
         (
             ("step_s", "s", "time from the end of the last step to the end of this one"),
             ("wait_s", "s", "time that the trainer waited for its batch"),
-            ("train_s", "s", "time from receiving the batch to the end of the update"),
+            ("train_s", "s", "time from receiving the batch to the end of the step's last update"),
             ("publish_on_loop_s", "s", "time that publishing weights blocked the trainer"),
             (
                 "publish_s",
                 "s",
-                "time to write the newest weight version to the store, in parallel to training",
+                "time to write the last weight version that is in the store, in parallel to "
+                "training; it may be that of an earlier step",
             ),
             ("commit_s", "s", "time to write the batch and its events to the journal on disk"),
-            ("generate_s", "s", "time from the first group issued to the last one generated"),
+            (
+                "generate_s",
+                "s",
+                "time from issuing the first to generating the last group since the last step",
+            ),
             (
                 "reward_s",
                 "s",

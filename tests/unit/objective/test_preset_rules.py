@@ -27,7 +27,7 @@ def test_presets_tell_what_they_are(preset):
     assert built.title and built.formula and len(built.conventions) >= 2
     assert built.paper.startswith("https://")
     assert {"TRL", "verl", "Tunix"} <= built.peers.keys()
-    assert any("kl.coefficient: 0.0" in line or "estimator" in line for line in built.conventions)
+    assert any("kl.coefficient" in line or "estimator" in line for line in built.conventions)
     assert built.kl.coefficient == 0
 
 
