@@ -31,8 +31,8 @@ class JetstreamConfig(Section):
     interrupt_steps: PositiveInt = Field(
         32,
         description="number of decode steps between checks for calls that JetStream clients "
-        "have cancelled; with on_new_weights: continue or discard, also between checks for new "
-        "weights and between reports of progress",
+        "have cancelled; with on_new_weights: continue or discard, also for new weights; with "
+        "continue, a report that progress_s makes due is sent at the next such check",
     )
     warm_up: bool = Field(
         True,

@@ -12,11 +12,13 @@ class OrbaxConfig(Section):
 
     chunk_mib: PositiveInt = Field(
         64,
-        description="maximum size of a chunk, which is the unit of reading and of a checksum; "
-        "larger chunks are halved",
+        description="maximum size of a chunk: an array is halved until no piece is larger, and "
+        "each piece is read as a unit and has its own checksum",
     )
     in_flight_mib: PositiveInt = Field(
-        2048, description="host memory for arrays that are being transferred to devices"
+        2048,
+        description="largest amount of host memory that one process uses at once for arrays on "
+        "their way to devices",
     )
 
 

@@ -11,7 +11,7 @@ from rlax_plugin.errors import ConfigError
 
 
 class EvaluationSet(Section):
-    """A further evaluation set, chosen by its name in place of NAME."""
+    """One further evaluation set. NAME stands for the name that you give it."""
 
     prompt_source: Choice | None = Field(
         default=None, description="prompt dataset of this set; null: rlax.prompt_source"
@@ -31,7 +31,10 @@ class EvaluationSet(Section):
 
 
 class Evaluation(Section):
-    """Evaluation on held-out problems before, during and after training; the workers do it."""
+    """Evaluation on held-out problems, on the workers.
+
+    It happens before and after training, and every ``every`` steps during training.
+    """
 
     split: str = Field(
         default="test", description="split of the prompt dataset to evaluate on: validation or test"

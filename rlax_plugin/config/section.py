@@ -60,8 +60,9 @@ class Deadlines(Section):
 
     startup_s: Seconds = Field(
         default=180.0,
-        description="limit for building an engine and compiling its programs, and also for the "
-        "time until the first worker has loaded weights",
+        description="two limits of this length: for a worker, from its start, to build its engine "
+        "and compile its programs; and for the controller to wait for the first worker that has "
+        "loaded weights",
     )
     heartbeat_s: Seconds = Field(default=2.0, description="time between two heartbeats of a worker")
     heartbeats_lost: PositiveInt = Field(
@@ -86,8 +87,8 @@ class Deadlines(Section):
     lease_s: Seconds = Field(
         default=60.0,
         description="time after which a worker's claim (lease) on a version ends unless the "
-        "worker renews it; after a restart of the trainer, old versions are kept this "
-        "long for workers that still run",
+        "worker renews it; after a restart of the trainer, the versions of the earlier "
+        "process are kept this long after the first new one is published",
     )
     drain_s: Seconds = Field(
         default=20.0, description="limit for finishing open work after a worker receives SIGTERM"

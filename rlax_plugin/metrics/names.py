@@ -220,7 +220,8 @@ STAGES: tuple[Stage, ...] = (
             (
                 "generate_s",
                 "s",
-                "time from issuing the first to generating the last group since the last step",
+                "time from the earliest issue of a group to the latest end of a generation, of "
+                "what happened since the last step",
             ),
             (
                 "reward_s",
