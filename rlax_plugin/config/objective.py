@@ -149,7 +149,8 @@ class Objective(Algorithm):
     reference: Reference = Reference()
     allow_uncorrected: bool = Field(
         default=False,
-        description="true: allow max_staleness above 1 without a correction, and several updates "
+        description="true: allow max_staleness above 1 although no importance weight or correction "
+        "limits or masks the ratio to the policy that generated the sample, and several updates "
         "per batch without an importance ratio; both are errors otherwise",
     )
 
