@@ -58,7 +58,6 @@ class ReplayPort(TrainerPort):
         self._section, self._algorithm = section, algorithm
         self._files, self._segments = files, segments
         self._last_step, self._recorded, self._on_step = last_step, recorded, on_step
-        self._done = 0
         self.digests: dict[int, str] = {}
         self.differing: list[int] = []
 
@@ -81,7 +80,6 @@ class ReplayPort(TrainerPort):
             log.error("version %d is %s, the run had %s", step, self.digests[step], wanted)
 
     def step_done(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._done = step
         self._on_step(step)
 
     def before_checkpoint(self, step: int) -> None:

@@ -241,7 +241,7 @@ class Controller(FleetListener):
         Raises:
           RlaxError: the run has failed meanwhile.
         """
-        await self._flow.end()  # what is still under way will not train, and cannot fail the run
+        self._flow.end()  # what is still under way will not train, and cannot fail the run
         await self._supervision.unless_failed(self._end_periodic(stopped=stopped))
         # A run with nothing left to train may still be waiting for its first worker.
         await self.begun()

@@ -55,11 +55,10 @@ class Flow:
         self._trips, self._buffer = trips, buffer
         self._advantage_slot, self._observers = advantage_slot, observers
         self._supervision = supervision
-        self._under_way: set[int] = set()
+        self._under_way: dict[int, asyncio.Task[None]] = {}  # group id -> its trip
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
         self._live = self._ended = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._published: list[ev.Published] = []  # before this was live
         self._distrusted: set[str] = set()  # workers that were quarantined before this was live
 
@@ -106,7 +105,7 @@ class Flow:
         if not self._live or self._ended or self._supervision.failed or self._supervision.closing:
             return
         try:
-            for group_id in sorted(self._history.open.keys() - self._under_way):
+            for group_id in sorted(self._history.open.keys() - self._under_way.keys()):
                 # It was in flight when an earlier process ended.
                 if (request := self._issuing.left_open(group_id)) is not None:
                     self._begin(request)
@@ -118,25 +117,20 @@ class Flow:
     def _begin(self, request: GroupRequest) -> None:
         stats = self._history.stats
         stats.first_issued_s = min(stats.first_issued_s, time.perf_counter())
-        self._under_way.add(request.group_id)
-        task = self._supervision.spawn(self._one_group(request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._under_way[request.group_id] = self._supervision.spawn(self._one_group(request))
 
     async def _one_group(self, request: GroupRequest) -> None:
         await self._trips.run(request)
-        self._under_way.discard(request.group_id)
+        del self._under_way[request.group_id]
         self._changed.set()
         self.wake()
         self._trips.next_turn()
 
-    async def end(self) -> None:
-        """Ends what is under way: nothing is issued or judged any more; groups stay open."""
+    def end(self) -> None:
+        """Cancels what is under way: nothing is issued or judged any more; groups stay open."""
         self._ended = True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        for trip in self._under_way.values():
+            trip.cancel()
 
     # --- batches -------------------------------------------------------------------------------
 

@@ -341,7 +341,8 @@ def test_what_is_under_way_when_training_ends_stays_open_and_fails_nothing(make)
             await answers.answer(group, 0)
         await flow.batch(1)
         _, late = answers.open[2]
-        await flow.end()
+        flow.end()
+        await settle()
         assert late.cancelled() and not run.supervision.failed
         run.publish(1)
         await settle()
