@@ -14,6 +14,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rlax_plugin.config import Algorithm, Objective
-from rlax_plugin.objective.batches import ARRAYS, build_batch
+from rlax_plugin.objective.batches import ARRAYS, build_arrays
 from rlax_plugin.objective.loss import ObjectiveSlots
-from rlax_plugin.types import Group, Prompt, Rollout, SamplingParams
+from rlax_plugin.testing import make_batch, make_episode, make_group, make_prompt, make_sampled
+from rlax_plugin.types import SamplingParams, TrainBatch
 
 CONFIG = Path(__file__).parent.parent / "configs" / "bench_w2.yml"
 MODEL = {
@@ -58,7 +60,7 @@ class Sampler:
 
         self._engine = DecodeEngine(load(argv, **FASTEST_LAYOUT))
 
-    def group(self, weights: Mapping[str, Any]) -> Group:
+    def batch(self, weights: Mapping[str, Any]) -> TrainBatch:
         """Completions of one random prompt each, always as long as possible."""
         from rlax_plugin.rollouts.slots import Prefill
 
@@ -67,22 +69,18 @@ class Sampler:
         prompt = rng.integers(1, MODEL["vocab_size"], PROMPT).astype(np.int32)
         slots = tuple(range(ROWS))
         self._engine.insert(weights, [Prefill(prompt, slots, slots, sampling)])
-        rollouts = tuple(
-            Rollout(
-                group_id=0,
-                index=sample.slot,
-                seed=sample.slot,
-                tokens=sample.tokens,
-                logprob_full=sample.logprob_full,
-                logprob_sampled=sample.logprob_sampled,
-                versions=np.zeros(len(sample.tokens), np.int32),
-                finish_reason="length",
-                reward=float(sample.slot % 2),
-            )
-            for sample in self._engine.decode(weights, COMPLETION, stop_when_free=False)
+        found = self._engine.decode(weights, COMPLETION, stop_when_free=False)
+        samples = [
+            make_sampled(tokens=one.tokens, logprobs=one.logprobs, seed=one.slot, finish="length")
+            for one in found
+        ]
+        group = make_group([float(index % 2) for index in range(ROWS)])
+        asked = make_prompt("0", tokens=prompt)
+        episodes = tuple(
+            make_episode(sampled, index=index, prompt=asked)
+            for index, sampled in enumerate(samples)
         )
-        advantages = np.where(np.arange(ROWS) % 2, 1.0, -1.0)
-        return Group(0, 1, Prompt("0", prompt, "", ""), rollouts, advantages)
+        return make_batch(1, [replace(group, prompt=asked, episodes=episodes)])
 
 
 def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict[str, Gap]:
@@ -104,9 +102,9 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
     steps: list[tuple[float, np.ndarray]] = []
 
     def start(loop: Loop) -> None:
-        group = sampler.group(fresh_weights(loop))
-        laid_out = build_batch(1, [group], rows=ROWS, length=config.max_target_length)
-        batch.update(policies.complete(loop, 1, laid_out.arrays))
+        made = sampler.batch(fresh_weights(loop))
+        laid_out = build_arrays(made, rows=ROWS, length=config.max_target_length)
+        batch.update(policies.complete(loop, 1, laid_out))
 
     def policy_gradient(scores: Any, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         mask_bt = data["rl_mask"].astype(jnp.float32)

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rlax_plugin.objective.batches import build_batch, place, sizes
-from rlax_plugin.types import Group, Prompt, Rollout
+from rlax_plugin.objective.batches import build_arrays, place, sizes
+from rlax_plugin.testing import make_batch, make_episode, make_group, make_prompt, make_sampled
+from rlax_plugin.types import ScoredGroup, TrainBatch
 
 CONFIG = Path(__file__).parent.parent / "configs" / "bench_w2.yml"
 GROUPS, SAMPLES, PROMPT, COMPLETION = 8, 4, 16, 240
@@ -29,30 +31,27 @@ SKIP = 2  # first steps: compilation and warm caches
 MODEL = ("base_num_decoder_layers=4", "base_emb_dim=256", "base_mlp_dim=1024", "vocab_size=4096")
 
 
-def groups_of(step: int, rng: np.random.Generator) -> list[Group]:
+def batch_of(step: int, rng: np.random.Generator) -> TrainBatch:
     """Samples of log-normal lengths, median 40, cut at the longest completion allowed."""
-    groups = []
+    groups: list[ScoredGroup] = []
     for number in range(GROUPS):
         lengths = np.clip(rng.lognormal(np.log(40), 0.9, SAMPLES), 1, COMPLETION).astype(int)
-        rollouts = tuple(
-            Rollout(
-                group_id=number,
+        prompt = make_prompt(str(number), tokens=rng.integers(1, 4096, PROMPT).astype(np.int32))
+        made = make_group([float(index % 2) for index in range(SAMPLES)], id=number)
+        episodes = tuple(
+            make_episode(
+                make_sampled(
+                    tokens=rng.integers(1, 4096, length),
+                    logprobs=np.full(length, -8.0, np.float32),
+                    version=step - 1,
+                ),
                 index=index,
-                seed=index,
-                tokens=rng.integers(1, 4096, length).astype(np.int32),
-                logprob_full=np.full(length, -8.0, np.float32),
-                logprob_sampled=np.full(length, -8.0, np.float32),
-                versions=np.full(length, step - 1, np.int32),
-                finish_reason="stop",
-                reward=float(index % 2),
+                prompt=prompt,
             )
             for index, length in enumerate(lengths)
         )
-        tokens = rng.integers(1, 4096, PROMPT).astype(np.int32)
-        advantages = np.where(np.arange(SAMPLES) % 2, 1.0, -1.0)
-        prompt = Prompt(str(number), tokens, "", "")
-        groups.append(Group(number, 1, prompt, rollouts, advantages))
-    return groups
+        groups.append(replace(made, prompt=prompt, episodes=episodes))
+    return make_batch(step, groups)
 
 
 def step_times(
@@ -102,23 +101,21 @@ def main() -> None:
     args = parser.parse_args()
 
     rng = np.random.default_rng(0)
-    work = [groups_of(step, rng) for step in range(1, args.steps + 1)]
+    work = [batch_of(step, rng) for step in range(1, args.steps + 1)]
     length, samples = PROMPT + COMPLETION, GROUPS * SAMPLES
     packed_rows = next(
         rows
         for rows in range(1, samples + 1)
-        if all(place(sizes(groups), rows, length, SEQUENCES_PER_ROW) for groups in work)
+        if all(place(sizes(one.groups), rows, length, SEQUENCES_PER_ROW) for one in work)
     )
     layouts = {"padded": (samples, 1), "packed": (packed_rows, SEQUENCES_PER_ROW)}
-    real = statistics.mean(sum(sizes(groups)) for groups in work)
+    real = statistics.mean(sum(sizes(one.groups)) for one in work)
     seconds: dict[str, list[float]] = {name: [] for name in layouts}
     for _ in range(args.rounds):
         for name, (rows, per_row) in layouts.items():
             batches = [
-                build_batch(
-                    step, groups, rows=rows, length=length, sequences_per_row=per_row
-                ).arrays
-                for step, groups in enumerate(work, start=1)
+                build_arrays(one, rows=rows, length=length, sequences_per_row=per_row)
+                for one in work
             ]
             with tempfile.TemporaryDirectory() as directory:
                 seconds[name] += step_times(batches, per_row, directory)

@@ -21,6 +21,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.read_samples import as_batch
 from rlax_plugin.records.recorder import Recorder
 
 
@@ -43,14 +44,14 @@ async def _write_again(files: RunFiles, directory: Path, most: int) -> list[tupl
     recorder = Recorder(RunFiles(directory), ledger, failed)
     figures = []
     for segment, _ in journal.read(files, until=most):
-        batch = [g for g, _ in journal.read_samples(files, segment, segment.batch)]
-        others = journal.read_samples(files, segment, segment.rollouts)
-        known = {g.id: (g, None) for g in batch} | {g.id: (g, rejected) for g, rejected in others}
+        recorded = journal.read_samples(files, segment)
+        known = {one.group.id: one.judged for one in recorded}
+        batch = None if segment.step is None else as_batch(segment.step, recorded)
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         for event in segment.events:
             scored = isinstance(event, ev.Scored)
             recorder.add(event, known.get(event.group) if scored else None)
-        await recorder.commit(segment.step or 0, batch if segment.batch else None)
+        await recorder.commit(segment.step or 0, batch)
         figures.append((time.process_time() - cpu_s, time.perf_counter() - wall_s))
     recorder.close()
     return figures

@@ -13,12 +13,12 @@ from rlax_plugin.api import (
     ConfigError,
     Extension,
     Filter,
-    Group,
     NoOptions,
     PassRates,
     PositiveInt,
     Prompt,
     Sampler,
+    ScoredGroup,
     Section,
     hookimpl,
 )
@@ -124,7 +124,7 @@ class MixedOutcome(Filter):
     Without a difference every advantage is 0, and the group has no gradient.
     """
 
-    def reject(self, group: Group) -> str | None:
+    def reject(self, group: ScoredGroup) -> str | None:
         rewards = group.rewards[~np.isnan(group.rewards)]
         if rewards.size and rewards.min() < rewards.max():
             return None
@@ -158,7 +158,7 @@ class DifficultyBand(Filter):
     def __init__(self, config: BandConfig, pass_threshold: float) -> None:
         self._config, self._threshold = config, pass_threshold
 
-    def reject(self, group: Group) -> str | None:
+    def reject(self, group: ScoredGroup) -> str | None:
         rewards = group.rewards[~np.isnan(group.rewards)]
         rate = float(np.mean(rewards >= self._threshold)) if rewards.size else 0.0
         if rate < self._config.low:

@@ -8,6 +8,7 @@ code).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import queue
 import secrets
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_plugin.api import (
-    GroupRequest,
     Job,
+    Key,
+    Request,
     RlaxError,
-    Rollout,
+    Sampled,
     SamplingParams,
     WorkerError,
     storable,
@@ -50,6 +52,7 @@ class JetStreamDriver:
         self._engine = engine
         # Tokenizing: a prompt source may take long to load, too long for an event loop.
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="rlax-jetstream")
+        self._numbers = itertools.count()
 
     @property
     def live(self) -> bool:
@@ -87,15 +90,15 @@ class JetStreamDriver:
     def _accept(self, request: Any) -> None:
         self._engine.submit([self._job(request)])
 
-    def _answer(self, request: Any, generated: list[Rollout]) -> None:
+    def _answer(self, request: Any, generated: list[Sampled]) -> None:
         from jetstream.core.utils.return_sample import ReturnSample
 
         decode = self._engine.prompt_source().decode
         as_text = isinstance(request.prefill_content, str)
         request.return_channel.add_result(
             [
-                ReturnSample([storable(decode(r.tokens))] if as_text else [], r.tokens.tolist())
-                for r in generated
+                ReturnSample([storable(decode(s.tokens))] if as_text else [], s.tokens.tolist())
+                for s in generated
             ]
         )
         request.return_channel.close()
@@ -120,17 +123,17 @@ class JetStreamDriver:
             stop_ids=stop_ids,
         )
         samples = max(int(getattr(request, "num_samples", 1) or 1), 1)
-        group = GroupRequest(
-            group_id=-1,
-            attempt=0,  # no attempt of a run's controller, which counts from 1
-            prompt_tokens=np.asarray(tokens, np.int32),
+        group = Request(
+            key=Key("serve", next(self._numbers)),
+            attempt=1,
+            context=np.asarray(tokens, np.int32),
             seeds=tuple(secrets.randbits(64) for _ in range(samples)),
             sampling=sampling,
         )
         if why := self._engine.rejection(group):
             raise RequestError(why)
 
-        def deliver(generated: list[Rollout]) -> None:
+        def deliver(generated: list[Sampled]) -> None:
             self._tokenizing.submit(self._reporting, self._answer, request, generated)
 
         def fail(error: Exception) -> None:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from rlax_plugin.api import (
     Arrays,
     DecodeSlots,
-    GroupRequest,
     Job,
+    Key,
     PromptSource,
     Reading,
-    Rollout,
+    Request,
     RolloutEngine,
     Rollouts,
+    Sampled,
     Scheduler,
     WaitedFor,
     WeightStore,
@@ -116,7 +117,7 @@ class JetstreamEngine(RolloutEngine):
     # ---------------------------------------------------------------- called on the event loop
 
     async def generate(
-        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+        self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
         """See ``RolloutEngine``. Cancelling it frees the slots.
 
@@ -125,10 +126,10 @@ class JetstreamEngine(RolloutEngine):
         """
         for request in requests:
             if why := self.rejection(request):
-                raise WorkerError(f"group {request.group_id}: {why}")
+                raise WorkerError(f"{request.key}: {why}")
         if not requests:
             return
-        waited_for = WaitedFor(requests, on_group)
+        waited_for = WaitedFor(requests, on_reply)
         self.submit(waited_for.jobs)
         try:
             await waited_for.ended
@@ -194,7 +195,7 @@ class JetstreamEngine(RolloutEngine):
             "prefill_computed_total": float(slots.prefill_computed_total) if slots else 0.0,
         }
 
-    def progress(self) -> dict[tuple[int, int], int]:
+    def progress(self) -> dict[tuple[Key, int], int]:
         """See ``RolloutEngine``: tokens of what runs; of what waits, the engine's decode steps.
 
         What waits for a slot, for weights or for a swap of weights gets on as the engine does. Both
@@ -206,7 +207,7 @@ class JetstreamEngine(RolloutEngine):
         with self._changed:
             figures = {job: slots.steps_total for job in self._waiting}
         figures |= scheduler.figures()
-        return {(job.request.group_id, job.request.attempt): n for job, n in figures.items()}
+        return {(job.request.key, job.request.attempt): n for job, n in figures.items()}
 
     @property
     def vocabulary(self) -> int:
@@ -224,7 +225,7 @@ class JetstreamEngine(RolloutEngine):
         with self._changed:
             return sum(len(job.waiting) for job in self._waiting)
 
-    def rejection(self, request: GroupRequest) -> str | None:
+    def rejection(self, request: Request) -> str | None:
         """Why the slots cannot hold a request; None if they can."""
         return rejection(request, self.rollouts, self._deterministic, self.vocabulary)
 
@@ -242,7 +243,7 @@ class JetstreamEngine(RolloutEngine):
             self._waiting += incomplete
             self._changed.notify()
         for job in complete:
-            job.deliver(job.rollouts)
+            job.deliver(job.samples)
 
     @staticmethod
     def add_services(server: Any, engine: JetstreamEngine) -> Future[None]:
@@ -332,7 +333,7 @@ class JetstreamEngine(RolloutEngine):
             ended = scheduler.advance(self._weights, more_waits)
             self._decode_s += time.perf_counter() - began_s
             for job in ended:
-                job.deliver(job.rollouts)
+                job.deliver(job.samples)
             self._active = scheduler.active
             if self.rollouts.on_new_weights == "continue":
                 self._report(scheduler)
@@ -350,8 +351,8 @@ class JetstreamEngine(RolloutEngine):
             return
         with self._changed:
             waiting = list(self._waiting)
-        for job, rollouts in scheduler.progress(waiting):
-            job.report(rollouts)
+        for job, samples in scheduler.progress(waiting):
+            job.report(samples)
         self._report_at_s = time.monotonic() + self.rollouts.progress_s
 
     def _has_work(self, scheduler: Scheduler) -> bool:

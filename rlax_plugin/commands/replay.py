@@ -27,6 +27,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.journal import Segment
+from rlax_plugin.records.read_samples import as_batch
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.types import Canary
 from rlax_plugin.weights.host_fingerprint import digest
@@ -63,9 +64,8 @@ class ReplayPort(TrainerPort):
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
         segment = self._segments[step]
-        judged = journal.read_samples(self._files, segment, segment.batch)
-        groups = [group for group, _ in judged]
-        return batches.batch_of(self._section, self._algorithm, step, groups).arrays
+        batch = as_batch(step, journal.read_samples(self._files, segment))
+        return batches.arrays_of(self._section, self._algorithm, batch)
 
     @property
     def canary_tokens(self) -> np.ndarray:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.batches import place, sizes
-from rlax_plugin.types import Group
+from rlax_plugin.types import ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
     """When groups, in issue order, make a batch, and how many of them.
 
-    A batch is complete with its last group or token, or once its groups hold more samples or
+    A batch is complete with its last group or token, or once its groups hold more sequences or
     positions than it has. It then consists of as many of these groups as can be laid out, from the
     first. So it depends on the groups and their order alone, not on when somebody looks.
 
@@ -43,7 +43,7 @@ class BatchRule:
             sequences_per_row=section.batches.sequences_per_row,
         )
 
-    def choose(self, groups: Sequence[Group]) -> tuple[Group, ...] | None:
+    def choose(self, groups: Sequence[ScoredGroup]) -> tuple[ScoredGroup, ...] | None:
         """The next batch; None while it is not complete.
 
         Args:
@@ -64,11 +64,11 @@ class BatchRule:
             f"{self.rows} rows of {self.length}"
         )
 
-    def completes(self, groups: Sequence[Group]) -> bool:
+    def completes(self, groups: Sequence[ScoredGroup]) -> bool:
         """Whether ``choose`` would find a batch, or a group that is too large for one."""
         return self._complete(groups) is not None
 
-    def worth(self, groups: Sequence[Group]) -> int:
+    def worth(self, groups: Sequence[ScoredGroup]) -> int:
         """How many groups these stand for, at ``self.groups`` to a batch.
 
         What does not complete a batch is worth less than ``self.groups``.
@@ -81,7 +81,7 @@ class BatchRule:
             return worth + self.groups * _tokens(groups) // self.tokens
         return worth + len(groups)
 
-    def shortfall(self, groups: Sequence[Group]) -> str:
+    def shortfall(self, groups: Sequence[ScoredGroup]) -> str:
         """For messages: how much of a batch these are."""
         if self.tokens:
             return f"{_tokens(groups)} of {self.tokens} tokens"
@@ -96,24 +96,25 @@ class BatchRule:
             )
         return "The task is too easy, too hard, or the filters are too strict"
 
-    def _complete(self, groups: Sequence[Group]) -> int | None:
+    def _complete(self, groups: Sequence[ScoredGroup]) -> int | None:
         """The number of groups, from the first, that complete a batch; perhaps more than fit."""
-        tokens = samples = positions = 0
+        tokens = sequences = positions = 0
         for count, group in enumerate(groups, 1):
             # Added up only where it decides: this is asked whenever a group is scored.
             tokens += _tokens([group]) if self.tokens else 0
-            samples += len(group.rollouts)
-            positions += sum(sizes([group])) if self.sequences_per_row > 1 else 0
+            sizes_n = sizes([group])
+            sequences += len(sizes_n)
+            positions += sum(sizes_n) if self.sequences_per_row > 1 else 0
             enough = tokens >= self.tokens if self.tokens else count >= self.groups
-            full = samples > self.rows * self.sequences_per_row
+            full = sequences > self.rows * self.sequences_per_row
             if enough or full or positions > self.rows * self.length:
                 return count
         return None
 
-    def _fits(self, groups: Sequence[Group]) -> bool:
+    def _fits(self, groups: Sequence[ScoredGroup]) -> bool:
         found = place(sizes(groups), self.rows, self.length, self.sequences_per_row)
         return found is not None
 
 
-def _tokens(groups: Sequence[Group]) -> int:
-    return sum(r.tokens.size for group in groups for r in group.rollouts)
+def _tokens(groups: Sequence[ScoredGroup]) -> int:
+    return sum(episode.tokens for group in groups for episode in group.episodes)

@@ -8,7 +8,7 @@ from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.records import events as ev
-from rlax_plugin.types import Group
+from rlax_plugin.types import ScoredGroup
 
 
 class Buffer:
@@ -24,12 +24,12 @@ class Buffer:
         self._history, self._rule, self._staleness = history, rule, staleness
         self._deterministic = deterministic
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[ScoredGroup]:
         """Accepted groups, in issue order."""
         ready = self._history.run_state.ready
         return [ready[group_id] for group_id in sorted(ready)]
 
-    def batch(self) -> tuple[Group, ...] | None:
+    def batch(self) -> tuple[ScoredGroup, ...] | None:
         """The first batch in issue order, or None while an older group is still out."""
         if self._deterministic and self._history.open:
             return None  # a batch may need fewer groups than were issued: see what becomes of all
@@ -46,5 +46,5 @@ class Buffer:
     def drop_samples_of(self, worker: str) -> None:
         """Drops each group of which a quarantined worker has generated a part."""
         for group in self.groups():
-            if any(worker in rollout.workers for rollout in group.rollouts):
+            if any(worker in episode.workers for episode in group.episodes):
                 self._history.note(ev.Dropped(group.id, "its worker was quarantined"))

@@ -27,7 +27,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.fleet import FleetListener, Worker
-from rlax_plugin.types import Descent, Group, WeightVersion
+from rlax_plugin.types import Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 
 
@@ -170,8 +170,8 @@ class Controller(FleetListener):
         if self._begun is not None:
             await self._supervision.unless_failed(_ended(self._begun))
 
-    async def next_groups(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
-        """Waits for the groups of a step; they are on disk when it returns."""
+    async def next_batch(self, step: int) -> tuple[TrainBatch, StepStats]:
+        """Waits for the batch of a step; it is on disk when this returns."""
         return await self._flow.batch(step)
 
     def step_finished(self, done: FinishedStep) -> None:

@@ -25,7 +25,7 @@ from rlax_plugin.objective.advantages import AdvantageSlot
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
 from rlax_plugin.records.recorder import Commit
-from rlax_plugin.types import Group, GroupRequest
+from rlax_plugin.types import Request, ScoredGroup, TrainBatch
 
 
 class Flow:
@@ -114,14 +114,14 @@ class Flow:
         except Exception as error:  # noqa: BLE001  stops the run; the caller's work must not be torn
             self._supervision.fail(error)
 
-    def _begin(self, request: GroupRequest) -> None:
+    def _begin(self, request: Request) -> None:
         stats = self._history.stats
         stats.first_issued_s = min(stats.first_issued_s, time.perf_counter())
-        self._under_way[request.group_id] = self._supervision.spawn(self._one_group(request))
+        self._under_way[request.key.group] = self._supervision.spawn(self._one_group(request))
 
-    async def _one_group(self, request: GroupRequest) -> None:
+    async def _one_group(self, request: Request) -> None:
         await self._trips.run(request)
-        del self._under_way[request.group_id]
+        del self._under_way[request.key.group]
         self._changed.set()
         self.wake()
         self._trips.next_turn()
@@ -134,8 +134,8 @@ class Flow:
 
     # --- batches -------------------------------------------------------------------------------
 
-    async def batch(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
-        """The groups that train at ``step``, oldest issued first, and what happened on the way.
+    async def batch(self, step: int) -> tuple[TrainBatch, StepStats]:
+        """What trains at ``step``, oldest issued first, and what happened on the way.
 
         A batch that an earlier process committed is the same again. A new one gets its advantages,
         which may depend on all of its groups, and is committed before it is returned.
@@ -145,7 +145,7 @@ class Flow:
         """
         return await self._supervision.unless_failed(self._batch(step))
 
-    async def _batch(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
+    async def _batch(self, step: int) -> tuple[TrainBatch, StepStats]:
         while (recorded := self._recorded) is None:
             await self._change()
         if recorded.holds(step):
@@ -157,22 +157,22 @@ class Flow:
             raise TrainingError(f"asked for step {step}, next is {self._history.next_step}")
         while (chosen := self._chosen(step)) is None:
             await self._change()
-        groups = advantages.of_groups(self._advantage_slot, chosen)
-        staleness = max(step - group.oldest_version for group in groups)
-        self._history.note(ev.Trained(step, tuple(group.id for group in groups), staleness))
+        batch = TrainBatch(step, chosen, advantages.of_groups(self._advantage_slot, chosen))
+        staleness = max(step - group.oldest_version for group in chosen)
+        self._history.note(ev.Trained(step, tuple(group.id for group in chosen), staleness))
         stats = self._history.take_stats()
         self._buffer.drop_stale(step + 1)
         self.wake()
         began_s = time.perf_counter()
-        await self._history.commit(step, groups)
+        await self._history.commit(batch)
         stats.commit_s = time.perf_counter() - began_s
-        return groups, stats
+        return batch, stats
 
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
-    def _chosen(self, step: int) -> tuple[Group, ...] | None:
+    def _chosen(self, step: int) -> tuple[ScoredGroup, ...] | None:
         if self._buffer.drop_stale(step):
             self.wake()
         return self._buffer.batch()

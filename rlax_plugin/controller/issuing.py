@@ -14,7 +14,7 @@ from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.records import events as ev
 from rlax_plugin.rollouts.dispatch import Reissuing
 from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.types import GroupRequest, SamplingParams
+from rlax_plugin.types import Key, Request, SamplingParams
 
 
 class Issuing(Reissuing):
@@ -53,7 +53,7 @@ class Issuing(Reissuing):
         """
         return len(self._history.open) + self._rule.worth(self._buffer.groups())
 
-    def new(self) -> Iterator[GroupRequest]:
+    def new(self) -> Iterator[Request]:
         """Issues as many groups as the bounds on flight and staleness allow.
 
         Raises:
@@ -86,7 +86,7 @@ class Issuing(Reissuing):
 
     # --- groups that are issued again ----------------------------------------------------------
 
-    def left_open(self, group_id: int) -> GroupRequest | None:
+    def left_open(self, group_id: int) -> Request | None:
         """The next attempt at a group that was in flight when an earlier process ended.
 
         None while the version that it needs is not published.
@@ -97,19 +97,20 @@ class Issuing(Reissuing):
         self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
         return self._request(group_id, one)
 
-    def refreshed(self, request: GroupRequest) -> GroupRequest:
+    def refreshed(self, request: Request) -> Request:
         """See ``Reissuing``: with the version that the group needs by now."""
         return self._staleness.refreshed(request, self._history.next_step)
 
-    def reissued(self, request: GroupRequest, reason: str) -> None:
+    def reissued(self, request: Request, reason: str) -> None:
         """See ``Reissuing``."""
-        if request.group_id in self._history.open:  # else it is one of an evaluation
-            self._history.note(ev.Reissued(request.group_id, request.attempt, reason))
+        key = request.key
+        if key.purpose == "train" and key.sample is None:
+            self._history.note(ev.Reissued(key.group, request.attempt, reason))
 
-    def _request(self, group_id: int, one: Open) -> GroupRequest:
+    def _request(self, group_id: int, one: Open) -> Request:
         seeds = tuple(
             sample_seed(self._section.seed, "train", group_id, i)
             for i in range(self._section.rollouts.group_size)
         )
-        tokens = one.prompt.tokens
-        return GroupRequest(group_id, one.attempt, tokens, seeds, self._sampling, one.min_version)
+        key, tokens = Key("train", group_id), one.prompt.tokens
+        return Request(key, one.attempt, tokens, seeds, self._sampling, one.min_version)

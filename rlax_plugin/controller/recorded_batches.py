@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.recovery import Recovery, ReplayInterval
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.recorder import Commit
-from rlax_plugin.types import Group
+from rlax_plugin.types import Rejected, TrainBatch, group_of
 
 
 class RecordedBatches:
@@ -35,8 +33,8 @@ class RecordedBatches:
         """Whether the batch of a step is recorded."""
         return self._recovery.holds(step)
 
-    async def batch(self, step: int) -> tuple[tuple[Group, ...], StepStats]:
-        """The groups that train at ``step``, and what had happened on the way to them.
+    async def batch(self, step: int) -> tuple[TrainBatch, StepStats]:
+        """What trains at ``step``, and what had happened on the way to them.
 
         Raises:
           JournalError: its files are not what was committed.
@@ -50,6 +48,7 @@ class RecordedBatches:
             dropped=sum(isinstance(e, ev.Dropped) for e in found.events),
             issued=sum(len(e.prompts) for e in found.events if isinstance(e, ev.Issued)),
         )
+        assert found.batch is not None
         return found.batch, stats
 
     async def apply_rest(self) -> None:
@@ -58,6 +57,7 @@ class RecordedBatches:
 
     def _replay(self, interval: ReplayInterval) -> None:
         interval.apply(self._history.run_state)
-        for group, rejected in interval.scored:
-            group = dataclasses.replace(group, advantages=None)  # a trained one has them by now
+        for judged in interval.scored:
+            rejected = judged.reason if isinstance(judged, Rejected) else None
+            group = group_of(judged)
             self._observers.notify_again("group_scored", group=group, rejected=rejected)

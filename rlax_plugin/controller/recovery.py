@@ -19,14 +19,14 @@ import pyarrow as pa
 from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal, samples
+from rlax_plugin.records import journal
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, Segment
 from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.read_samples import RecordedGroup, as_batch, from_table
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.records.samples import ScoredGroup
-from rlax_plugin.types import Group
+from rlax_plugin.types import Judged, ScoredGroup, TrainBatch, group_of
 
 log = logging.getLogger("rlax.controller")
 
@@ -43,27 +43,27 @@ class ReplayInterval:
     Attributes:
       segment, checksum: of the journal, where it ends.
       events: in order; ``Trained`` is among the last if they lead to a batch.
-      judged: group id -> group and why it was rejected.
-      segment_of: group id -> the segment in whose rollouts file it is.
-      batch: of the step that it leads to, in row order.
+      judged: group id -> the group as it was scored.
+      segment_of: group id -> the segment in whose samples it is, if not only in a batch.
+      batch: of the step that it leads to; None: it leads to none.
     """
 
     segment: int
     checksum: str
     events: tuple[ev.Event, ...]
-    judged: Mapping[int, ScoredGroup]
+    judged: Mapping[int, Judged]
     segment_of: Mapping[int, int]
-    batch: tuple[Group, ...] = ()
+    batch: TrainBatch | None = None
 
     @property
-    def scored(self) -> list[ScoredGroup]:
+    def scored(self) -> list[Judged]:
         return [self.judged[e.group] for e in self.events if isinstance(e, ev.Scored)]
 
     def apply(self, run_state: RunState) -> None:
         """Adds the events up."""
         for event in self.events:
             run_state.apply(
-                event, self.judged[event.group][0] if isinstance(event, ev.Scored) else None
+                event, group_of(self.judged[event.group]) if isinstance(event, ev.Scored) else None
             )
         run_state.segment_of |= {
             group: n for group, n in self.segment_of.items() if group in run_state.ready
@@ -113,7 +113,7 @@ class Recovery:
         number, checksum = (
             (found[-1][0].number, found[-1][1]) if found else (self.segment, self.checksum)
         )
-        _remove_uncommitted(files, number, self.last_step or step)
+        _remove_uncommitted(files, number)
         self._tail = self._of_ledger(ledger, found, number, checksum)
         reached(FaultPoint.RECOVERED)
         recorder.go_on_from(number, checksum, *self._tail)
@@ -153,9 +153,7 @@ class Recovery:
         """What happened after the last recorded batch."""
         stretch = self._load(self._rest)
         events, rows = self._tail
-        judged = {
-            g.id: (g, rejected) for table in rows for g, rejected in samples.from_table(table)
-        }
+        judged = {one.group.id: one.judged for table in rows for one in from_table(table)}
         return dataclasses.replace(
             stretch,
             events=stretch.events + tuple(events),
@@ -163,24 +161,24 @@ class Recovery:
         )
 
     def _load(self, segments: Sequence[tuple[Segment, str]]) -> ReplayInterval:
-        judged: dict[int, ScoredGroup] = {}
+        judged: dict[int, Judged] = {}
         segment_of: dict[int, int] = {}
-        batch: list[ScoredGroup] = []
+        recorded: list[RecordedGroup] = []
         for segment, _ in segments:
-            batch = journal.read_samples(self._files, segment, segment.batch)
-            for group, rejected in journal.read_samples(self._files, segment, segment.rollouts):
-                judged[group.id] = (group, rejected)
-                segment_of[group.id] = segment.number
-        for group, rejected in batch:
-            judged.setdefault(group.id, (group, rejected))
+            recorded = journal.read_samples(self._files, segment)
+            for one in recorded:
+                judged.setdefault(one.group.id, one.judged)
+                if one.advantages is None:
+                    segment_of[one.group.id] = segment.number
         last, checksum = segments[-1] if segments else (None, self.checksum)
+        step = None if last is None else last.step
         return ReplayInterval(
             segment=self.segment if last is None else last.number,
             checksum=checksum,
             events=tuple(event for segment, _ in segments for event in segment.events),
             judged=judged,
             segment_of=segment_of,
-            batch=tuple(group for group, _ in batch),
+            batch=None if step is None else as_batch(step, recorded),
         )
 
 
@@ -194,13 +192,12 @@ def _restore_snapshot(step: int, run_state: RunState, files: RunFiles) -> dict[s
             "checkpoints that are newer than the newest snapshot"
         )
 
-    def load(segment_of: Mapping[int, int]) -> dict[int, Group]:
+    def load(segment_of: Mapping[int, int]) -> dict[int, ScoredGroup]:
         groups = {}
         for number in sorted(set(segment_of.values())):
-            segment = journal.read_one(files, number)
-            for group, _ in journal.read_samples(files, segment, segment.rollouts):
-                if segment_of.get(group.id) == number:
-                    groups[group.id] = group
+            for one in journal.read_samples(files, journal.read_one(files, number)):
+                if segment_of.get(one.group.id) == number:
+                    groups[one.group.id] = one.group
         return {group_id: groups[group_id] for group_id in segment_of}
 
     run_state.restore(document["run_state"], load)
@@ -213,8 +210,7 @@ def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment,
     try:
         found.extend(journal.read(files, after, checksum))
         if found:
-            for record in (found[-1][0].batch, found[-1][0].rollouts):
-                journal.read_samples(files, found[-1][0], record)
+            journal.read_samples(files, found[-1][0])
     except JournalError as error:
         if error.number < journal.last_number(files):
             raise
@@ -223,13 +219,10 @@ def _segments(files: RunFiles, after: int, checksum: str) -> list[tuple[Segment,
     return found
 
 
-def _remove_uncommitted(files: RunFiles, number: int, step: int) -> None:
+def _remove_uncommitted(files: RunFiles, number: int) -> None:
     """Removes what a killed process put, and whose segment it did not live to put."""
-    for directory, last in (("rollouts", number), ("batches", step)):
-        for name in files.names(directory):
-            stem = name.partition(".")[0]
-            if stem.isdecimal() and int(stem) > last:
-                files.delete(f"{directory}/{name}")
+    for later in journal.numbers(files, journal.SAMPLES, above=number):
+        files.delete(journal.samples_name(later))
 
 
 def snapshot(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.types import Group
+from rlax_plugin.types import Judged, Rejected, ScoredGroup, Unscored
 
 ALL_FAILED = "all rewards failed"
 """The reason of a group without a single reward; every other reason is a filter's."""
@@ -17,17 +17,17 @@ def too_few_accepted(
     step: int,
     issued: int,
     rule: BatchRule,
-    ready: Sequence[Group],
-    scored: Sequence[tuple[Group, str | None]],
+    ready: Sequence[ScoredGroup],
+    scored: Sequence[Judged],
 ) -> TrainingError:
     """The error of a step that ``rlax.curation.max_refill`` gives up.
 
     Args:
       issued: groups, for this step.
       ready: accepted groups that wait for it.
-      scored: groups scored since the last batch, each with the reason why it was rejected.
+      scored: groups scored since the last batch.
     """
-    reasons = Counter(reason for _, reason in scored if reason)
+    reasons = Counter(one.reason for one in scored if isinstance(one, Rejected))
     rejected = ", ".join(f"{count} because {why}" for why, count in reasons.most_common())
     return TrainingError(
         f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were accepted "
@@ -35,14 +35,14 @@ def too_few_accepted(
     )
 
 
-def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[tuple[Group, str | None]]) -> str:
+def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> str:
     if reasons and reasons.most_common(1)[0][0] == ALL_FAILED:
         errors = (
-            rollout.reward_error
-            for group, reason in scored
-            if reason == ALL_FAILED
-            for rollout in group.rollouts
-            if rollout.reward_error
+            score.reason
+            for one in scored
+            if isinstance(one, Rejected) and one.reason == ALL_FAILED
+            for score in one.group.scores
+            if isinstance(score, Unscored)
         )
         example = next(errors, "no reason was given")
         return f"Rewards fail, such as: {example}; logs/rewards.log says more"

@@ -12,7 +12,7 @@ from rlax_plugin.controller.run_state import Open, RunState
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.recorder import Commit, Recorder
-from rlax_plugin.types import Group
+from rlax_plugin.types import Judged, TrainBatch, group_of
 
 
 class RunHistory:
@@ -49,24 +49,24 @@ class RunHistory:
         self.stats.issued += count
         return event
 
-    def score(self, event: ev.Scored, group: Group) -> None:
-        """Takes a scored group; ``event`` says whether it is accepted."""
-        self.run_state.apply(event, group)
-        self._recorder.add(event, (group, event.rejected))
-        self.stats.scored.append((group, event.rejected))
+    def score(self, event: ev.Scored, judged: Judged) -> None:
+        """Takes a scored group."""
+        self.run_state.apply(event, group_of(judged))
+        self._recorder.add(event, judged)
+        self.stats.scored.append(judged)
 
     def take_stats(self) -> StepStats:
         """What happened since the last batch; counting begins again."""
         stats, self.stats = self.stats, StepStats()
         return stats
 
-    async def commit(self, step: int, batch: tuple[Group, ...]) -> None:
+    async def commit(self, batch: TrainBatch) -> None:
         """Commits a batch with everything before it; on disk when it returns.
 
         Raises:
           RlaxError: it cannot be written.
         """
-        self._remember(await self._recorder.commit(step, batch))
+        self._remember(await self._recorder.commit(batch.step, batch))
 
     async def commit_state(self) -> tuple[Commit, dict[str, Any]]:
         """Commits everything so far, without a batch.

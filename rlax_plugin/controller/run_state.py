@@ -21,7 +21,7 @@ from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.ports.protocols import Sampler
 from rlax_plugin.records import events as ev
-from rlax_plugin.types import Group, Prompt
+from rlax_plugin.types import Prompt, ScoredGroup
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class RunState:
         self._rng = np.random.default_rng([section.seed, 1])
         self._next_id = 0
         self.open: dict[int, Open] = {}
-        self.ready: dict[int, Group] = {}
+        self.ready: dict[int, ScoredGroup] = {}
         self.segment_of: dict[int, int] = {}
         self.next_step = 1
         self.issued_for_step = 0
@@ -99,7 +99,7 @@ class RunState:
         self.issued_for_step += count
         return event
 
-    def apply(self, event: ev.Event, group: Group | None = None) -> None:
+    def apply(self, event: ev.Event, group: ScoredGroup | None = None) -> None:
         """Makes what an event says true.
 
         Args:
@@ -142,10 +142,10 @@ class RunState:
                 "or the sampler has changed since the run began, or has state that it does not save"
             )
 
-    def _score(self, event: ev.Scored, group: Group) -> None:
+    def _score(self, event: ev.Scored, group: ScoredGroup) -> None:
         del self.open[event.group]
         self.rates.observe(group.prompt.id, event.passed, event.scored)
-        self.totals.reward_errors += len(group.rollouts) - event.scored
+        self.totals.reward_errors += len(group.episodes) - event.scored
         if event.rejected is None:
             self.ready[event.group] = group
             self.totals.accepted += 1
@@ -186,7 +186,7 @@ class RunState:
     def restore(
         self,
         state: Mapping[str, Any],
-        load: Callable[[Mapping[int, int]], Mapping[int, Group]],
+        load: Callable[[Mapping[int, int]], Mapping[int, ScoredGroup]],
     ) -> None:
         """Goes back to what ``state`` returned.
 

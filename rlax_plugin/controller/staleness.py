@@ -12,7 +12,7 @@ import dataclasses
 import math
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.types import Group, GroupRequest
+from rlax_plugin.types import Request, ScoredGroup
 
 
 class Staleness:
@@ -37,18 +37,18 @@ class Staleness:
         trains_at = next_step + min(ahead, self._most_ahead) // self._groups
         return max(0, trains_at - self._max_staleness)
 
-    def refreshed(self, request: GroupRequest, next_step: int) -> GroupRequest:
+    def refreshed(self, request: Request, next_step: int) -> Request:
         """A group that is issued again: it needs the version that the next step accepts.
 
         What has been generated of it is kept as long as that is fresh enough.
         """
         wanted = max(request.min_version, self.wanted_version(next_step, 0))
-        known = [int(v) for r in request.resume if len(r.versions) for v in r.versions[[0, -1]]]
+        known = [int(v) for s in request.resume if len(s.versions) for v in s.versions[[0, -1]]]
         if not known or min(known) < wanted:
             return dataclasses.replace(request, min_version=wanted, resume=())
         # A sample's versions never go backwards: it goes on with what it has, or with newer ones.
         return dataclasses.replace(request, min_version=max(wanted, *known))
 
-    def excludes(self, group: Group, step: int) -> bool:
+    def excludes(self, group: ScoredGroup, step: int) -> bool:
         """Whether a group can train neither at ``step`` nor later."""
         return step - group.oldest_version > self._max_staleness

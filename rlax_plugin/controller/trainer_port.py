@@ -16,7 +16,7 @@ from rlax_plugin.metrics.step import FinishedStep, StepStats, StepTimes
 from rlax_plugin.objective import batches
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.ports.training import Decision, TrainerPort
-from rlax_plugin.types import Canary, Group
+from rlax_plugin.types import Canary, TrainBatch
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens
 
@@ -41,7 +41,7 @@ class ControllerPort(TrainerPort):
         )
         self._first_publish = True
         self._stop = False
-        self._current: tuple[tuple[Group, ...], StepStats] | None = None
+        self._current: tuple[TrainBatch, StepStats] | None = None
         self._times = StepTimes()
         self._batch_at_s = 0.0
         self._last_done_s = time.perf_counter()
@@ -71,15 +71,15 @@ class ControllerPort(TrainerPort):
             self._on_loop(self._controller.begun(), "what precedes training", None, "")
             deadline_s += self._section.deadlines.startup_s  # engines may compile for it
         what = f"the batch of step {step}"
-        work = self._controller.next_groups(step)
+        work = self._controller.next_batch(step)
         self._current = self._on_loop(work, what, deadline_s, "batch_s", self._batch_needs_s)
-        groups, _ = self._current
-        batch = batches.batch_of(self._section, self._controller.algorithm, step, groups)
+        batch, _ = self._current
+        arrays = batches.arrays_of(self._section, self._controller.algorithm, batch)
         self._batch_at_s = time.perf_counter()
         if first:  # what came before it was start-up, not a step
             started = self._last_done_s = self._batch_at_s
         self._times.wait_s = self._batch_at_s - started
-        return batch.arrays
+        return arrays
 
     @property
     def canary_tokens(self) -> np.ndarray:
@@ -99,8 +99,8 @@ class ControllerPort(TrainerPort):
 
     def before_checkpoint(self, step: int) -> None:
         what = f"the controller's snapshot of step {step}"
-        groups, stats = self._current or ((), StepStats())
-        unfinished = FinishedStep(step, groups, stats, {}, self._times)
+        batch, stats = self._current or (TrainBatch(step, (), ()), StepStats())
+        unfinished = FinishedStep(batch, stats, {}, self._times)
         work = self._controller.snapshot(unfinished)
         self._on_loop(work, what, self._section.deadlines.weights_s, "weights_s")
 
@@ -112,7 +112,7 @@ class ControllerPort(TrainerPort):
         self._times.whole_s = now - self._last_done_s
         self._times.write_s = self._publisher.last_s
         self._last_done_s = now
-        done = FinishedStep(step, *self._current, metrics, self._times)
+        done = FinishedStep(*self._current, metrics, self._times)
         self._times = StepTimes()
         self._loop.call_soon_threadsafe(self._controller.step_finished, done)
 

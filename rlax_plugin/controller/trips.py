@@ -17,9 +17,9 @@ from rlax_plugin.ports.protocols import Filter, PromptSource
 from rlax_plugin.records import events as ev
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
-from rlax_plugin.rollouts.requests import decoded
+from rlax_plugin.rollouts.requests import single_turn
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import Group, GroupRequest, Prompt
+from rlax_plugin.types import Prompt, Rejected, Request, ScoredGroup
 
 
 class Trips:
@@ -47,24 +47,25 @@ class Trips:
         self._history, self._reissuing, self._observers = history, reissuing, observers
         self._turns: dict[int, asyncio.Future[None]] = {}  # of groups that wait to be judged
 
-    async def run(self, request: GroupRequest) -> None:
+    async def run(self, request: Request) -> None:
         """Returns once the group is judged; call ``next_turn`` when what follows is done, too.
 
         Raises:
           RlaxError: it cannot be generated, or a deadline has passed.
         """
-        prompt = self._history.open[request.group_id].prompt
+        prompt = self._history.open[request.key.group].prompt
         self._judge(await self._scored(request, prompt))
 
-    async def _scored(self, request: GroupRequest, prompt: Prompt) -> Group:
+    async def _scored(self, request: Request, prompt: Prompt) -> ScoredGroup:
         while True:
-            request, rollouts, workers = await self._dispatcher.submit(request)
+            request, samples, workers = await self._dispatcher.submit(request)
             generated_s = time.perf_counter()
-            rollouts = await self._rewards.score(prompt, decoded(self._source, rollouts))
+            episodes = single_turn(self._source, prompt, samples)
+            scores = await self._rewards.score(prompt, episodes)
             self._history.stats.last_generated_s = generated_s
             self._history.stats.reward_s += time.perf_counter() - generated_s
             if self._section.deterministic:
-                await self._my_turn(request.group_id)
+                await self._my_turn(request.key.group)
             if all(worker.trusted for worker in workers):
                 break
             # None of its samples are kept: a part of them is void.
@@ -72,12 +73,13 @@ class Trips:
             request = self._reissuing.refreshed(again)
             self._reissuing.reissued(request, "its worker was quarantined")
         known = self._history.run_state.rates.get(prompt.id)
-        return Group(
-            id=request.group_id,
+        return ScoredGroup(
+            id=request.key.group,
             attempt=request.attempt,
             prompt=prompt,
-            rollouts=tuple(rollouts),
-            measured_pass_rate=None if known is None else known[0],
+            episodes=episodes,
+            scores=tuple(scores),
+            pass_rate_before=None if known is None else known[0],
         )
 
     async def _my_turn(self, group_id: int) -> None:
@@ -92,8 +94,8 @@ class Trips:
         if turn is not None and not turn.done():
             turn.set_result(None)
 
-    def _judge(self, group: Group) -> None:
-        rollouts, rewards = group.rollouts, group.rewards
+    def _judge(self, group: ScoredGroup) -> None:
+        rewards = group.rewards
         valid = ~np.isnan(rewards)
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
         rejected = next(reasons, None) if valid.any() else ALL_FAILED
@@ -101,13 +103,14 @@ class Trips:
             ev.Generated(
                 group=group.id,
                 attempt=group.attempt,
-                worker=rollouts[0].worker,
+                workers=tuple(dict.fromkeys(n for e in group.episodes for n in e.workers)),
                 oldest_version=group.oldest_version,
-                newest_version=max(int(r.versions.max()) for r in rollouts),
-                samples=len(rollouts),
-                tokens=sum(len(r.tokens) for r in rollouts),
+                newest_version=group.newest_version,
+                samples=len(group.episodes),
+                tokens=sum(episode.tokens for episode in group.episodes),
             )
         )
         passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
-        self._history.score(ev.Scored(group.id, passed, int(valid.sum()), rejected), group)
+        event = ev.Scored(group.id, passed, int(valid.sum()), rejected)
+        self._history.score(event, group if rejected is None else Rejected(group, rejected))
         self._observers.notify("group_scored", group=group, rejected=rejected)

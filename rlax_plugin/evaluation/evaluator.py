@@ -7,23 +7,16 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.evaluation.measures import Outcomes, measures
-from rlax_plugin.evaluation.problems import Answered, ProblemSet
+from rlax_plugin.evaluation.problems import Answered, ProblemSet, Size
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Worker
-from rlax_plugin.rollouts.requests import (
-    decoded,
-)
-from rlax_plugin.types import GroupRequest, Prompt, Rollout
+from rlax_plugin.rollouts.requests import single_turn
+from rlax_plugin.types import Episode, Prompt, Request
 
 Progress = Callable[[int, int], None]
-
-_PER_TOKEN = ("tokens", "logprob_full", "logprob_sampled", "versions")
-_NOTHING = np.zeros(0, np.int32)
 
 
 class Evaluator:
@@ -59,18 +52,18 @@ class Evaluator:
 
         async def one(problems: ProblemSet, prompt: Prompt, number: int) -> Answered:
             nonlocal done
-            request = problems.request(prompt, number, self._section.seed, version)
+            request = problems.request(prompt, number, self._section.seed, version, exactly)
             trusted = False
             while not trusted:
-                texts, lengths, workers = await self._generated(problems, request, exactly)
-                rollouts = await problems.rewards.score(prompt, texts)
+                episodes, sizes, workers = await self._generated(problems, prompt, request)
+                scores = await problems.rewards.score(prompt, episodes)
                 trusted = all(worker.trusted for worker in workers)
             # Group by group: reading all answers at once would hold up heartbeats.
             votes = self._section.evaluation.majority_k
-            answers = [problems.answer(r.text) if votes else None for r in rollouts]
+            answers = [problems.answer(e.text) if votes else None for e in episodes]
             done += 1
             progress(done, self.problems)
-            return Answered.of(rollouts, lengths, answers)
+            return Answered.of(scores, sizes, answers)
 
         asked = [(problems, prompt) for problems in self.sets for prompt in problems.prompts]
         groups = [asyncio.ensure_future(one(*what, i)) for i, what in enumerate(asked)]
@@ -90,18 +83,16 @@ class Evaluator:
         return Evaluated(version, found, _failures(of_sets))
 
     async def _generated(
-        self, problems: ProblemSet, request: GroupRequest, exactly: int | None
-    ) -> tuple[list[Rollout], list[int], tuple[Worker, ...]]:
-        """A group with its texts and without its tokens, their numbers, and who generated it.
+        self, problems: ProblemSet, prompt: Prompt, request: Request
+    ) -> tuple[list[Episode], list[Size], tuple[Worker, ...]]:
+        """Episodes with their texts and without their turns, their sizes, and who generated them.
 
         A long evaluation has gigabytes of tokens, log-probs and versions, and measures none.
         """
-        found = await self._dispatcher.submit(request, exactly=exactly)
-        texts = [
-            dataclasses.replace(r, **dict.fromkeys(_PER_TOKEN, _NOTHING))
-            for r in decoded(problems.source, found.rollouts)
-        ]
-        return texts, [len(r.tokens) for r in found.rollouts], found.workers
+        found = await self._dispatcher.submit(request)
+        episodes = single_turn(problems.source, prompt, found.samples)
+        sizes = [Size(episode.tokens, episode.truncated) for episode in episodes]
+        return [dataclasses.replace(e, trajectories=()) for e in episodes], sizes, found.workers
 
     def _measured(self, outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
         settings = self._section.evaluation

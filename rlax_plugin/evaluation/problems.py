@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,16 @@ from rlax_plugin.rollouts.requests import (
     sample_seed,
     sampling_params,
 )
-from rlax_plugin.types import GroupRequest, Prompt, Rollout, SamplingParams
+from rlax_plugin.types import Key, Prompt, Request, SamplingParams, Score, Unscored
 
 Part = Callable[[str, Choice, str], Any]
+
+
+class Size(NamedTuple):
+    """How long an answer is, in sampled tokens, and whether it was cut before its end."""
+
+    tokens: int
+    truncated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +51,19 @@ class Answered:
 
     @classmethod
     def of(
-        cls, rollouts: Sequence[Rollout], lengths: Sequence[int], answers: Sequence[str | None]
+        cls,
+        scores: Sequence[Score | Unscored],
+        sizes: Sequence[Size],
+        answers: Sequence[str | None],
     ) -> Answered:
-        """Args:
-        lengths: of the completions, whose tokens the rollouts need not have any more.
-        """
         first: dict[str, int] = {}
-        rewards = [np.nan if r.reward is None else r.reward for r in rollouts]
+        rewards = [s.total if isinstance(s, Score) else np.nan for s in scores]
         return cls(
             rewards_n=np.array(rewards, np.float64),
-            lengths_n=np.array(lengths),
-            truncated_n=np.array([r.finish_reason == "length" for r in rollouts]),
+            lengths_n=np.array([size.tokens for size in sizes]),
+            truncated_n=np.array([size.truncated for size in sizes]),
             votes=[None if a is None else first.setdefault(a, i) for i, a in enumerate(answers)],
-            failure=next((r.reward_error for r in rollouts if r.reward_error), None),
+            failure=next((s.reason for s in scores if isinstance(s, Unscored)), None),
         )
 
 
@@ -77,11 +84,13 @@ class ProblemSet:
     sampling: SamplingParams
     rewards: RewardPool
 
-    def request(self, prompt: Prompt, number: int, seed: int, version: int) -> GroupRequest:
+    def request(
+        self, prompt: Prompt, number: int, seed: int, version: int, exactly: int | None = None
+    ) -> Request:
         """The same seeds every time: before and after differ by the weights alone."""
         seeds = tuple(sample_seed(seed, self.purpose, prompt.id, i) for i in range(self.samples))
-        # Evaluation groups count downwards from -1: never mistaken for trained ones.
-        return GroupRequest(-1 - number, 1, prompt.tokens, seeds, self.sampling, version)
+        key = Key("evaluate", number)
+        return Request(key, 1, prompt.tokens, seeds, self.sampling, version, exactly=exactly)
 
     def answer(self, completion: str) -> str | None:
         """What votes in majority@k: the source's reading of a completion, if it has one."""

@@ -14,14 +14,14 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import sizes
-from rlax_plugin.types import Group
+from rlax_plugin.types import Judged, Rejected, Score, ScoredGroup, TrainBatch, group_of
 
 
 @dataclass(slots=True)
 class StepStats:
     """What happened between two batches; becomes the step's metrics."""
 
-    scored: list[tuple[Group, str | None]] = field(default_factory=list)
+    scored: list[Judged] = field(default_factory=list)
     dropped: int = 0
     issued: int = 0
     first_issued_s: float = math.inf  # of time.perf_counter
@@ -50,11 +50,14 @@ class StepTimes:
 class FinishedStep:
     """All that is known of a step once it is done."""
 
-    step: int
-    groups: tuple[Group, ...]
+    batch: TrainBatch
     stats: StepStats
     metrics: Mapping[str, Any]
     times: StepTimes = field(default_factory=StepTimes)
+
+    @property
+    def step(self) -> int:
+        return self.batch.step
 
 
 def step_metrics(
@@ -69,13 +72,13 @@ def step_metrics(
     Args:
       replaced: reward processes, since the last step.
     """
-    scored = [g for g, _ in done.stats.scored]
+    scored, groups = [group_of(judged) for judged in done.stats.scored], done.batch.groups
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
-    lengths = [len(r.tokens) for g in scored for r in g.rollouts]
-    trained = [len(r.tokens) for g in done.groups for r in g.rollouts]
-    staleness = [done.step - g.oldest_version for g in done.groups]
-    rejected = Counter(reason for _, reason in done.stats.scored if reason)
-    positions = sum(sizes(done.groups))
+    lengths = [episode.tokens for g in scored for episode in g.episodes]
+    trained = [episode.tokens for g in groups for episode in g.episodes]
+    staleness = [done.step - g.oldest_version for g in groups]
+    rejected = Counter(one.reason for one in done.stats.scored if isinstance(one, Rejected))
+    positions = sum(sizes(groups))
     metrics = {
         "reward/errors": float(np.isnan(rewards).sum()),
         "reward/processes_replaced": float(replaced),
@@ -84,7 +87,7 @@ def step_metrics(
         "curation/groups_rejected": float(rejected.total()),
         "curation/groups_dropped": float(done.stats.dropped),
         "length/trained_mean": float(np.mean(trained)) if trained else 0.0,
-        "batch/groups": float(len(done.groups)),
+        "batch/groups": float(len(groups)),
         # Of all rows, empty ones too, and of their real tokens, prompts included.
         "batch/rows": float(section.batch_rows),
         "batch/tokens": float(positions),
@@ -116,13 +119,13 @@ def step_metrics(
     return metrics
 
 
-def _reward_parts(scored: Sequence[Group], section: RlaxSection) -> dict[str, float]:
+def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[str, float]:
     """The mean of each of several rewards; one that is used twice is told from the other."""
     if len(section.rewards) == 1:
         return {}
     names = [choice.plain_name for choice in section.rewards]
     names = [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
-    parts = [r.reward_parts for g in scored for r in g.rollouts if r.reward is not None]
+    parts = [s.parts for g in scored for s in g.scores if isinstance(s, Score)]
     means = np.mean(parts, axis=0)
     return {f"reward_part/{name}": float(mean) for name, mean in zip(names, means, strict=True)}
 

@@ -11,13 +11,13 @@ samples of one group, ``_bt`` [rows, length] of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from rlax_plugin.config import Overlong
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.types import Group
+from rlax_plugin.types import ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +98,19 @@ def shaped(
     return rewards_n - overlong.penalty * np.clip((lengths_n - (most - buffer)) / buffer, 0.0, 1.0)
 
 
-def of_groups(slot: AdvantageSlot, groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups of one batch with their ``advantages`` set; samples without a reward get 0.
+def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.ndarray, ...]:
+    """Advantages of the episodes of one batch; those without a reward get 0.
+
+    Returns:
+      float64 [episodes] for each group.
 
     Raises:
       TrainingError: the slot returned another shape, or a value that is not finite; or advantages
         that differ within a sample, which only token rewards and values may cause.
     """
     rewards_n = np.concatenate([group.rewards for group in groups])
-    lengths_n = np.array([len(r.tokens) for group in groups for r in group.rollouts])
-    group_n = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+    lengths_n = np.array([episode.tokens for group in groups for episode in group.episodes])
+    group_n = np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups])
     scored_n = ~np.isnan(rewards_n)  # the others say nothing and influence no other
     outcomes = Outcomes(rewards_n[scored_n], lengths_n[scored_n], group_n[scored_n])
     found_nt = _computed(slot, outcomes)
@@ -119,10 +122,8 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[Group]) -> tuple[Group, ...]
         )
     advantages_n = np.zeros(len(rewards_n))
     advantages_n[scored_n] = found_nt[:, 0]
-    return tuple(
-        replace(group, advantages=advantages_n[group_n == index])
-        for index, group in enumerate(groups)
-    )
+    ends = np.cumsum([len(group.episodes) for group in groups])
+    return tuple(np.split(advantages_n, ends[:-1]))
 
 
 def probe(slot: AdvantageSlot, group_size: int) -> None:

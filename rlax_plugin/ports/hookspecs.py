@@ -21,7 +21,7 @@ import pluggy
 
 from rlax_plugin.ports.kinds import ALL, Kind
 from rlax_plugin.ports.protocols import Extension
-from rlax_plugin.types import Group, WeightVersion
+from rlax_plugin.types import ScoredGroup, WeightVersion
 
 PROJECT = "rlax_plugin"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -52,7 +52,7 @@ def rlax_on_run_start(run_dir: str, config_hash: str) -> None:
 
 
 @hookspec
-def rlax_on_group_scored(group: Group, rejected: str | None) -> None:
+def rlax_on_group_scored(group: ScoredGroup, rejected: str | None) -> None:
     """A group is scored; ``rejected`` is None when it was accepted for training.
 
     Its ``advantages`` are None: they are computed when its batch is known.

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlax_plugin.errors import alternatives
 from rlax_plugin.ports.hookspecs import EVENTS, OBSERVE
-from rlax_plugin.types import Group, WeightVersion
+from rlax_plugin.types import ScoredGroup, WeightVersion
 
 MOST_BYTES = 1_000_000  # of one state: all of them are written before each checkpoint
 _PREFIX = "on_"
@@ -30,7 +30,7 @@ class Observer:
 
     def on_run_start(self, run_dir: str, config_hash: str) -> None: ...
 
-    def on_group_scored(self, group: Group, rejected: str | None) -> None: ...
+    def on_group_scored(self, group: ScoredGroup, rejected: str | None) -> None: ...
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None: ...
 

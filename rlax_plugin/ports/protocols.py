@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from rlax_plugin.config import Choice
 from rlax_plugin.errors import PluginError
-from rlax_plugin.types import Group, GroupRequest, Prompt, Rollout, WeightVersion
+from rlax_plugin.types import Key, Prompt, Request, Sampled, ScoredGroup, WeightVersion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -163,7 +163,7 @@ class Sampler(Protocol):
 class Filter(Protocol):
     """Decides whether a scored group trains (curation.accept)."""
 
-    def reject(self, group: Group) -> str | None:
+    def reject(self, group: ScoredGroup) -> str | None:
         """None accepts the group; otherwise the reason, one short phrase that is counted."""
         ...
 
@@ -177,25 +177,25 @@ class RolloutEngine(Protocol):
     programs to the worker's gRPC server and is done once they answer; and
     ``client_example(address) -> str``, a shell command that asks such a service.
 
-    ``progress() -> Mapping[tuple[int, int], int]`` gives a number for each group on its way, by its
-    ``(group_id, attempt)``: such as its tokens so far, or while it waits for a slot or a swap of
-    weights, what the engine has generated of all groups. A group whose number stays the same for
-    ``rlax.deadlines.group_s`` is sent to another worker. It must not block. Without it, a group
-    counts as going on while ``tokens_total`` grows, groups are delivered, or weights are loaded.
+    ``progress() -> Mapping[tuple[Key, int], int]`` gives a number for each request on its way, by
+    its key and attempt: such as its tokens so far, or while it waits for a slot or a swap of
+    weights, what the engine has generated in all. A request whose number stays the same for
+    ``rlax.deadlines.group_s`` is sent to another worker. It must not block. Without it, a request
+    counts as going on while ``tokens_total`` grows, replies are sent, or weights are loaded.
 
     A worker awaits ``prepare()``, if there is such a coroutine, before it registers with its
     controller: it returns once the engine is built and its programs are compiled.
     """
 
     async def generate(
-        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+        self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
-        """Generates groups; calls ``on_group(group_id, rollouts)`` on the event loop as each ends.
+        """Generates; calls ``on_reply(key, samples)`` on the event loop as each request ends.
 
-        Requests wait inside the engine until it holds their ``min_version``. A group that stood
-        still is asked for again with another ``attempt``, perhaps while the first one goes on.
-        With ``on_new_weights: continue`` the engine also reports unfinished groups every
-        ``progress_s``: then some of the rollouts are "cancelled", and the group goes on.
+        Requests wait inside the engine until it holds their ``min_version``. One that stood still
+        is asked for again with another ``attempt``, perhaps while the first one goes on. With
+        ``on_new_weights: continue`` the engine also reports unfinished ones every ``progress_s``:
+        then some of the samples have no ``finish``, and the request goes on.
         """
         ...
 

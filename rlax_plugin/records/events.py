@@ -42,7 +42,7 @@ class Generated:
 
     group: int
     attempt: int
-    worker: str
+    workers: tuple[str, ...]
     oldest_version: int
     newest_version: int
     samples: int

@@ -22,8 +22,7 @@ class FaultPoint(enum.StrEnum):
     RECOVERED = "recovered"  # leftovers are removed, the ledger says what the journal says
     LEDGER_WRITTEN = "ledger-written"  # events are in the local ledger, not in the run directory
     COMMIT_BEGUN = "commit-begun"  # the batch is chosen, nothing of it is written
-    BATCH_WRITTEN = "batch-written"  # its samples are, the journal does not say so yet
-    ROLLOUTS_WRITTEN = "rollouts-written"  # the other samples are as well
+    SAMPLES_WRITTEN = "samples-written"  # its samples are, the journal does not say so yet
     SEGMENT_WRITTEN = "segment-written"  # the journal says so, the ledger does not
     COMMIT_ENDED = "commit-ended"  # the ledger does as well; the batch is not trained yet
     STEP_TRAINED = "step-trained"  # the update is done and nowhere but in memory

@@ -1,9 +1,9 @@
 """The journal: numbered segments in the run's directory that say, in order, what happened.
 
-``journal/<number>.json`` holds the events since the segment before it, whose checksum it names, so
-that a missing or exchanged segment is noticed. It also names the files that belong to it, which are
-put first: ``batches/<step>.parquet``, the samples of the batch that trains next, in row order, and
-``rollouts/<number>.parquet``, the other samples that were scored. The segment makes them count.
+``journal/<thousand>/<number>.json`` holds the events since the segment before it, whose checksum it
+names, so that a missing or exchanged segment is noticed. It also names the file of samples that
+belongs to it, ``samples/<thousand>/<number>.parquet``, which is put first: the batch that trains
+next, in row order, and behind it the other samples that were scored. The segment makes it count.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import pyarrow as pa
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import events as ev
-from rlax_plugin.records import samples
+from rlax_plugin.records import format1, samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.samples import ScoredGroup
+from rlax_plugin.records.read_samples import RecordedGroup, from_table, rows_of
 
 DIRECTORY = "journal"
+SAMPLES = "samples"
+FORMAT = 2
 START = "00000000"
 """What the first segment names as the checksum of the one before it."""
 
@@ -47,10 +49,10 @@ def checksum(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file that a segment names: where, how many samples, and their checksum (crc32c, hex)."""
+    """A file that a segment names: where, how many rows, and their checksum (crc32c, hex)."""
 
     name: str
-    samples: int
+    rows: int
     crc32c: str
 
 
@@ -62,16 +64,14 @@ class Segment:
       number: counts from 1 without gaps.
       previous: checksum of the segment before it, ``START`` for the first.
       step: the step whose batch it commits; None for one written before a checkpoint or at the end.
-      batch: samples of that batch; None without a batch.
-      rollouts: other samples scored since the segment before; None if there are none.
+      samples: the files with that batch, and with others scored since the segment before.
       events: in order.
     """
 
     number: int
     previous: str
     step: int | None
-    batch: FileRecord | None
-    rollouts: FileRecord | None
+    samples: tuple[FileRecord, ...]
     events: tuple[ev.Event, ...]
 
 
@@ -83,16 +83,16 @@ def decode(number: int, data: bytes) -> Segment:
     """
     try:
         document = json.loads(data)
-        files = {
-            name: None if document[name] is None else FileRecord(**document[name])
-            for name in ("batch", "rollouts")
-        }
+        if (found := document.get("format", 1)) == 1:
+            document = format1.upgraded_segment(document)
+        elif found != FORMAT:
+            raise ValueError(f"its format is {found}, expected {FORMAT}")
         segment = Segment(
             number=int(document["segment"]),
             previous=str(document["previous"]),
             step=document["step"],
+            samples=tuple(FileRecord(**record) for record in document["samples"]),
             events=tuple(ev.decode(e) for e in document["events"]),
-            **files,
         )
     except (ValueError, LookupError, TypeError, RlaxError) as error:
         raise JournalError(number, f"is damaged: {error}") from error
@@ -102,13 +102,41 @@ def decode(number: int, data: bytes) -> Segment:
 
 
 def segment_name(number: int) -> str:
-    return f"{DIRECTORY}/{number:08d}.json"
+    return f"{DIRECTORY}/{_thousand(number)}/{number:08d}.json"
+
+
+def samples_name(number: int) -> str:
+    """Of the samples that belong to a segment."""
+    return f"{SAMPLES}/{_thousand(number)}/{number:08d}.parquet"
+
+
+def sample_files(files: RunFiles) -> list[str]:
+    """Names of all files of samples, whether a segment names them or not."""
+    found = [samples_name(number) for number in numbers(files, SAMPLES)]
+    return found + format1.sample_files(files)
+
+
+def _thousand(number: int) -> str:
+    """No directory of a long run has more files than can be listed at once."""
+    return f"{number // 1000:05d}"
+
+
+def numbers(files: RunFiles, directory: str, above: int = 0) -> list[int]:
+    """Numbers of the files in a directory of segments or samples that are above one, ascending."""
+    found = []
+    for thousand in files.names(directory):
+        if thousand.isdecimal() and int(thousand) >= above // 1000:
+            stems = (n.partition(".")[0] for n in files.names(f"{directory}/{thousand}"))
+            found += [int(stem) for stem in stems if stem.isdecimal() and int(stem) > above]
+    return sorted(found)
 
 
 def last_number(files: RunFiles) -> int:
     """The highest number of any segment; 0 if there is none."""
-    stems = (name.partition(".")[0] for name in files.names(DIRECTORY))
-    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+    if old := format1.segment_numbers(files):
+        return old[-1]
+    thousands = [int(name) for name in files.names(DIRECTORY) if name.isdecimal()]
+    return max(numbers(files, DIRECTORY, 1000 * max(thousands, default=0) - 1), default=0)
 
 
 def read(
@@ -123,8 +151,9 @@ def read(
       JournalError: one is missing, damaged, or does not follow the one before it.
     """
     last = last_number(files) if until is None else until
+    name = format1.segment_name if format1.is_format1(files) else segment_name
     for number in range(after + 1, last + 1):
-        data = _segment_bytes(files, number)
+        data = _segment_bytes(files, number, name(number))
         segment = decode(number, data)
         if segment.previous != previous:
             raise JournalError(
@@ -134,9 +163,9 @@ def read(
         yield segment, previous
 
 
-def _segment_bytes(files: RunFiles, number: int) -> bytes:
+def _segment_bytes(files: RunFiles, number: int, name: str) -> bytes:
     try:
-        return files.get(segment_name(number))
+        return files.get(name)
     except FileNotFoundError:
         raise JournalError(number, "is missing, but later segments exist") from None
 
@@ -147,17 +176,19 @@ def read_one(files: RunFiles, number: int) -> Segment:
     Raises:
       JournalError: it is missing or damaged.
     """
-    return decode(number, _segment_bytes(files, number))
+    return decode(number, _segment_bytes(files, number, segment_name(number)))
 
 
-def read_samples(files: RunFiles, segment: Segment, record: FileRecord | None) -> list[ScoredGroup]:
-    """The groups in one of a segment's files; none if it has no such file.
+def read_samples(files: RunFiles, segment: Segment) -> list[RecordedGroup]:
+    """The groups in a segment's files, those of its batch first.
 
     Raises:
-      JournalError: the file is missing, or not the one that was committed.
+      JournalError: a file is missing, or not the one that was committed.
     """
-    if record is None:
-        return []
+    return [one for record in segment.samples for one in _read(files, segment, record)]
+
+
+def _read(files: RunFiles, segment: Segment, record: FileRecord) -> list[RecordedGroup]:
     try:
         data = files.get(record.name)
     except FileNotFoundError:
@@ -169,14 +200,16 @@ def read_samples(files: RunFiles, segment: Segment, record: FileRecord | None) -
             "changed",
         )
     try:
-        judged = samples.from_parquet(data, record.name)
+        rows = rows_of(data, record.name)
+        groups = from_table(rows)
     except RlaxError as error:
         raise JournalError(segment.number, str(error)) from error
-    if (count := sum(len(g.rollouts) for g, _ in judged)) != record.samples:
-        raise JournalError(
-            segment.number, f"{record.name} holds {count} samples, not {record.samples}"
-        )
-    return judged
+    except (LookupError, ValueError, TypeError) as error:
+        raise JournalError(segment.number, f"{record.name} is damaged: {error}") from error
+    if rows.num_rows != record.rows:
+        problem = f"{record.name} holds {rows.num_rows} rows, not {record.rows}"
+        raise JournalError(segment.number, problem)
+    return groups
 
 
 def write(
@@ -189,11 +222,11 @@ def write(
     others: pa.Table | None,
     events: Sequence[str],
 ) -> str:
-    """Puts a segment, after the files that it names; blocking.
+    """Puts a segment, after the file that it names; blocking.
 
     Args:
       step: the batch's; or, without one, the step that is next.
-      batch: rows of the groups that train at ``step``, see ``samples.to_table``; None: the segment
+      batch: rows of the batch that trains at ``step``, see ``samples.of_batch``; None: the segment
         commits no batch.
       others: rows of the groups scored since the last segment that are not among them.
       events: each as ``events.encode`` made it.
@@ -205,23 +238,16 @@ def write(
       RlaxError: a file cannot be written.
     """
     reached(FaultPoint.COMMIT_BEGUN)
-    head: dict[str, Any] = {"segment": number, "previous": previous, "step": None}
-    head |= {"batch": None, "rollouts": None}
-    if batch is not None:
-        head["step"] = step
-        head["batch"] = _put(files, f"batches/{step:08d}.parquet", step, batch)
-        reached(FaultPoint.BATCH_WRITTEN)
-    if others is not None:
-        head["rollouts"] = _put(files, f"rollouts/{number:08d}.parquet", step, others)
-        reached(FaultPoint.ROLLOUTS_WRITTEN)
+    head: dict[str, Any] = {"format": FORMAT, "segment": number, "previous": previous}
+    head |= {"step": None if batch is None else step, "samples": []}
+    if tables := [rows for rows in (batch, others) if rows is not None]:
+        rows = samples.joined(tables)
+        data, name = samples.to_parquet(step, rows), samples_name(number)
+        files.put(name, data)
+        head["samples"] = [{"name": name, "rows": rows.num_rows, "crc32c": checksum(data)}]
+        reached(FaultPoint.SAMPLES_WRITTEN)
     lines = ",\n".join(events)
     data = f'{json.dumps(head)[:-1]}, "events": [\n{lines}\n]}}\n'.encode()
     files.put(segment_name(number), data)
     reached(FaultPoint.SEGMENT_WRITTEN)
     return checksum(data)
-
-
-def _put(files: RunFiles, name: str, step: int, rows: pa.Table) -> dict[str, Any]:
-    data = samples.to_parquet(step, rows)
-    files.put(name, data)
-    return {"name": name, "samples": rows.num_rows, "crc32c": checksum(data)}

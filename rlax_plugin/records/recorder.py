@@ -16,8 +16,7 @@ from rlax_plugin.records import journal, samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.records.samples import ScoredGroup
-from rlax_plugin.types import Group
+from rlax_plugin.types import Judged, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Commit:
 
     Attributes:
       number, checksum: the segment's.
-      kept: groups whose samples are in its rollouts file.
+      kept: groups whose samples are in its file, those of its batch apart.
     """
 
     number: int
@@ -58,7 +57,7 @@ class Recorder:
         self._flush_s = flush_s
         self._worker = BackgroundWorker("the recorder", _MOST_WAITING)
         self._news: list[ev.Event] = []
-        self._judged: list[ScoredGroup] = []
+        self._judged: list[Judged] = []
         self._flush: asyncio.TimerHandle | None = None
         # Of that thread: what is in the ledger and in no segment yet.
         self._number, self._checksum = 0, journal.START
@@ -78,20 +77,20 @@ class Recorder:
         self._lines = [ev.encode(event) for event in tail]
         self._rows = list(rows)
 
-    def add(self, event: ev.Event, judged: ScoredGroup | None = None) -> None:
-        """Takes an event, and with ``Scored`` the group and why it was rejected."""
+    def add(self, event: ev.Event, judged: Judged | None = None) -> None:
+        """Takes an event, and with ``Scored`` the group."""
         self._news.append(event)
         if judged is not None:
             self._judged.append(judged)
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(self._flush_s, self._flush_now)
 
-    async def commit(self, step: int, batch: Sequence[Group] | None) -> Commit:
+    async def commit(self, step: int, batch: TrainBatch | None) -> Commit:
         """Writes a segment with everything that was added so far; on disk when it returns.
 
         Args:
           step: the batch's, or without one the step that is next.
-          batch: the groups that train at ``step``, with advantages; None commits no batch.
+          batch: what trains at ``step``; None commits no batch.
 
         Raises:
           RlaxError: it cannot be written.
@@ -125,7 +124,7 @@ class Recorder:
 
         self._worker.finish(last, _CLOSE_S)
 
-    def _taken(self) -> tuple[list[ev.Event], list[ScoredGroup]]:
+    def _taken(self) -> tuple[list[ev.Event], list[Judged]]:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
@@ -148,7 +147,7 @@ class Recorder:
 
     # --- on the thread -------------------------------------------------------------------------
 
-    def _to_ledger(self, news: list[ev.Event], judged: list[ScoredGroup]) -> None:
+    def _to_ledger(self, news: list[ev.Event], judged: list[Judged]) -> None:
         rows = samples.to_table(judged) if judged else None
         encoded = [(event, ev.encode(event)) for event in news]
         self._last_event = self._ledger.add(encoded, rows)
@@ -159,21 +158,21 @@ class Recorder:
     def _commit(
         self,
         news: list[ev.Event],
-        judged: list[ScoredGroup],
+        judged: list[Judged],
         step: int,
-        batch: Sequence[Group] | None,
+        batch: TrainBatch | None,
     ) -> Commit:
         self._to_ledger(news, judged)
-        rows = pa.concat_tables(self._rows) if self._rows else samples.to_table([])
-        in_batch = {group.id for group in batch or ()}
-        scored = dict.fromkeys(rows.column("group_id").to_pylist())
+        rows = samples.joined(self._rows)
+        in_batch = {group.id for group in batch.groups} if batch else set[int]()
+        scored = dict.fromkeys(rows.column("group").to_pylist())
         kept = tuple(group_id for group_id in scored if group_id not in in_batch)
         checksum = journal.write(
             self._files,
             number=self._number + 1,
             previous=self._checksum,
             step=step,
-            batch=None if batch is None else samples.to_table([(group, None) for group in batch]),
+            batch=None if batch is None else samples.of_batch(batch),
             others=samples.select(rows, kept) if kept else None,
             events=self._lines,
         )

@@ -1,113 +1,237 @@
-"""Groups of samples as Parquet: one row per sample, readable by people and exact for machines."""
+"""Groups of episodes as Parquet, format 2: readable by people and exact for machines.
+
+One row per trajectory, in flat columns: nested structures would end the path on which a column is
+copied once. What a turn has of its own (lengths, how it ended) is a short list; what a token has is
+one list per row, over all its turns. ``OPTIONAL`` columns are left out of a file where no row has a
+value, side channels have one column each.
+"""
 
 from __future__ import annotations
 
-import itertools
-import operator
-from collections.abc import Container, Sequence
-from typing import Any, cast
+import json
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlax_plugin.errors import RlaxError
-from rlax_plugin.types import FinishReason, Group, Prompt, Rollout
-
-ScoredGroup = tuple[Group, str | None]
-"""A scored group, and why it was rejected; None where it was accepted."""
+from rlax_plugin.types import (
+    Episode,
+    Judged,
+    Rejected,
+    Score,
+    TrainBatch,
+    Trajectory,
+    Turn,
+    group_of,
+)
 
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),  # the step it trains at, or that was next when it was scored
-        ("group_id", pa.int64()),
-        ("sample", pa.int32()),
+        ("state", pa.string()),  # trained, accepted or rejected
+        ("group", pa.int64()),
         ("attempt", pa.int32()),
+        ("sample", pa.int32()),
+        ("trajectory", pa.int32()),
         ("prompt_id", pa.string()),
         ("prompt", pa.string()),
+        ("prompt_tokens", pa.list_(pa.int32())),  # null where they are what was given first
         ("reference", pa.string()),
-        ("completion", pa.string()),
-        ("prompt_tokens", pa.list_(pa.int32())),
+        ("metadata", pa.string()),  # JSON
+        ("completion", pa.string()),  # what rewards read
+        ("texts", pa.list_(pa.string())),  # of several turns: given, sampled, given, ...
+        ("ended", pa.string()),  # null: done
+        ("given", pa.list_(pa.int32())),
+        ("given_lengths", pa.list_(pa.int32())),  # of each turn; null: one turn
         ("tokens", pa.list_(pa.int32())),
-        ("logprob_full", pa.list_(pa.float32())),
-        ("logprob_sampled", pa.list_(pa.float32())),
+        ("sampled_lengths", pa.list_(pa.int32())),  # of each turn; null: one turn
+        ("logprobs", pa.list_(pa.float32())),
         ("versions", pa.list_(pa.int32())),
-        ("seed", pa.uint64()),
-        ("finish_reason", pa.string()),
-        ("worker", pa.string()),
+        ("seeds", pa.list_(pa.uint64())),  # of each turn
+        ("finish", pa.list_(pa.string())),  # of each turn
+        ("workers", pa.list_(pa.string())),
+        ("worker_counts", pa.list_(pa.int32())),  # of each turn; null: one turn
         ("reward", pa.float64()),  # null where scoring failed
         ("reward_parts", pa.list_(pa.float64())),  # of each of rlax.rewards; empty if it failed
+        ("reward_metrics", pa.string()),  # JSON
+        ("token_rewards", pa.list_(pa.float64())),
         ("reward_error", pa.string()),
         ("advantage", pa.float64()),  # null outside of batches; without KL in the reward
-        ("measured_pass_rate", pa.float64()),  # null where the prompt was new
-        ("rejected", pa.string()),  # null where the group was accepted
+        ("token_advantages", pa.list_(pa.float64())),
+        ("pass_rate_before", pa.float64()),  # null where the prompt was new
+        ("rejected", pa.string()),  # why; null where the group was accepted
     ]
 )
+OPTIONAL = frozenset(
+    (
+        *("prompt_tokens", "metadata", "texts", "ended"),
+        *("given_lengths", "sampled_lengths", "worker_counts"),
+        *("reward_metrics", "token_rewards", "reward_error"),
+        *("advantage", "token_advantages", "pass_rate_before", "rejected"),
+    )
+)
+SIDE = "side:"  # before a side channel's name, in the name of its column
 
-_GROUP_SCHEMA = SCHEMA.remove(0)
-# Field of a rollout -> its column.
-_OF_ROLLOUT = {
-    "index": "sample",
-    "text": "completion",
-    "seed": "seed",
-    "finish_reason": "finish_reason",
-    "worker": "worker",
-    "reward": "reward",
-    "reward_parts": "reward_parts",
-    "reward_error": "reward_error",
-    "tokens": "tokens",
-    "logprob_full": "logprob_full",
-    "logprob_sampled": "logprob_sampled",
-    "versions": "versions",
-}
-_ARRAYS = {"tokens": "<i4", "logprob_full": "<f4", "logprob_sampled": "<f4", "versions": "<i4"}
+_OFFSETS, _I32, _F32 = np.int32, np.dtype("<i4"), np.dtype("<f4")
 
 
-def _lists(arrays: Sequence[np.ndarray], offsets: np.ndarray, dtype: str) -> pa.ListArray:
+def _offsets(lengths: Iterable[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths], dtype=_OFFSETS)
+
+
+def _lists(arrays: Sequence[np.ndarray], offsets: np.ndarray, dtype: np.dtype) -> pa.ListArray:
     """Rows of different lengths; one copy instead of a Python object per element."""
     values = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
     return pa.ListArray.from_arrays(offsets, values.astype(dtype, copy=False))
 
 
-def _offsets(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    offsets = np.zeros(len(arrays) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, arrays), np.int32, len(arrays)), out=offsets[1:])
-    return offsets
+def to_table(judged: Sequence[Judged]) -> pa.Table:
+    """One row per trajectory, groups in the given order, in ``SCHEMA``'s columns but ``step``."""
+    return _table(judged, ["rejected" if isinstance(j, Rejected) else "accepted" for j in judged])
 
 
-def to_table(judged: Sequence[ScoredGroup]) -> pa.Table:
-    """One row per sample, groups in the given order, in ``SCHEMA``'s columns but ``step``."""
-    groups = [g for g, _ in judged]
-    counts = [len(g.rollouts) for g in groups]
-    row_group = pa.array(np.repeat(np.arange(len(groups)), counts))
-    prompt_tokens = [g.prompt.tokens for g in groups]
-    of_group: dict[str, Any] = {
-        "group_id": [g.id for g in groups],
-        "attempt": [g.attempt for g in groups],
-        "prompt_id": [g.prompt.id for g in groups],
-        "prompt": [g.prompt.text for g in groups],
-        "reference": [g.prompt.reference for g in groups],
-        "prompt_tokens": _lists(prompt_tokens, _offsets(prompt_tokens), "<i4"),
-        "measured_pass_rate": [g.measured_pass_rate for g in groups],
-        "rejected": [rejected for _, rejected in judged],
-    }
+def of_batch(batch: TrainBatch) -> pa.Table:
+    """``to_table`` of the groups of a batch, which train, with their advantages."""
+    advantages = [a.tolist() for a in batch.advantages]
+    return _table(batch.groups, ["trained"] * len(batch.groups), list(chain(*advantages)))
+
+
+def _table(
+    judged: Sequence[Judged], states: Sequence[str], advantages: list[float] | None = None
+) -> pa.Table:
+    groups = [group_of(one) for one in judged]
+    episodes = [e for g in groups for e in g.episodes]
+    scores = [s for g in groups for s in g.scores]
+    trajectories = [t for e in episodes for t in e.trajectories]
+    turns = [turn for t in trajectories for turn in t.turns]
+    samples = [turn.sampled for turn in turns]
+    row_episode = np.repeat(np.arange(len(episodes)), [len(e.trajectories) for e in episodes])
+    of_episode = np.repeat(np.arange(len(groups)), [len(g.episodes) for g in groups])
+    row_group = of_episode[row_episode]
+
+    def group_column(name: str, values: Sequence[Any]) -> pa.Array:
+        return pa.array(values, SCHEMA.field(name).type).take(pa.array(row_group))
+
+    def episode_column(name: str, values: Sequence[Any]) -> pa.Array:
+        column = pa.array(values, SCHEMA.field(name).type)
+        same = len(trajectories) == len(episodes)
+        return column if same else column.take(pa.array(row_episode))
+
+    scored = [s if isinstance(s, Score) else None for s in scores]
     columns: dict[str, Any] = {
-        name: pa.array(values, SCHEMA.field(name).type).take(row_group)
-        for name, values in of_group.items()
+        name: group_column(name, values)
+        for name, values in {
+            "state": states,
+            "group": [g.id for g in groups],
+            "attempt": [g.attempt for g in groups],
+            "prompt_id": [g.prompt.id for g in groups],
+            "prompt": [g.prompt.text for g in groups],
+            "prompt_tokens": [_tokens_apart(g.prompt.tokens, g.episodes) for g in groups],
+            "reference": [g.prompt.reference for g in groups],
+            "metadata": [_json(g.prompt.metadata) for g in groups],
+            "pass_rate_before": [g.pass_rate_before for g in groups],
+            "rejected": [one.reason if isinstance(one, Rejected) else None for one in judged],
+        }.items()
+    } | {
+        name: episode_column(name, values)
+        for name, values in {
+            "sample": [e.index for e in episodes],
+            "completion": [e.text for e in episodes],
+            "texts": [e.texts or None for e in episodes],
+            "ended": [None if e.ended == "done" else e.ended for e in episodes],
+            "reward": [s and s.total for s in scored],
+            "reward_parts": [s.parts if s else () for s in scored],
+            "reward_metrics": [s and _json(s.metrics) for s in scored],
+            "reward_error": [None if isinstance(s, Score) else s.reason for s in scores],
+            "advantage": advantages or [None] * len(episodes),
+        }.items()
     }
-    # All fields of all rollouts in one pass: this runs before every train step.
-    fields = map(operator.attrgetter(*_OF_ROLLOUT), (r for g in groups for r in g.rollouts))
-    found = list(zip(*fields, strict=True)) or [()] * len(_OF_ROLLOUT)
-    columns |= dict(zip(_OF_ROLLOUT.values(), found, strict=True))
-    columns["advantage"] = [
-        value
-        for g, count in zip(groups, counts, strict=True)
-        for value in ([None] * count if g.advantages is None else g.advantages.tolist())
+    columns["trajectory"] = [n for e in episodes for n in range(len(e.trajectories))]
+    columns["token_rewards"] = list(_token_rewards(episodes, scored))
+    columns["token_advantages"] = [None] * len(trajectories)
+    columns |= _turn_columns(trajectories, turns)
+    sampled_lengths = [sum(len(t.sampled.tokens) for t in one.turns) for one in trajectories]
+    ends = _offsets(sampled_lengths)
+    for name, dtype in (("tokens", _I32), ("logprobs", _F32), ("versions", _I32)):
+        columns[name] = _lists([getattr(s, name) for s in samples], ends, dtype)
+    given = _offsets(sum(len(t.given) for t in one.turns) for one in trajectories)
+    columns["given"] = _lists([turn.given for turn in turns], given, _I32)
+    schema = SCHEMA.remove(0)
+    table = pa.table([columns[f.name] for f in schema], schema=schema)
+    for name in dict.fromkeys(name for s in samples for name in s.side):
+        table = _with_side(table, name, trajectories)
+    return table
+
+
+def _tokens_apart(tokens: np.ndarray, episodes: Sequence[Episode]) -> list[int] | None:
+    first = episodes[0].trajectories[0].turns[0].given
+    same = first is tokens or np.array_equal(first, tokens)
+    return None if same else tokens.tolist()
+
+
+def _json(values: Mapping[str, Any]) -> str | None:
+    return json.dumps(dict(values)) if values else None
+
+
+def _token_rewards(
+    episodes: Sequence[Episode], scores: Sequence[Score | None]
+) -> Iterable[list[float] | None]:
+    for episode, score in zip(episodes, scores, strict=True):
+        of_turns = iter(score.token_rewards if score else ())
+        for trajectory in episode.trajectories:
+            its = [next(of_turns, None) for _ in trajectory.turns]
+            found = [np.asarray(one, np.float64) for one in its if one is not None]
+            yield np.concatenate(found).tolist() if found else None
+
+
+def _turn_columns(trajectories: Sequence[Trajectory], turns: Sequence[Turn]) -> dict[str, Any]:
+    """What each turn has once; the lengths of a single turn are those of its row."""
+    samples = [turn.sampled for turn in turns]
+    ends = _offsets(len(t.turns) for t in trajectories)
+    names = _offsets(sum(len(turn.sampled.workers) for turn in t.turns) for t in trajectories)
+
+    def per_turn(length: Callable[[Turn], int]) -> list[list[int] | None]:
+        single = (len(t.turns) == 1 for t in trajectories)
+        return [
+            None if one else [length(turn) for turn in t.turns]
+            for one, t in zip(single, trajectories, strict=True)
+        ]
+
+    return {
+        "seeds": pa.ListArray.from_arrays(ends, pa.array([s.seed for s in samples], pa.uint64())),
+        "finish": pa.ListArray.from_arrays(
+            ends, pa.array([s.finish for s in samples], pa.string())
+        ),
+        "workers": pa.ListArray.from_arrays(
+            names, pa.array([name for s in samples for name in s.workers], pa.string())
+        ),
+        "given_lengths": per_turn(lambda turn: len(turn.given)),
+        "sampled_lengths": per_turn(lambda turn: len(turn.sampled.tokens)),
+        "worker_counts": per_turn(lambda turn: len(turn.sampled.workers)),
+    }
+
+
+def _with_side(table: pa.Table, name: str, trajectories: Sequence[Trajectory]) -> pa.Table:
+    """A column of a side channel; numbers of several axes lie flat, their shape is the field's."""
+    found = [[t.sampled.side.get(name) for t in one.turns] for one in trajectories]
+    rows = [[a for a in arrays if a is not None] for arrays in found]
+    whole = [len(some) == len(arrays) for some, arrays in zip(rows, found, strict=True)]
+    counts = [
+        [len(a) for a in some] if complete else None
+        for some, complete in zip(rows, whole, strict=True)
     ]
-    offsets = _offsets(columns["tokens"])
-    for name, dtype in _ARRAYS.items():
-        columns[name] = _lists(columns[name], offsets, dtype)
-    return pa.table([columns[f.name] for f in _GROUP_SCHEMA], schema=_GROUP_SCHEMA)
+    flat = [a for some in rows for a in some]
+    first = flat[0]
+    kind = pa.list_(pa.from_numpy_dtype(first.dtype))
+    ends = _offsets(sum(a.size for a in some) for some in rows)
+    column = _lists([a.ravel() for a in flat], ends, first.dtype)
+    metadata = {"trailing": json.dumps(first.shape[1:])}
+    table = table.append_column(pa.field(SIDE + name, kind, metadata=metadata), column)
+    lengths = pa.field(f"{SIDE}{name}:lengths", pa.list_(pa.int32()))
+    return table.append_column(lengths, pa.array(counts, lengths.type))
 
 
 def select(rows: pa.Table, groups: Sequence[int]) -> pa.Table:
@@ -116,7 +240,7 @@ def select(rows: pa.Table, groups: Sequence[int]) -> pa.Table:
     Raises:
       KeyError: a group has no rows.
     """
-    ids = rows.column("group_id").to_numpy()
+    ids = rows.column("group").to_numpy()
     starts = np.flatnonzero(np.diff(ids, prepend=-1 - ids[:1]))
     ends = np.append(starts[1:], len(ids))
     spans = {int(ids[a]): np.arange(a, b) for a, b in zip(starts, ends, strict=True)}
@@ -126,63 +250,19 @@ def select(rows: pa.Table, groups: Sequence[int]) -> pa.Table:
 
 def only(rows: pa.Table, groups: Container[int]) -> pa.Table:
     """The rows of some groups, in the order they have."""
-    ids = rows.column("group_id").to_pylist()
+    ids = rows.column("group").to_pylist()
     return rows.filter(pa.array([group in groups for group in ids], pa.bool_()))
 
 
-def from_table(table: pa.Table) -> list[ScoredGroup]:
-    """The groups of a table, each as it was given to ``to_table``, bit for bit."""
-    names = [name for name in table.column_names if name not in _ARRAYS]
-    columns = {name: table.column(name).to_pylist() for name in names}
-    arrays = {name: _arrays(table.column(name), dtype) for name, dtype in _ARRAYS.items()}
-    judged = []
-    for group_id, rows in itertools.groupby(
-        range(table.num_rows), key=columns["group_id"].__getitem__
-    ):
-        row = list(rows)
-        first = row[0]
-        advantages = [columns["advantage"][i] for i in row]
-        group = Group(
-            id=group_id,
-            attempt=columns["attempt"][first],
-            prompt=Prompt(
-                id=columns["prompt_id"][first],
-                tokens=np.array(columns["prompt_tokens"][first], np.int32),
-                text=columns["prompt"][first],
-                reference=columns["reference"][first],
-            ),
-            rollouts=tuple(
-                Rollout(
-                    group_id=group_id,
-                    index=columns["sample"][i],
-                    seed=columns["seed"][i],
-                    finish_reason=cast(FinishReason, columns["finish_reason"][i]),
-                    worker=columns["worker"][i],
-                    text=columns["completion"][i],
-                    reward=columns["reward"][i],
-                    reward_parts=tuple(columns["reward_parts"][i]),
-                    reward_error=columns["reward_error"][i],
-                    **{name: arrays[name][i] for name in _ARRAYS},
-                )
-                for i in row
-            ),
-            advantages=None if None in advantages else np.array(advantages, np.float64),
-            measured_pass_rate=columns["measured_pass_rate"][first],
-        )
-        judged.append((group, columns["rejected"][first]))
-    return judged
-
-
-def _arrays(column: pa.ChunkedArray, dtype: str) -> list[np.ndarray]:
-    whole = column.combine_chunks()
-    # Not to_numpy, which imports pandas: seconds for a command that only reads.
-    values = np.from_dlpack(whole.flatten()).astype(dtype, copy=False)
-    ends = np.cumsum(np.from_dlpack(whole.value_lengths()))
-    return np.split(values, ends[:-1]) if len(ends) else []
+def joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """Rows of several tables, whichever side channels they have."""
+    return pa.concat_tables(tables, promote_options="default") if tables else to_table([])
 
 
 def to_parquet(step: int, rows: pa.Table) -> bytes:
     """``rows`` of ``to_table`` with their step, as a file's content."""
+    empty = [n for n in rows.column_names if rows.column(n).null_count == rows.num_rows]
+    rows = rows.drop_columns([name for name in empty if name in OPTIONAL])
     steps = pa.array(np.full(rows.num_rows, step, np.int64))
     sink = pa.BufferOutputStream()
     # Neither statistics nor dictionaries: they cost more than they save in files this small.
@@ -194,18 +274,6 @@ def to_parquet(step: int, rows: pa.Table) -> bytes:
         write_statistics=False,
     )
     return sink.getvalue().to_pybytes()
-
-
-def from_parquet(data: bytes, source: str) -> list[ScoredGroup]:
-    """What ``to_parquet`` made.
-
-    Raises:
-      RlaxError: damaged, or no such file; names ``source``.
-    """
-    try:
-        return from_table(pq.ParquetFile(pa.BufferReader(data)).read())
-    except (pa.ArrowException, LookupError, ValueError) as error:
-        raise RlaxError(f"{source} is damaged: {error}") from error
 
 
 def to_arrow(rows: pa.Table) -> bytes:

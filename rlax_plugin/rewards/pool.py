@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.rewards.handle import NO_ANSWER, EndedError, RewardProcess
 from rlax_plugin.rewards.output import RewardOutput
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import Prompt, Rollout
+from rlax_plugin.types import Episode, Prompt, Score, Unscored
 
 log = logging.getLogger("rlax.controller")
 
@@ -33,15 +31,7 @@ between them: once there has been a reward; before that; and how many prompts it
 single one may be at fault."""
 
 
-class _Score(NamedTuple):
-    """What became of one sample; the fields of ``Rollout``."""
-
-    reward: float | None = None
-    reward_parts: tuple[float, ...] = ()
-    reward_error: str | None = None
-
-
-def _parsed(line: bytes, job: int, sample: int, rewards: int) -> _Score:
+def _parsed(line: bytes, job: int, sample: int, rewards: int) -> Score | Unscored:
     """The answer for a sample of a job, from a process in which anything may run.
 
     Raises:
@@ -52,13 +42,13 @@ def _parsed(line: bytes, job: int, sample: int, rewards: int) -> _Score:
         if (answer["job"], answer["sample"]) != (job, sample):
             raise ValueError("the answer of another sample")
         if "error" in answer:
-            return _Score(reward_error=one_line(answer["error"], _LONGEST_ERROR))
+            return Unscored(one_line(answer["error"], _LONGEST_ERROR))
         reward, parts = float(answer["reward"]), tuple(map(float, answer["parts"]))
     except (TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError("no answer") from error
     if not math.isfinite(reward) or len(parts) != rewards:
         raise ValueError("no answer")
-    return _Score(reward, parts)
+    return Score(reward, parts)
 
 
 class RewardPool:
@@ -127,15 +117,15 @@ class RewardPool:
     def _not_started(self, error: RlaxError) -> RlaxError:
         return RlaxError(f"a reward process did not start; see {self._output.path} ({error})")
 
-    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The rollouts with ``reward`` or ``reward_error`` set.
+    async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
+        """What rewards give each episode.
 
         Raises:
           RlaxError: a reward process cannot be started again, or rewards do nothing but end it.
         """
-        scores: list[_Score] = []
+        scores: list[Score | Unscored] = []
         suspect = -1  # the sample that was being scored when a process ended
-        while len(scores) < len(rollouts):
+        while len(scores) < len(episodes):
             # Waiting anew each time: a group that ends every process does not hold up the others.
             process = await self._idle.get()
             try:
@@ -144,7 +134,7 @@ class RewardPool:
                     self._replaced(f"an idle reward process {await process.how_it_ended()}")
                 if started:
                     await self._start(process)
-                texts = [r.text for r in rollouts[len(scores) :]]
+                texts = [episode.text for episode in episodes[len(scores) :]]
                 error = await self._ask(process, prompt, texts, scores)
             except BaseException:
                 process.end()  # it may be at this job still, which must not cost the next one
@@ -154,14 +144,11 @@ class RewardPool:
             if error is None:
                 continue
             if isinstance(error, DeadlineError) or started or suspect == len(scores):
-                scores.append(_Score(reward_error=str(error)))
+                scores.append(Unscored(str(error)))
             else:
                 suspect = len(scores)
             await asyncio.sleep(0)  # or this very group would take the process again
-        return [
-            dataclasses.replace(rollout, **score._asdict())
-            for rollout, score in zip(rollouts, scores, strict=True)
-        ]
+        return scores
 
     async def _start(self, process: RewardProcess) -> None:
         for attempt in range(1, _STARTS + 1):
@@ -177,7 +164,11 @@ class RewardPool:
                 self._note(f"{error}; it is started again")
 
     async def _ask(
-        self, process: RewardProcess, prompt: Prompt, texts: list[str], scores: list[_Score]
+        self,
+        process: RewardProcess,
+        prompt: Prompt,
+        texts: list[str],
+        scores: list[Score | Unscored],
     ) -> RlaxError | None:
         """Adds a score for each text, or returns why the process that scored the next is gone."""
         job = self._jobs = self._jobs + 1
@@ -205,7 +196,7 @@ class RewardPool:
                 name, how = self._name(process), str(error)
             else:
                 self._slowest_s = max(self._slowest_s, time.monotonic() - began_s)
-                if scores[-1].reward is not None:
+                if isinstance(scores[-1], Score):
                     self._scored = True
                     self._in_vain.clear()
                 continue

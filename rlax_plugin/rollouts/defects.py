@@ -2,68 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import get_args
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from rlax_plugin.types import FinishReason, Rollout, SamplingParams
+from rlax_plugin.types import EMPTY, Sampled, SamplingParams, SideSpec
 
 ROUNDING = 1e-3
 """Nats by which a log-prob may exceed 0: float32 logits of magnitude 1e3 round by about 1e-4."""
 
 _PORTION = 8192  # tokens that are checked at once
 
-_REASONS = frozenset(get_args(FinishReason))
+_FINISHES = frozenset(("stop", "length", None))
 
 
 def defect(
-    rollouts: Sequence[Rollout], sampling: SamplingParams, vocabulary: int = 0
+    samples: Sequence[Sampled],
+    sampling: SamplingParams,
+    vocabulary: int = 0,
+    *,
+    context_length: int = 0,
+    side: Mapping[str, SideSpec] = EMPTY,
 ) -> str | None:
     """What makes samples useless that were generated with ``sampling``; None if nothing does.
 
     Short samples are checked many at once, so that each costs little.
 
     Args:
-      rollouts: in sample order; "cancelled" ones are unfinished and may have no tokens.
+      samples: in order; unfinished ones may have no tokens.
       vocabulary: token ids are below it; 0: it is not known.
+      context_length: tokens before each sample.
+      side: the side channels that its worker has declared.
 
     Returns:
       Such as ``sample 3 has log-probs above 0``.
     """
     most = sampling.max_new_tokens
-    for r in rollouts:
-        count = len(r.tokens)
-        if problem := _shape_defect(r, count, most):
-            return f"sample {r.index} {problem}"
-    for some in _portions(rollouts):
-        ends = np.cumsum([len(r.tokens) for r in some])
+    for index, s in enumerate(samples):
+        count = len(s.tokens)
+        if problem := _shape_defect(s, count, most):
+            return f"sample {index} {problem}"
+        if s.side and (problem := _side_defect(s, count, context_length, side)):
+            return f"sample {index} {problem}"
+    for portion in _portions(samples):
+        some = [samples[index] for index in portion]
+        ends = np.cumsum([len(s.tokens) for s in some])
         if (found := _tokens_defect(some, ends, sampling, vocabulary)) is not None:
             place, problem = found
-            return f"sample {some[int(np.searchsorted(ends, place, 'right'))].index} {problem}"
+            return f"sample {portion[int(np.searchsorted(ends, place, 'right'))]} {problem}"
     return None
 
 
-def _portions(rollouts: Sequence[Rollout]) -> Iterator[list[Rollout]]:
-    """Samples that have tokens, in portions whose arrays stay in a processor's cache."""
-    portion: list[Rollout] = []
+def _portions(samples: Sequence[Sampled]) -> Iterator[list[int]]:
+    """Indices of samples that have tokens, in portions whose arrays stay in a processor's cache."""
+    portion: list[int] = []
     taken = 0
-    for r in rollouts:
-        if not (count := len(r.tokens)):
+    for index, s in enumerate(samples):
+        if not (count := len(s.tokens)):
             continue
         if portion and taken + count > _PORTION:
             yield portion
             portion, taken = [], 0
-        portion.append(r)
+        portion.append(index)
         taken += count
     if portion:
         yield portion
 
 
-def _joined(rollouts: Sequence[Rollout], name: str) -> np.ndarray:
-    if len(rollouts) == 1:
-        return getattr(rollouts[0], name)
-    return np.concatenate([getattr(r, name) for r in rollouts])
+def _joined(samples: Sequence[Sampled], name: str) -> np.ndarray:
+    if len(samples) == 1:
+        return getattr(samples[0], name)
+    return np.concatenate([getattr(s, name) for s in samples])
 
 
 def outside(tokens: np.ndarray, vocabulary: int) -> str | None:
@@ -89,54 +98,67 @@ def _first_outside(tokens: np.ndarray, vocabulary: int) -> int | None:
     return int(wrong.argmax())
 
 
-def _shape_defect(r: Rollout, count: int, most: int) -> str | None:
-    reason = r.finish_reason
-    if reason not in _REASONS:
-        return f"ended by {reason!r}"
-    if not count == len(r.logprob_full) == len(r.logprob_sampled) == len(r.versions):
+def _shape_defect(s: Sampled, count: int, most: int) -> str | None:
+    finish = s.finish
+    if finish not in _FINISHES:
+        return f"ended by {finish!r}"
+    if not count == len(s.logprobs) == len(s.versions):
         return "has uneven arrays"
-    if count == 0 and reason != "cancelled":
+    if count == 0 and finish is not None:
         return "is empty"
     if count > most:
         return f"has {count} tokens, {most} were asked for"
-    if reason == "length" and count < most:
+    if finish == "length" and count < most:
         return f"ended by 'length' with {count} of {most} tokens"
-    if reason == "cancelled" and count == most:
+    if finish is None and count == most:
         return f"is unfinished with all of its {most} tokens"
     return None
 
 
+def _side_defect(
+    s: Sampled, count: int, context_length: int, declared: Mapping[str, SideSpec]
+) -> str | None:
+    for name, array in s.side.items():
+        if (spec := declared.get(name)) is None:
+            return f"has a side channel {name!r}, which its worker has not declared"
+        length = count + (context_length if spec.over == "context+sampled" else 0)
+        if array.shape != (length, *spec.trailing) or array.dtype != np.dtype(spec.dtype):
+            return (
+                f"has a side channel {name!r} of {array.dtype}{list(array.shape)}: expected "
+                f"{spec.dtype}{[length, *spec.trailing]}"
+            )
+    return None
+
+
 def _tokens_defect(
-    rollouts: Sequence[Rollout], ends: np.ndarray, sampling: SamplingParams, vocabulary: int
+    samples: Sequence[Sampled], ends: np.ndarray, sampling: SamplingParams, vocabulary: int
 ) -> tuple[int, str] | None:
     """The place, among all tokens in order, of the first that is wrong; and what is."""
-    tokens = _joined(rollouts, "tokens")
+    tokens = _joined(samples, "tokens")
     if (place := _first_outside(tokens, vocabulary)) is not None:
         return place, f"has {outside(tokens[place : place + 1], vocabulary)}"
-    for name in ("logprob_full", "logprob_sampled"):
-        logprobs = _joined(rollouts, name)
-        highest = logprobs.max()  # NaN if any is
-        if not (highest < np.inf and logprobs.min() > -np.inf):
-            return int((~np.isfinite(logprobs)).argmax()), "has log-probs that are not finite"
-        if highest > ROUNDING:
-            place = int(logprobs.argmax())
-            return place, f"has log-probs above 0 ({name} is {highest:.4g})"
-    versions = _joined(rollouts, "versions")
+    logprobs = _joined(samples, "logprobs")
+    highest = logprobs.max()  # NaN if any is
+    if not (highest < np.inf and logprobs.min() > -np.inf):
+        return int((~np.isfinite(logprobs)).argmax()), "has log-probs that are not finite"
+    if highest > ROUNDING:
+        return int(logprobs.argmax()), f"has log-probs above 0 ({highest:.4g})"
+    versions = _joined(samples, "versions")
     back = np.flatnonzero(versions[1:] < versions[:-1]) + 1  # another sample may begin there
     if (back := back[~np.isin(back, ends)]).size or versions.min() < 0:
         place = int(back[0]) if back.size else int(versions.argmin())
         return place, "has versions that are negative or go backwards"
-    return _end_defect(rollouts, ends, tokens, sampling.stop_ids)
+    return _end_defect(samples, ends, tokens, sampling.stop_ids)
 
 
 def _end_defect(
-    rollouts: Sequence[Rollout], ends: np.ndarray, tokens: np.ndarray, stop_ids: Sequence[int]
+    samples: Sequence[Sampled], ends: np.ndarray, tokens: np.ndarray, stop_ids: Sequence[int]
 ) -> tuple[int, str] | None:
     """A stop id stands at the end of each sample that ended by "stop", and nowhere else."""
     stops = np.zeros(len(tokens), bool)
     for stop_id in stop_ids:
         stops |= tokens == stop_id
-    expected = [int(end) - 1 for r, end in zip(rollouts, ends, strict=True) if _stopped(r)]
+    expected = [int(end) - 1 for s, end in zip(samples, ends, strict=True) if s.finish == "stop"]
     stops[expected] ^= True
     if not stops.any():
         return None
@@ -144,7 +166,3 @@ def _end_defect(
     if place in expected:
         return place, f"ended by 'stop' with token {tokens[place]}; stop ids are {list(stop_ids)}"
     return place, f"has stop id {tokens[place]} and did not end with it by 'stop'"
-
-
-def _stopped(rollout: Rollout) -> bool:
-    return rollout.finish_reason == "stop"

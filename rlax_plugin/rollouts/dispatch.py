@@ -1,32 +1,33 @@
-"""Sends groups to workers, and sends them again when a worker fails: nobody else does."""
+"""Sends requests to workers, and sends them again when a worker fails: nobody else does."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import functools
-import itertools
 import logging
 from collections import defaultdict, deque
+from collections.abc import Sequence
 
 import grpc
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.rollouts.jobs import SIDE_CHANNELS
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rollouts.replies import check_reply, contributors
 from rlax_plugin.rollouts.tickets import Answer, Call, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.message_sizes import in_messages
-from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
-from rlax_plugin.types import GroupRequest
+from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto, request_to_proto
+from rlax_plugin.types import Key, Request, Sampled
 
 log = logging.getLogger("rlax.controller")
 
 MAX_ATTEMPTS = 20
-"""Workers that come and go are ordinary; a group that loses this many of them is not."""
+"""Workers that come and go are ordinary; a request that loses this many of them is not."""
 
 MAX_FAILURES = 3
 """Times a worker that is alive may fail at one group, or not finish it in time; also workers that
@@ -37,7 +38,7 @@ _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 class Reissuing:
     """What becomes of requests that are issued again: by default they are sent as they are."""
 
-    def refreshed(self, request: GroupRequest) -> GroupRequest:
+    def refreshed(self, request: Request) -> Request:
         """The request to send.
 
         Args:
@@ -45,27 +46,27 @@ class Reissuing:
         """
         return request
 
-    def reissued(self, request: GroupRequest, reason: str) -> None:
+    def reissued(self, request: Request, reason: str) -> None:
         """Called with each request that is issued again, as it will be sent."""
 
 
 class Dispatcher(FleetListener):
-    """Assigns waiting groups to workers with room, as many per call as there are at that moment.
+    """Assigns waiting requests to workers with room, as many per call as there are at that moment.
 
-    Groups wait in issue order; a group that is issued again goes to the front. A worker is given
-    at most twice its slots, so that it always has a backlog and never hoards. A group that is
-    issued again takes along what its worker had reported of it, and goes to a worker that has not
-    failed at it if there is one. Groups that need exactly one version wait in a queue of their own
-    for the worker that keeps it, see ``Fleet.pin``.
+    They wait in issue order; one that is issued again goes to the front. A worker is given at most
+    twice its slots, so that it always has a backlog and never hoards. A request that is issued
+    again takes along what its worker had reported of it, and goes to a worker that has not failed
+    at it if there is one. Requests that need exactly one version wait in a queue of their own for
+    the worker that keeps it, see ``Fleet.pin``.
 
     Args:
       reissuing: has a say in requests that are issued again.
       pace: knows what a worker needs to start, for messages.
 
     Attributes:
-      reissued: how often a group was issued again.
+      reissued: how often a request was issued again.
       tokens_resumed: tokens that were kept in doing so.
-      late: answers to groups that had expired, which are ignored.
+      late: answers to requests that had expired, which are ignored.
     """
 
     def __init__(
@@ -86,16 +87,10 @@ class Dispatcher(FleetListener):
         self.late = 0
         self._seen_late = ""
 
-    def submit(
-        self, request: GroupRequest, *, exactly: int | None = None
-    ) -> asyncio.Future[Answer]:
-        """Queues a group; the future ends with its answer.
-
-        Args:
-          exactly: the version that all of it must be generated with, by a worker that keeps it.
-        """
-        ticket = Ticket(request, asyncio.get_running_loop().create_future(), exactly)
-        self._waiting[exactly].append(ticket)
+    def submit(self, request: Request) -> asyncio.Future[Answer]:
+        """Queues a request; the future ends with its answer."""
+        ticket = Ticket(request, asyncio.get_running_loop().create_future())
+        self._waiting[request.exactly].append(ticket)
         self.wake()
         return ticket.done
 
@@ -153,9 +148,9 @@ class Dispatcher(FleetListener):
             batches.setdefault(worker.name, []).append(ticket)
         queue.extendleft(reversed(held_back))
         for name, tickets in batches.items():
-            ticket_of = {t.request.group_id: t for t in tickets}
+            ticket_of = {t.request.key: t for t in tickets}
             for requests in in_messages(t.request for t in tickets):
-                together = {r.group_id: ticket_of[r.group_id] for r in requests}
+                together = {r.key: ticket_of[r.key] for r in requests}
                 self._begin(Call(self._fleet.workers[name], together))
 
     def _begin(self, call: Call) -> None:
@@ -193,11 +188,12 @@ class Dispatcher(FleetListener):
         error = "the worker closed the call before it had answered"
         its_fault = True
         for ticket in call.open.values():
-            worker.progress.watch(ticket.key, functools.partial(self._stands_still, call, ticket))
+            worker.progress.watch(
+                ticket.attempt, functools.partial(self._stands_still, call, ticket)
+            )
         # Without a timeout: each group has its own, and a worker that is silent is lost.
-        stream = worker.stub.Generate(
-            pb.GenerateRequest(groups=[request_to_proto(t.request) for t in call.open.values()])
-        )
+        requests = [request_to_proto(ticket.request) for ticket in call.open.values()]
+        stream = worker.stub.Generate(pb.GenerateRequest(requests=requests))
         try:
             async for reply in stream:
                 if not worker.trusted:  # its channel is being closed: what is still read is void
@@ -231,20 +227,20 @@ class Dispatcher(FleetListener):
             self._issue_again(worker, unanswered, error, its_fault)
 
     @staticmethod
-    def _release(worker: Worker, request: GroupRequest) -> float:
-        """A worker holds a group no more; returns the longest that it has stood still there."""
+    def _release(worker: Worker, request: Request) -> float:
+        """A worker holds a request no more; returns the longest that it has stood still there."""
         worker.unassign(len(request.seeds))
-        return worker.progress.forget((request.group_id, request.attempt))
+        return worker.progress.forget((request.key, request.attempt))
 
     def _stands_still(self, call: Call, ticket: Ticket, still_s: float) -> None:
         # Not in the midst of a heartbeat: what fails here must end the run, not the heartbeat.
         asyncio.get_running_loop().call_soon(self._expire, call, ticket, still_s)
 
     def _expire(self, call: Call, ticket: Ticket, still_s: float) -> None:
-        """Issues a group again that has stood still; the others of its call go on."""
-        if call.open.pop(ticket.request.group_id, None) is None:
+        """Issues a request again that has stood still; the others of its call go on."""
+        if call.open.pop(ticket.request.key, None) is None:
             return  # answered just now
-        call.expired[ticket.request.group_id] = ticket.request
+        call.expired[ticket.request.key] = ticket.request
         error = (
             f"no progress for {still_s:.3g} s, rlax.deadlines.group_s is "
             f"{self._deadlines.group_s:g}: if its engine is healthy, raise it{self._seen_late}"
@@ -254,64 +250,76 @@ class Dispatcher(FleetListener):
 
     @staticmethod
     def _give_up(call: Call) -> None:
-        """Ends a call whose other groups have all expired: the worker is to give up, too."""
+        """Ends a call whose other requests have all expired: the worker is to give up, too."""
         if call.expired and not call.open and call.task is not None:
             call.task.cancel()
 
-    def _late(self, call: Call, reply: pb.GroupReply) -> None:
-        """Counts an answer to a group that has expired, which another attempt answers."""
-        if any(sample.finish_reason == "cancelled" for sample in reply.samples):
+    def _late(self, call: Call, reply: pb.Reply, key: Key) -> None:
+        """Counts an answer to a request that has expired, which another attempt answers."""
+        if any(sample.finish == pb.UNFINISHED for sample in reply.samples):
             return  # it is yet to be answered
-        needed_s = self._release(call.worker, call.expired.pop(reply.group_id))
+        needed_s = self._release(call.worker, call.expired.pop(key))
         self.late += 1
         self._seen_late = f"; one late answer came after {needed_s:.3g} s without progress"
         log.warning(
-            "%s answered group %d after all, %.3g s without progress: too late for "
+            "%s answered %s after all, %.3g s without progress: too late for "
             "rlax.deadlines.group_s = %g",
             call.worker.name,
-            reply.group_id,
+            key,
             needed_s,
             self._deadlines.group_s,
         )
 
-    def _take(self, reply: pb.GroupReply, call: Call) -> None:
-        """Ends the group's ticket, or notes how far the group has come.
+    def _take(self, reply: pb.Reply, call: Call) -> None:
+        """Ends the request's ticket, or notes how far it has come.
 
         Raises:
           WorkerError: the reply is nonsense.
         """
-        worker, ticket = call.worker, call.open.get(reply.group_id)
-        if ticket is None:
-            if reply.group_id in call.expired:
-                self._late(call, reply)
+        worker = call.worker
+        try:
+            key = key_from_proto(reply.key)
+        except ValueError as error:
+            raise WorkerError(f"{worker.name} sent a garbled answer: {error}") from error
+        if (ticket := call.open.get(key)) is None:
+            if key in call.expired:
+                self._late(call, reply, key)
                 return
-            raise WorkerError(
-                f"{worker.name} answered group {reply.group_id}, which it had not been sent"
-            )
+            raise WorkerError(f"{worker.name} answered {key}, which it had not been sent")
         request = ticket.request
-        rollouts = reply_from_proto(reply, worker.name, request.seeds)
+        samples = call.told[key] = reply_from_proto(
+            reply,
+            request,
+            worker.name,
+            told=call.told.get(key, request.resume),
+            workers=[contributors(before, worker.name) for before in _before(request)],
+            declared=SIDE_CHANNELS,
+        )
         # A parameter server of its own may tell a worker of a version a moment before it tells us.
         newest = self._fleet.latest_version + 1
         # What nobody waits for any more may well be generated with other weights by now.
-        exactly = None if ticket.done.done() else ticket.exactly
-        check_reply(rollouts, request, newest, exactly=exactly, vocabulary=worker.vocabulary)
-        rollouts = [
-            dataclasses.replace(r, worker=contributors(before, worker.name))
-            for r, before in itertools.zip_longest(rollouts, request.resume)
-        ]
+        check_reply(
+            samples,
+            request,
+            newest,
+            worker=worker.name,
+            exactly=None if ticket.done.done() else request.exactly,
+            vocabulary=worker.vocabulary,
+            side=SIDE_CHANNELS,
+        )
         workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
-        if any(r.finish_reason == "cancelled" for r in rollouts):
-            if tokens(rollouts) > tokens(ticket.partials):
-                ticket.partials, ticket.partials_workers = tuple(rollouts), workers
+        if any(s.finish is None for s in samples):
+            if tokens(samples) > tokens(ticket.partials):
+                ticket.partials, ticket.partials_workers = samples, workers
             return
-        del call.open[reply.group_id]
+        del call.open[key], call.told[key]
         self._release(worker, request)
         if not trusted(workers):
             self._issue_again(
                 worker, [ticket], "a worker that generated a part is not trusted", False
             )
         elif not ticket.done.done():
-            ticket.done.set_result(Answer(request, rollouts, workers))
+            ticket.done.set_result(Answer(request, samples, workers))
         self._give_up(call)
         self.wake()
 
@@ -327,7 +335,7 @@ class Dispatcher(FleetListener):
                 ticket.failed_on.add(worker.identity)
             if ticket.failures >= MAX_FAILURES or ticket.losses >= MAX_ATTEMPTS:
                 failure = WorkerError(
-                    f"group {ticket.request.group_id} failed {ticket.losses} times, "
+                    f"{ticket.request.key} failed {ticket.losses} times, "
                     f"the last time on {worker.name}: {error}"
                 )
                 fail([ticket], failure)
@@ -337,20 +345,20 @@ class Dispatcher(FleetListener):
                 ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
             )
             # The flow knows which version training needs; that of a measurement stays.
-            ticket.request = self._reissuing.refreshed(again) if ticket.exactly is None else again
+            ticket.request = self._reissuing.refreshed(again) if again.exactly is None else again
             ticket.partials = ticket.request.resume
             if not ticket.partials:
                 ticket.partials_workers = ()
             ticket.resume_workers = ticket.partials_workers
             self.reissued += 1
-            self._waiting[ticket.exactly].appendleft(ticket)
+            self._waiting[ticket.request.exactly].appendleft(ticket)
             self._reissuing.reissued(ticket.request, error)
         # A worker that refuses connections would be called again at once; let the fleet look first.
         delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
         asyncio.get_running_loop().call_later(delay_s, self.wake)
 
     async def close(self) -> None:
-        """Cancels every open call and every waiting group."""
+        """Cancels every open call and every waiting request."""
         self._watch_for_nobody(False)
         for call in list(self._calls):
             call.cancel()
@@ -359,6 +367,11 @@ class Dispatcher(FleetListener):
             for ticket in queue:
                 ticket.done.cancel()
         self._waiting.clear()
+
+
+def _before(request: Request) -> Sequence[Sampled | None]:
+    """What each sample of a request goes on from."""
+    return request.resume or [None] * len(request.seeds)
 
 
 def _choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:

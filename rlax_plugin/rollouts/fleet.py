@@ -14,6 +14,7 @@ from rlax_plugin.rollouts.progress import Progress
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import CHANNEL_OPTIONS
+from rlax_plugin.rpc.wire import key_from_proto
 from rlax_plugin.text.harmless import one_line
 
 MAX_NONSENSE = 3
@@ -30,10 +31,10 @@ class Worker:
       version: the weights it has proved to hold; -1: none of this trainer process.
       last_seen: of time.monotonic, its last heartbeat.
       assigned: samples sent to it and not yet answered.
-      groups: the groups that they belong to.
+      requests: that they belong to.
       keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
       kept: the version that it says it keeps; -1: none.
-      progress: of the groups that it was sent.
+      progress: of the requests that it was sent.
       vocabulary: token ids are below it; 0: it has not said.
       lost: why it is gone; empty while it is a member.
       trusted: False once its weights were wrong, or it has answered nonsense.
@@ -51,7 +52,7 @@ class Worker:
     vocabulary: int = 0
     draining: bool = False
     assigned: int = 0
-    groups: int = 0
+    requests: int = 0
     keep: int = -1
     kept: int = -1
     lost: str = ""
@@ -77,12 +78,12 @@ class Worker:
     def assign(self, samples: int) -> None:
         """Counts a group that is sent to it."""
         self.assigned += samples
-        self.groups += 1
+        self.requests += 1
 
     def unassign(self, samples: int) -> None:
         """Counts a group that it has answered, or will not answer any more."""
         self.assigned -= samples
-        self.groups -= 1
+        self.requests -= 1
 
 
 class FleetListener:
@@ -220,7 +221,7 @@ class Fleet(rpc.FleetServicer):
         worker.draining = request.draining
         worker.kept = request.pin if request.HasField("pin") else -1
         worker.figures = dict(request.figures)
-        moves = {(one.group_id, one.attempt): one.moves for one in request.progress}
+        moves = {(key_from_proto(one.key), one.attempt): one.moves for one in request.progress}
         worker.progress.heard(moves, elapsed_s)
         self._appoint()
         if worker.ready and (worker.ready, worker.kept) != before:

@@ -1,8 +1,8 @@
-"""Groups on their way through the engine, each with what has been generated of its samples so far.
+"""Requests on their way through the engine, with what has been generated of their samples so far.
 
-A sample is at all times a ``Rollout``: "cancelled" while it is unfinished, with its tokens so far,
-perhaps none. New tokens are appended to it, so a sample that was interrupted here and one that
-another worker began go on in the same way.
+A sample is at all times a ``Sampled``: unfinished at first, with its tokens so far, perhaps none.
+New tokens are appended to it, so a sample that was interrupted here and one that another worker
+began go on in the same way.
 """
 
 from __future__ import annotations
@@ -16,53 +16,59 @@ import numpy as np
 from rlax_plugin.config import Rollouts
 from rlax_plugin.rollouts.defects import outside
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Prefill, SlotOutput
-from rlax_plugin.types import FinishReason, GroupRequest, Rollout
+from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SideSpec
+
+TRUNCATED_LOGPROBS = "truncated_logprobs"
+"""Side channel: log-probs [length] of the distribution after top-k and top-p, renormalised. Present
+where a request truncates it."""
+
+SIDE_CHANNELS = {TRUNCATED_LOGPROBS: SideSpec("float32")}
+"""Of every engine that generates with jobs."""
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A group and its samples.
+    """A request and its samples.
 
     Attributes:
       request: what is to be generated.
-      deliver: takes the complete rollouts in index order; called on the engine's thread.
-      fail: takes what ended the engine before the group was complete.
-      abandoned: whether nobody waits for the group any more.
-      report: takes the rollouts so far, some of them "cancelled"; called on the engine's thread.
-      rollouts: one per sample, in index order.
+      deliver: takes the complete samples in order; called on the engine's thread.
+      fail: takes what ended the engine before the request was complete.
+      abandoned: whether nobody waits for it any more.
+      report: takes the samples so far, some unfinished; called on the engine's thread.
+      samples: one per seed, in order.
       waiting: indices of the samples that wait for a slot, in order.
-      min_version: the oldest weights to generate with; see ``GroupRequest.needs_version``.
+      min_version: the oldest weights to generate with; see ``Request.needs_version``.
     """
 
-    request: GroupRequest
-    deliver: Callable[[list[Rollout]], None]
+    request: Request
+    deliver: Callable[[list[Sampled]], None]
     fail: Callable[[Exception], None]
     abandoned: Callable[[], bool] = lambda: False
-    report: Callable[[list[Rollout]], None] = lambda rollouts: None
-    rollouts: list[Rollout] = field(init=False)
+    report: Callable[[list[Sampled]], None] = lambda samples: None
+    samples: list[Sampled] = field(init=False)
     waiting: list[int] = field(init=False)
     min_version: int = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
-        blank = (_blank(request, index) for index in range(len(request.seeds)))
-        self.rollouts = list(request.resume or blank)
-        self.waiting = [r.index for r in self.rollouts if r.finish_reason == "cancelled"]
+        self.samples = list(request.resume or map(blank, request.seeds))
+        self.waiting = [i for i, s in enumerate(self.samples) if s.finish is None]
         self.min_version = request.needs_version
 
     @property
     def complete(self) -> bool:
-        return all(r.finish_reason != "cancelled" for r in self.rollouts)
+        return all(s.finish is not None for s in self.samples)
 
     @property
     def started(self) -> bool:
         """Whether anything has been generated."""
-        return any(len(r.tokens) for r in self.rollouts)
+        return any(len(s.tokens) for s in self.samples)
 
     @property
     def trains(self) -> bool:
-        """Whether this is a training group; those of evaluation and of other programs are not."""
-        return self.request.group_id >= 0
+        """Whether its samples train; those of evaluation and of other programs do not."""
+        return self.request.key.purpose == "train"
 
     def admit(self, slots: Sequence[int]) -> tuple[list[int], list[Prefill]]:
         """Takes the first waiting samples off the list, one per slot.
@@ -74,49 +80,54 @@ class Job:
         indices, self.waiting = self.waiting[:count], self.waiting[count:]
         prefills, fresh = [], []
         for slot, index in zip(slots, indices, strict=True):
-            seed, tokens = request.seeds[index], self.rollouts[index].tokens
+            seed, tokens = request.seeds[index], self.samples[index].tokens
             if len(tokens) == 0:
                 fresh.append((slot, seed))
                 continue
-            behind = np.concatenate([request.prompt_tokens, tokens])
+            behind = np.concatenate([request.context, tokens])
             prefills.append(Prefill(behind, (slot,), (seed,), request.sampling, len(tokens)))
         if fresh:
             taken, seeds = zip(*fresh, strict=True)
-            prefills.append(Prefill(request.prompt_tokens, taken, seeds, request.sampling))
+            prefills.append(Prefill(request.context, taken, seeds, request.sampling))
         return indices, prefills
 
     def extended(
-        self, index: int, generated: SlotOutput, version: int, finish_reason: FinishReason
-    ) -> Rollout:
+        self, index: int, generated: SlotOutput, version: int, finish: Finish | None
+    ) -> Sampled:
         """A sample with what a slot has generated of it since it was admitted."""
-        before = self.rollouts[index]
+        before = self.samples[index]
         versions = np.full(len(generated.tokens), version, np.int32)
+        side = EMPTY
+        if self.request.sampling.truncates:
+            earlier = before.side.get(TRUNCATED_LOGPROBS, np.zeros(0, np.float32))
+            joined = np.concatenate([earlier, generated.truncated_logprobs])
+            side = {TRUNCATED_LOGPROBS: joined}
         return dataclasses.replace(
             before,
             tokens=np.concatenate([before.tokens, generated.tokens]),
-            logprob_full=np.concatenate([before.logprob_full, generated.logprob_full]),
-            logprob_sampled=np.concatenate([before.logprob_sampled, generated.logprob_sampled]),
+            logprobs=np.concatenate([before.logprobs, generated.logprobs]),
             versions=np.concatenate([before.versions, versions]),
-            finish_reason=finish_reason,
+            finish=finish,
+            side=side,
         )
 
-    def interrupt(self, index: int, rollout: Rollout | None) -> None:
-        """Makes an admitted sample wait again: behind ``rollout``'s tokens, or at the prompt."""
-        self.rollouts[index] = rollout or _blank(self.request, index)
-        if rollout is not None and len(rollout.versions):  # the new weights may be older ones
-            self.min_version = max(self.min_version, int(rollout.versions[-1]))
+    def interrupt(self, index: int, sampled: Sampled | None) -> None:
+        """Makes an admitted sample wait again: behind its tokens, or at the end of the context."""
+        self.samples[index] = sampled or blank(self.request.seeds[index])
+        if sampled is not None and len(sampled.versions):  # the new weights may be older ones
+            self.min_version = max(self.min_version, int(sampled.versions[-1]))
         self.waiting = sorted([*self.waiting, index])
 
 
 def rejection(
-    request: GroupRequest, limits: Rollouts, deterministic: bool, vocabulary: int = 0
+    request: Request, limits: Rollouts, deterministic: bool, vocabulary: int = 0
 ) -> str | None:
     """Why the slots cannot hold a request, with the config key that limits it; None if they can.
 
     Args:
       vocabulary: token ids are below it; 0: it is not known yet.
     """
-    sampling, length, samples = request.sampling, len(request.prompt_tokens), len(request.seeds)
+    sampling, length, samples = request.sampling, len(request.context), len(request.seeds)
     resume = request.resume
     problems = {
         f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is "
@@ -130,31 +141,21 @@ def rejection(
         f"{samples} samples, rlax.rollouts.slots is {limits.slots}, and rlax.deterministic "
         "generates a group at once": deterministic and samples > limits.slots,
         "resume holds other samples than seeds": bool(resume)
-        and [(r.index, r.seed) for r in resume] != list(enumerate(request.seeds)),
-        "resume holds a cancelled sample with nothing left to generate": any(
-            r.finish_reason == "cancelled" and len(r.tokens) >= sampling.max_new_tokens
-            for r in resume
+        and tuple(s.seed for s in resume) != request.seeds,
+        "resume holds an unfinished sample with nothing left to generate": any(
+            s.finish is None and len(s.tokens) >= sampling.max_new_tokens for s in resume
         ),
         "resume holds a sample to be continued, rlax.rollouts.on_new_weights is "
         f"{limits.on_new_weights}": limits.on_new_weights != "continue"
-        and any(r.finish_reason == "cancelled" and len(r.tokens) for r in resume),
+        and any(s.finish is None and len(s.tokens) for s in resume),
     }
     if problem := next((problem for problem, found in problems.items() if found), None):
         return problem
-    why = outside(request.prompt_tokens, vocabulary)
+    why = outside(request.context, vocabulary)
     return f"the prompt has {why}" if why else None
 
 
-def _blank(request: GroupRequest, index: int) -> Rollout:
+def blank(seed: int) -> Sampled:
     """A sample that has no tokens yet."""
-    none, nats = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    return Rollout(
-        group_id=request.group_id,
-        index=index,
-        seed=request.seeds[index],
-        tokens=none,
-        logprob_full=nats,
-        logprob_sampled=nats,
-        versions=none,
-        finish_reason="cancelled",
-    )
+    none = np.zeros(0, np.int32)
+    return Sampled(seed, none, np.zeros(0, np.float32), none, None)

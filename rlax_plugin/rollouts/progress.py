@@ -1,6 +1,6 @@
-"""Whether groups come further on their worker, as its heartbeats show it.
+"""Whether requests come further on their worker, as its heartbeats show it.
 
-A group may take as long as it needs while it does: it may wait for a slot, for weights, or for a
+A request may take as long as it needs while it does: it may wait for a slot, for weights, or for a
 swap of weights. It expires once it has stood still for ``rlax.deadlines.group_s``.
 """
 
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-Key = tuple[int, int]
-"""Group id and attempt: one attempt may still be running when the next one is sent."""
+from rlax_plugin.types import Key
+
+Attempt = tuple[Key, int]
+"""A request's key and attempt: one attempt may still be running when the next one is sent."""
 
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """A group that was sent.
+    """A request that was sent.
 
     Attributes:
       moves: what the newest heartbeat told of it; -1: none was heard yet; None: it told nothing.
@@ -29,42 +31,42 @@ class _Watched:
 
 
 class Progress:
-    """The groups that one worker has been sent and has not answered.
+    """The requests that one worker has been sent and has not answered.
 
     Time counts between two heartbeats, and at most two intervals of it: while heartbeats stay away
     nothing is known, be it that the worker, the network or this very process is paused. A change is
-    seen after it happened, so that a group has always stood still for longer than is counted.
+    seen after it happened, so that a request has always stood still for longer than is counted.
 
     Args:
-      group_s: how long a group may stand still.
+      group_s: how long a request may stand still.
       heartbeat_s: between two heartbeats.
     """
 
     def __init__(self, group_s: float, heartbeat_s: float):
         self._group_s, self._most_s = group_s, 2 * heartbeat_s
-        self._watched: dict[Key, _Watched] = {}
+        self._watched: dict[Attempt, _Watched] = {}
 
-    def watch(self, key: Key, on_expiry: Callable[[float], None]) -> None:
-        """Watches a group that is about to be sent.
+    def watch(self, attempt: Attempt, on_expiry: Callable[[float], None]) -> None:
+        """Watches a request that is about to be sent.
 
         Args:
           on_expiry: called once, with the seconds for which it has stood still.
         """
-        self._watched[key] = _Watched(on_expiry)
+        self._watched[attempt] = _Watched(on_expiry)
 
-    def forget(self, key: Key) -> float:
-        """Watches a group no more; returns for how long it has stood still by now."""
-        one = self._watched.pop(key, None)
+    def forget(self, attempt: Attempt) -> float:
+        """Watches a request no more; returns for how long it has stood still by now."""
+        one = self._watched.pop(attempt, None)
         return 0.0 if one is None else one.still_s
 
-    def heard(self, moves: Mapping[Key, int], elapsed_s: float) -> None:
-        """Takes what a heartbeat tells of the worker's open groups.
+    def heard(self, moves: Mapping[Attempt, int], elapsed_s: float) -> None:
+        """Takes what a heartbeat tells of the worker's open requests.
 
         Args:
           elapsed_s: since the heartbeat before.
         """
-        for key, one in list(self._watched.items()):
-            if (now := moves.get(key)) != one.moves:
+        for attempt, one in list(self._watched.items()):
+            if (now := moves.get(attempt)) != one.moves:
                 one.moves, one.still_s = now, 0.0
                 continue
             one.still_s += min(elapsed_s, self._most_s)

@@ -11,14 +11,22 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rollouts.prompt_identity import contradiction
 from rlax_plugin.text.harmless import harmless, one_line, storable
-from rlax_plugin.types import Prompt, Rollout, SamplingParams
+from rlax_plugin.types import Episode, Prompt, Sampled, SamplingParams, Trajectory, Turn
 
 _LONGEST_ID = 256
 
 
-def sample_seed(run_seed: int, purpose: str, group: int | str, index: int) -> int:
-    """The 64-bit seed of one sample: a hash of who it is, so that issuing it again repeats it."""
-    name = f"{run_seed}/{purpose}/{group}/{index}".encode()
+def sample_seed(
+    run_seed: int,
+    purpose: str,
+    group: int | str,
+    index: int,
+    trajectory: int = 0,
+    turn: int = 0,
+) -> int:
+    """The 64-bit seed of one turn: a hash of what it is, so that issuing it again repeats it."""
+    later = f"/{trajectory}/{turn}" if trajectory or turn else ""
+    name = f"{run_seed}/{purpose}/{group}/{index}{later}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
 
@@ -101,6 +109,15 @@ def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) 
     return found
 
 
-def decoded(source: PromptSource, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """The rollouts with their text, made harmless."""
-    return [dataclasses.replace(r, text=harmless(source.decode(r.tokens))) for r in rollouts]
+def single_turn(
+    source: PromptSource, prompt: Prompt, samples: Sequence[Sampled]
+) -> tuple[Episode, ...]:
+    """An episode of each sample, which answers the prompt at once; its text made harmless."""
+    return tuple(
+        Episode(
+            index=index,
+            trajectories=(Trajectory((Turn(prompt.tokens, sampled),)),),
+            text=harmless(source.decode(sampled.tokens)),
+        )
+        for index, sampled in enumerate(samples)
+    )

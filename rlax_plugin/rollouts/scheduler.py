@@ -9,7 +9,7 @@ from typing import Any
 
 from rlax_plugin.rollouts.jobs import Job
 from rlax_plugin.rollouts.slots import DecodeSlots, Prefill, SlotOutput
-from rlax_plugin.types import Rollout
+from rlax_plugin.types import Finish, Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,14 @@ class _Running:
     version: int
     began: int  # decode steps of the engine when it was admitted
 
-    def so_far(self, generated: SlotOutput) -> Rollout:
-        return self.job.extended(self.index, generated, self.version, "cancelled")
+    def so_far(self, generated: SlotOutput) -> Sampled:
+        return self.job.extended(self.index, generated, self.version, None)
 
     def end(self, generated: SlotOutput) -> None:
         stopped = int(generated.tokens[-1]) in self.job.request.sampling.stop_ids
-        reason = "stop" if stopped else "length"
-        self.job.rollouts[self.index] = self.job.extended(
-            self.index, generated, self.version, reason
+        finish: Finish = "stop" if stopped else "length"
+        self.job.samples[self.index] = self.job.extended(
+            self.index, generated, self.version, finish
         )
 
 
@@ -76,7 +76,7 @@ class Scheduler:
         for running in list(self._running.values()):  # copied at once: others may change it
             known = found.get(running.job)
             if known is None:
-                known = sum(len(r.tokens) for r in running.job.rollouts)
+                known = sum(len(s.tokens) for s in running.job.samples)
             found[running.job] = known + steps - running.began
         return found
 
@@ -126,18 +126,18 @@ class Scheduler:
         self._release(slots)
         return jobs
 
-    def progress(self, waiting: Iterable[Job]) -> list[tuple[Job, list[Rollout]]]:
+    def progress(self, waiting: Iterable[Job]) -> list[tuple[Job, list[Sampled]]]:
         """All begun groups with what has been generated so far; one read of the device.
 
         Args:
           waiting: groups with samples that wait for a slot.
         """
         jobs = dict.fromkeys([*self.jobs(), *(job for job in waiting if job.started)])
-        rollouts = {job: list(job.rollouts) for job in jobs}
+        samples = {job: list(job.samples) for job in jobs}
         for generated in self._slots.read(list(self._running)):
             running = self._running[generated.slot]
-            rollouts[running.job][running.index] = running.so_far(generated)
-        return list(rollouts.items())
+            samples[running.job][running.index] = running.so_far(generated)
+        return list(samples.items())
 
     def drop(self, jobs: Iterable[Job]) -> None:
         """Frees the slots of groups nobody waits for."""

@@ -52,12 +52,16 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class SlotOutput:
-    """A slot's tokens since it was filled; [length], see ``rlax_plugin.types.Rollout``."""
+    """A slot's tokens since it was filled, [length] each.
+
+    ``logprobs`` is as in ``rlax_plugin.types.Sampled``; ``truncated_logprobs`` of the truncated
+    distribution that the token was sampled from.
+    """
 
     slot: int
     tokens: np.ndarray
-    logprob_full: np.ndarray
-    logprob_sampled: np.ndarray
+    logprobs: np.ndarray
+    truncated_logprobs: np.ndarray
 
 
 class DecodeSlots(Protocol):

@@ -1,4 +1,4 @@
-"""Groups on their way: what was sent to whom, and what is known of each."""
+"""Requests on their way: what was sent to whom, and what is known of each."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlax_plugin.rollouts.fleet import Worker
-from rlax_plugin.rollouts.progress import Key
-from rlax_plugin.types import GroupRequest, Rollout
+from rlax_plugin.rollouts.progress import Attempt
+from rlax_plugin.types import Key, Request, Sampled
 
 
 class Answer(NamedTuple):
-    """A group that is generated.
+    """What was generated for a request.
 
     Attributes:
       request: as it was answered; its attempt counts.
-      rollouts: in sample order; one that several workers have generated names them all, ``a+b``.
+      samples: one per seed, in order.
       workers: all that have generated a part of it, lost ones too. A worker's part is void once it
         is not trusted any more.
     """
 
-    request: GroupRequest
-    rollouts: list[Rollout]
+    request: Request
+    samples: tuple[Sampled, ...]
     workers: tuple[Worker, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A group on its way.
+    """A request on its way.
 
     Attributes:
       resume_workers: the workers that have generated ``request.resume``.
@@ -39,22 +39,20 @@ class Ticket:
       failed_on: identities of the workers that failed at it.
       failures: how often a worker failed at it, or was lost before it held the version it needs.
       losses: how often it was issued again, for whatever reason, by this process.
-      exactly: the only version that it may be generated with; None: any that is new enough.
     """
 
-    request: GroupRequest
+    request: Request
     done: asyncio.Future[Answer]
-    exactly: int | None = None
     resume_workers: tuple[Worker, ...] = ()
-    partials: tuple[Rollout, ...] = ()
+    partials: tuple[Sampled, ...] = ()
     partials_workers: tuple[Worker, ...] = ()
     failed_on: set[tuple[str, str]] = field(default_factory=set)
     failures: int = 0
     losses: int = 0
 
     @property
-    def key(self) -> Key:
-        return self.request.group_id, self.request.attempt
+    def attempt(self) -> Attempt:
+        return self.request.key, self.request.attempt
 
     def forget_distrusted(self) -> None:
         """Starts afresh if a worker that is not trusted has generated a part of what is resumed."""
@@ -69,13 +67,15 @@ class Call:
     """One call of a worker.
 
     Attributes:
-      open: group id -> its ticket, until it is answered or has expired.
-      expired: group id -> what was asked, until it is answered late.
+      open: of each request, until it is answered or has expired.
+      expired: what was asked, until it is answered late.
+      told: what the worker has sent so far; what it sends next continues it.
     """
 
     worker: Worker
-    open: dict[int, Ticket]
-    expired: dict[int, GroupRequest] = field(default_factory=dict)
+    open: dict[Key, Ticket]
+    expired: dict[Key, Request] = field(default_factory=dict)
+    told: dict[Key, tuple[Sampled, ...]] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
 
@@ -84,13 +84,13 @@ def trusted(workers: Iterable[Worker]) -> bool:
     return all(worker.trusted for worker in workers)
 
 
-def tokens(rollouts: Iterable[Rollout]) -> int:
+def tokens(samples: Iterable[Sampled]) -> int:
     """Tokens of all samples."""
-    return sum(len(r.tokens) for r in rollouts)
+    return sum(len(s.tokens) for s in samples)
 
 
 def fail(tickets: Iterable[Ticket], error: BaseException) -> None:
-    """Ends the groups that are still waited for."""
+    """Ends the requests that are still waited for."""
     for ticket in tickets:
         if not ticket.done.done():
             ticket.done.set_exception(error)

@@ -1,4 +1,4 @@
-"""Groups that a task on an event loop waits for, while the engine's thread generates them."""
+"""Requests that a task on an event loop waits for, while the engine's thread generates them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlax_plugin.rollouts.jobs import Job
-from rlax_plugin.types import GroupRequest, Rollout
+from rlax_plugin.types import Key, Request, Sampled
 
 
 class WaitedFor:
     """Turns requests into jobs that report to the running event loop.
 
     Args:
-      on_group: called on the loop with each group that is complete, or reports on its way.
+      on_reply: called on the loop with each request that is complete, or reports on its way.
 
     Attributes:
       jobs: one per request, abandoned once ``ended`` is done.
@@ -24,16 +24,16 @@ class WaitedFor:
     """
 
     def __init__(
-        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+        self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ):
         self._loop = asyncio.get_running_loop()
-        self._on_group, self._left = on_group, len(requests)
+        self._on_reply, self._left = on_reply, len(requests)
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self.jobs = [
             Job(
                 request,
-                deliver=functools.partial(self._on_loop, self._tell, True, request.group_id),
-                report=functools.partial(self._on_loop, self._tell, False, request.group_id),
+                deliver=functools.partial(self._on_loop, self._tell, True, request.key),
+                report=functools.partial(self._on_loop, self._tell, False, request.key),
                 fail=functools.partial(self._on_loop, self._fail),
                 abandoned=self.ended.done,
             )
@@ -44,11 +44,11 @@ class WaitedFor:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _tell(self, ends: bool, group_id: int, rollouts: list[Rollout]) -> None:
+    def _tell(self, ends: bool, key: Key, samples: list[Sampled]) -> None:
         if self.ended.done():
             return
         try:
-            self._on_group(group_id, rollouts)
+            self._on_reply(key, samples)
         except Exception as error:  # noqa: BLE001 - raised by generate
             self.ended.set_exception(error)
             return

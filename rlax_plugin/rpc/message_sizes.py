@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.types import GroupRequest
+from rlax_plugin.types import Request
 
 MESSAGE_BYTES = 1 << 30
 """No message is larger, whoever sends it: a reply holds one group, a request as many as fit."""
 
-_TOKEN_BYTES = 16  # of a sample: the token, two log-probs, the version
-_SAMPLE_BYTES = 128  # its seed, its finish reason and what protobuf adds, at most
+_TOKEN_BYTES = 16  # of a sample: the token, its log-prob, a version, a side channel
+_SAMPLE_BYTES = 128  # its seed, how it ended and what protobuf adds, at most
 _GROUP_BYTES = 4096  # sampling settings and the like, at most
 _PROMPT_TOKEN_BYTES = 4
 
@@ -57,13 +57,13 @@ def check_messages(section: RlaxSection) -> None:
             raise ConfigError(key, samples, reason)
 
 
-def in_messages(requests: Iterable[GroupRequest]) -> Iterator[list[GroupRequest]]:
+def in_messages(requests: Iterable[Request]) -> Iterator[list[Request]]:
     """As many requests at once as fit into a message, in order."""
-    together: list[GroupRequest] = []
+    together: list[Request] = []
     taken = 0
     for request in requests:
         tokens = sum(len(r.tokens) for r in request.resume)
-        size = group_bytes(len(request.seeds), tokens, len(request.prompt_tokens))
+        size = group_bytes(len(request.seeds), tokens, len(request.context))
         if together and taken + size > MESSAGE_BYTES:
             yield together
             together, taken = [], 0

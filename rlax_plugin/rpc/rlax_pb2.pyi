@@ -1,10 +1,29 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRAIN: _ClassVar[Purpose]
+    EVALUATE: _ClassVar[Purpose]
+    SERVE: _ClassVar[Purpose]
+
+class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNFINISHED: _ClassVar[Finish]
+    STOP: _ClassVar[Finish]
+    LENGTH: _ClassVar[Finish]
+TRAIN: Purpose
+EVALUATE: Purpose
+SERVE: Purpose
+UNFINISHED: Finish
+STOP: Finish
+LENGTH: Finish
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "max_new_tokens", "stop_ids")
@@ -20,53 +39,78 @@ class Sampling(_message.Message):
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class GroupSpec(_message.Message):
-    __slots__ = ("group_id", "attempt", "prompt_tokens", "seeds", "sampling", "min_version", "resume")
-    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+class Key(_message.Message):
+    __slots__ = ("purpose", "group", "sample", "trajectory", "turn")
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORY_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    purpose: Purpose
+    group: int
+    sample: int
+    trajectory: int
+    turn: int
+    def __init__(self, purpose: _Optional[_Union[Purpose, str]] = ..., group: _Optional[int] = ..., sample: _Optional[int] = ..., trajectory: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("key", "attempt", "context", "seeds", "sampling", "min_version", "resume", "session")
+    KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
-    group_id: int
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    key: Key
     attempt: int
-    prompt_tokens: bytes
+    context: bytes
     seeds: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     min_version: int
     resume: _containers.RepeatedCompositeFieldContainer[Sample]
-    def __init__(self, group_id: _Optional[int] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., min_version: _Optional[int] = ..., resume: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+    session: str
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ..., context: _Optional[bytes] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., min_version: _Optional[int] = ..., resume: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., session: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("groups",)
-    GROUPS_FIELD_NUMBER: _ClassVar[int]
-    groups: _containers.RepeatedCompositeFieldContainer[GroupSpec]
-    def __init__(self, groups: _Optional[_Iterable[_Union[GroupSpec, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[Request]
+    def __init__(self, requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("seed", "tokens", "logprob_full", "logprob_sampled", "versions", "finish_reason")
+    __slots__ = ("seed", "tokens", "logprobs", "versions", "finish", "begins_at", "side")
+    class SideEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_FULL_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_AT_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
     seed: int
     tokens: bytes
-    logprob_full: bytes
-    logprob_sampled: bytes
-    versions: bytes
-    finish_reason: str
-    def __init__(self, seed: _Optional[int] = ..., tokens: _Optional[bytes] = ..., logprob_full: _Optional[bytes] = ..., logprob_sampled: _Optional[bytes] = ..., versions: _Optional[bytes] = ..., finish_reason: _Optional[str] = ...) -> None: ...
+    logprobs: bytes
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    finish: Finish
+    begins_at: int
+    side: _containers.ScalarMap[str, bytes]
+    def __init__(self, seed: _Optional[int] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., begins_at: _Optional[int] = ..., side: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
-class GroupReply(_message.Message):
-    __slots__ = ("group_id", "samples")
-    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+class Reply(_message.Message):
+    __slots__ = ("key", "samples")
+    KEY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    group_id: int
+    key: Key
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
-    def __init__(self, group_id: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ()
@@ -123,15 +167,15 @@ class RegisterReply(_message.Message):
     name_taken: bool
     def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., name_taken: _Optional[bool] = ...) -> None: ...
 
-class GroupProgress(_message.Message):
-    __slots__ = ("group_id", "attempt", "moves")
-    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+class Progress(_message.Message):
+    __slots__ = ("key", "attempt", "moves")
+    KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
-    group_id: int
+    key: Key
     attempt: int
     moves: int
-    def __init__(self, group_id: _Optional[int] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker", "version", "figures", "draining", "process", "pin", "progress", "vocabulary")
@@ -156,9 +200,9 @@ class HeartbeatRequest(_message.Message):
     draining: bool
     process: str
     pin: int
-    progress: _containers.RepeatedCompositeFieldContainer[GroupProgress]
+    progress: _containers.RepeatedCompositeFieldContainer[Progress]
     vocabulary: int
-    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ..., pin: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[GroupProgress, _Mapping]]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ..., pin: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("known", "latest_version", "stop", "pin")

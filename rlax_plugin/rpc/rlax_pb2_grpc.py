@@ -38,7 +38,7 @@ class RolloutStub:
         self.Generate = channel.unary_stream(
                 '/rlax.v1.Rollout/Generate',
                 request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GroupReply.FromString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Reply.FromString,
                 _registered_method=True)
         self.Health = channel.unary_unary(
                 '/rlax.v1.Rollout/Health',
@@ -52,7 +52,7 @@ class RolloutServicer:
     """
 
     def Generate(self, request, context):
-        """Generates groups; one reply per group, in the order in which they end.
+        """Generates what is asked for; one last reply per request, in the order in which they end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_RolloutServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.FromString,
-                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GroupReply.SerializeToString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Reply.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -105,7 +105,7 @@ class Rollout:
             target,
             '/rlax.v1.Rollout/Generate',
             rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.SerializeToString,
-            rlax__plugin_dot_rpc_dot_rlax__pb2.GroupReply.FromString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.Reply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,53 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import FinishReason, GroupRequest, Rollout, SamplingParams
+from rlax_plugin.types import (
+    EMPTY,
+    Finish,
+    Key,
+    Purpose,
+    Request,
+    Sampled,
+    SamplingParams,
+    SideSpec,
+)
 
 _I32, _F32 = np.dtype("<i4"), np.dtype("<f4")
+_PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "serve")
+_FINISHES: tuple[Finish | None, ...] = (None, "stop", "length")
 
 
 def _bytes(array: np.ndarray, dtype: np.dtype) -> bytes:
     return np.ascontiguousarray(array, dtype=dtype).tobytes()
 
 
-def _sample_to_proto(rollout: Rollout) -> pb.Sample:
+def key_to_proto(key: Key) -> pb.Key:
+    return pb.Key(
+        purpose=cast(pb.Purpose, _PURPOSES.index(key.purpose)),
+        group=key.group,
+        sample=key.sample,
+        trajectory=key.trajectory,
+        turn=key.turn,
+    )
+
+
+def key_from_proto(key: pb.Key) -> Key:
+    """Raises a ValueError for a purpose that does not exist."""
+    if key.purpose >= len(_PURPOSES):
+        raise ValueError(f"purpose {key.purpose} does not exist")
+    sample = key.sample if key.HasField("sample") else None
+    return Key(_PURPOSES[key.purpose], key.group, sample, key.trajectory, key.turn)
+
+
+def _runs(versions: np.ndarray) -> list[int]:
+    """Each version and how many tokens in a row it produced."""
+    if not len(versions):
+        return []
+    if versions[0] == versions[-1]:  # they never go backwards
+        return [int(versions[0]), len(versions)]
+    starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
+    counts = np.diff(starts, append=len(versions))
+    return np.stack([versions[starts], counts], axis=1).ravel().tolist()
+
+
+def _versions(runs: Sequence[int], length: int) -> np.ndarray:
+    if len(runs) == 2 and runs[1] == length:
+        return np.full(length, runs[0], np.int32)
+    pairs = np.array(runs, np.int64).reshape(-1, 2)
+    if (pairs[:, 1] < 1).any() or int(pairs[:, 1].sum()) != length:
+        raise ValueError(f"versions of {int(pairs[:, 1].sum())} tokens for {length}")
+    return np.repeat(pairs[:, 0], pairs[:, 1]).astype(np.int32)
+
+
+def _sample_to_proto(sampled: Sampled, begins_at: int = 0) -> pb.Sample:
     return pb.Sample(
-        seed=rollout.seed,
-        tokens=_bytes(rollout.tokens, _I32),
-        logprob_full=_bytes(rollout.logprob_full, _F32),
-        logprob_sampled=_bytes(rollout.logprob_sampled, _F32),
-        versions=_bytes(rollout.versions, _I32),
-        finish_reason=rollout.finish_reason,
+        seed=sampled.seed,
+        tokens=_bytes(sampled.tokens[begins_at:], _I32),
+        logprobs=_bytes(sampled.logprobs[begins_at:], _F32),
+        versions=_runs(sampled.versions[begins_at:]),
+        finish=cast(pb.Finish, _FINISHES.index(sampled.finish)),
+        begins_at=begins_at,
+        side={name: _bytes(a, a.dtype.newbyteorder("<")) for name, a in sampled.side.items()},
     )
 
 
-def _sample_from_proto(sample: pb.Sample, group_id: int, index: int, worker: str = "") -> Rollout:
-    return Rollout(
-        group_id=group_id,
-        index=index,
-        seed=sample.seed,
-        tokens=np.frombuffer(sample.tokens, _I32),
-        logprob_full=np.frombuffer(sample.logprob_full, _F32),
-        logprob_sampled=np.frombuffer(sample.logprob_sampled, _F32),
-        versions=np.frombuffer(sample.versions, _I32),
-        finish_reason=cast(FinishReason, sample.finish_reason),
-        worker=worker,
-    )
+def _sample_from_proto(
+    sample: pb.Sample,
+    told: Sampled | None,
+    workers: tuple[str, ...],
+    declared: Mapping[str, SideSpec],
+) -> Sampled:
+    """Raises a ValueError if it is garbled."""
+    tokens, logprobs = np.frombuffer(sample.tokens, _I32), np.frombuffer(sample.logprobs, _F32)
+    versions = _versions(sample.versions, len(tokens))
+    if begins_at := sample.begins_at:
+        if told is None or not 0 < begins_at <= len(told.tokens):
+            raise ValueError(f"tokens from {begins_at} on, but those before were not sent")
+        tokens = np.concatenate([told.tokens[:begins_at], tokens])
+        logprobs = np.concatenate([told.logprobs[:begins_at], logprobs])
+        versions = np.concatenate([told.versions[:begins_at], versions])
+    if sample.finish >= len(_FINISHES):
+        raise ValueError(f"finish {sample.finish} does not exist")
+    side = {n: _side_array(n, b, declared) for n, b in sample.side.items()} if sample.side else EMPTY
+    finish = _FINISHES[sample.finish]
+    return Sampled(sample.seed, tokens, logprobs, versions, finish, workers, side)
 
 
-def request_to_proto(request: GroupRequest) -> pb.GroupSpec:
+def _side_array(name: str, data: bytes, declared: Mapping[str, SideSpec]) -> np.ndarray:
+    if (spec := declared.get(name)) is None:
+        raise ValueError(f"side channel {name!r}, which was not declared")
+    flat = np.frombuffer(data, np.dtype(spec.dtype).newbyteorder("<"))
+    return flat.reshape(-1, *spec.trailing)
+
+
+def request_to_proto(request: Request) -> pb.Request:
     s = request.sampling
-    return pb.GroupSpec(
-        group_id=request.group_id,
+    return pb.Request(
+        key=key_to_proto(request.key),
         attempt=request.attempt,
-        prompt_tokens=_bytes(request.prompt_tokens, _I32),
+        context=_bytes(request.context, _I32),
         seeds=request.seeds,
         sampling=pb.Sampling(
             temperature=s.temperature,
@@ -58,17 +124,26 @@ def request_to_proto(request: GroupRequest) -> pb.GroupSpec:
             stop_ids=s.stop_ids,
         ),
         min_version=request.min_version,
-        resume=[_sample_to_proto(rollout) for rollout in request.resume],
+        resume=[_sample_to_proto(sampled) for sampled in request.resume],
+        session=request.session,
     )
 
 
-def request_from_proto(spec: pb.GroupSpec) -> GroupRequest:
-    s = spec.sampling
-    return GroupRequest(
-        group_id=spec.group_id,
-        attempt=spec.attempt,
-        prompt_tokens=np.frombuffer(spec.prompt_tokens, _I32),
-        seeds=tuple(spec.seeds),
+def request_from_proto(message: pb.Request, declared: Mapping[str, SideSpec] = EMPTY) -> Request:
+    """The request, without what only the controller needs of it.
+
+    Args:
+      declared: the side channels of the worker that is asked.
+
+    Raises:
+      ValueError: it is garbled.
+    """
+    s = message.sampling
+    return Request(
+        key=key_from_proto(message.key),
+        attempt=message.attempt,
+        context=np.frombuffer(message.context, _I32),
+        seeds=tuple(message.seeds),
         sampling=SamplingParams(
             temperature=s.temperature,
             top_k=s.top_k,
@@ -76,31 +151,50 @@ def request_from_proto(spec: pb.GroupSpec) -> GroupRequest:
             max_new_tokens=s.max_new_tokens,
             stop_ids=tuple(s.stop_ids),
         ),
-        min_version=spec.min_version,
-        resume=tuple(
-            _sample_from_proto(sample, spec.group_id, index)
-            for index, sample in enumerate(spec.resume)
-        ),
+        min_version=message.min_version,
+        resume=tuple(_sample_from_proto(one, None, (), declared) for one in message.resume),
+        session=message.session,
     )
 
 
-def reply_to_proto(group_id: int, rollouts: Iterable[Rollout]) -> pb.GroupReply:
-    return pb.GroupReply(group_id=group_id, samples=[_sample_to_proto(r) for r in rollouts])
+def reply_to_proto(
+    key: Key, samples: Iterable[Sampled], known: Sequence[int] | None = None
+) -> pb.Reply:
+    """A reply; of each sample without its first ``known`` tokens, which the receiver has."""
+    begins = itertools.repeat(0) if known is None else known
+    messages = [_sample_to_proto(s, begin) for s, begin in zip(samples, begins, strict=False)]
+    return pb.Reply(key=key_to_proto(key), samples=messages)
 
 
-def reply_from_proto(reply: pb.GroupReply, worker: str, seeds: tuple[int, ...]) -> list[Rollout]:
-    """Rollouts of one reply, of which ``rollouts/replies.py`` is yet to check what is in them.
+def reply_from_proto(
+    reply: pb.Reply,
+    request: Request,
+    worker: str,
+    *,
+    told: Sequence[Sampled],
+    workers: Sequence[tuple[str, ...]],
+    declared: Mapping[str, SideSpec] = EMPTY,
+) -> tuple[Sampled, ...]:
+    """Samples of one reply, of which ``rollouts/replies.py`` is yet to check what is in them.
+
+    Args:
+      worker: its name, for messages.
+      told: what it has sent of this request before, or was given to go on from.
+      workers: of each sample, who has generated it.
+      declared: the worker's side channels.
 
     Raises:
       WorkerError: it is garbled, or has samples that were not requested.
     """
+    if tuple(s.seed for s in reply.samples) != request.seeds:
+        problem = "was answered with samples that were not requested"
+        raise WorkerError(f"{worker}: {request.key} {problem}")
     try:
-        rollouts = [
-            _sample_from_proto(sample, reply.group_id, index, worker)
-            for index, sample in enumerate(reply.samples)
-        ]
-    except ValueError as error:  # bytes that are no whole number of elements
-        raise WorkerError(f"{worker}: group {reply.group_id} is garbled: {error}") from error
-    if tuple(r.seed for r in rollouts) != seeds:
-        raise WorkerError(f"{worker} answered group {reply.group_id} with samples that were not requested")
-    return rollouts
+        return tuple(
+            _sample_from_proto(sample, before, names, declared)
+            for sample, before, names in zip(
+                reply.samples, told or itertools.repeat(None), workers, strict=False
+            )
+        )
+    except ValueError as error:  # such as bytes that are no whole number of elements
+        raise WorkerError(f"{worker}: {request.key} is garbled: {error}") from error

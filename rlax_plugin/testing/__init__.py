@@ -20,8 +20,8 @@ For the test of a plug-in there are
 
 - ``check_plugin``, which tries every part that it offers against the contract of its kind; and
   ``check_engine``, ``check_trainer`` and ``check_store`` for parts that need a model of their own;
-- ``make_prompt``, ``make_rollout``, ``make_group``, ``make_batch``, ``make_request`` and
-  ``publish_version``: records with sensible contents;
+- ``make_prompt``, ``make_sampled``, ``make_episode``, ``make_group``, ``make_batch``,
+  ``make_arrays``, ``make_request`` and ``publish_version``: records with sensible contents;
 - ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject what a
   run would never give them.
 """
@@ -43,11 +43,13 @@ from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 
 if TYPE_CHECKING:
     from rlax_plugin.testing.builders import (
+        make_arrays,
         make_batch,
+        make_episode,
         make_group,
         make_prompt,
         make_request,
-        make_rollout,
+        make_sampled,
         publish_version,
     )
     from rlax_plugin.testing.checking import (
@@ -73,11 +75,13 @@ __all__ = [
     "check_store",
     "check_trainer",
     "evaluate_objective",
+    "make_arrays",
     "make_batch",
+    "make_episode",
     "make_group",
     "make_prompt",
     "make_request",
-    "make_rollout",
+    "make_sampled",
     "publish_version",
 ]
 
@@ -94,11 +98,13 @@ _HOME = {
     "check_store": "checking",
     "check_trainer": "checking",
     "evaluate_objective": "objectives",
+    "make_arrays": "builders",
     "make_batch": "builders",
+    "make_episode": "builders",
     "make_group": "builders",
     "make_prompt": "builders",
     "make_request": "builders",
-    "make_rollout": "builders",
+    "make_sampled": "builders",
     "publish_version": "builders",
 }
 

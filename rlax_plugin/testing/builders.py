@@ -12,17 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.objective.batches import build_batch
+from rlax_plugin.objective.batches import build_arrays
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.types import (
     Canary,
-    Group,
-    GroupRequest,
+    Episode,
+    Key,
     Prompt,
-    Rollout,
+    Request,
+    Sampled,
     SamplingParams,
+    Score,
+    ScoredGroup,
     TensorSpec,
     TrainBatch,
+    Trajectory,
+    Turn,
+    Unscored,
     WeightVersion,
 )
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
@@ -39,28 +45,39 @@ def make_prompt(text: str = "7", reference: str = "7", **changes: Any) -> Prompt
     return replace(made, **changes)
 
 
-def make_rollout(length: int = 3, *, version: int = 0, **changes: Any) -> Rollout:
-    """A sample of ``length`` tokens, all of one version, scored with 1.0.
+def make_sampled(length: int = 3, *, version: int = 0, **changes: Any) -> Sampled:
+    """A sample of ``length`` tokens, all of one version, that ended by a stop id.
 
     Args:
       changes: fields; with ``tokens`` given, the other arrays get their length from it.
     """
     tokens = np.asarray(changes.pop("tokens", np.arange(4, 4 + length)), np.int32)
-    logprobs = np.full(tokens.size, -0.5, np.float32)
-    made = Rollout(
-        group_id=0,
-        index=0,
+    made = Sampled(
         seed=0,
         tokens=tokens,
-        logprob_full=logprobs,
-        logprob_sampled=logprobs,
+        logprobs=np.full(tokens.size, -0.5, np.float32),
         versions=np.full(tokens.size, version, np.int32),
-        finish_reason="stop",
-        worker="w0",
-        text="7",
-        reward=1.0,
+        finish="stop",
+        workers=("w0",),
     )
     return replace(made, **changes)
+
+
+def make_episode(
+    *turns: Turn | Sampled, index: int = 0, prompt: Prompt | None = None, **changes: Any
+) -> Episode:
+    """An episode of one trajectory.
+
+    Args:
+      turns: a ``Sampled`` stands for the turn behind the prompt; default: one such turn.
+      prompt: what the first turn was given; default: ``make_prompt()``.
+      changes: fields of the episode.
+    """
+    given = (prompt or make_prompt()).tokens
+    made = tuple(
+        one if isinstance(one, Turn) else Turn(given, one) for one in turns or (make_sampled(),)
+    )
+    return replace(Episode(index, (Trajectory(made),), text="7"), **changes)
 
 
 def make_group(
@@ -69,62 +86,70 @@ def make_group(
     lengths: Sequence[int] | None = None,
     version: int = 0,
     **changes: Any,
-) -> Group:
-    """A group with one sample per reward.
+) -> ScoredGroup:
+    """A group with one episode of one turn per reward.
 
     Args:
-      rewards: None for a sample whose scoring failed.
+      rewards: None for an episode whose scoring failed.
       lengths: tokens of each sample; default: 2, 3, ...
-      changes: fields of the group; its ``id`` is its samples' ``group_id``.
+      changes: fields of the group.
     """
     number = changes.get("id", 0)
-    rollouts = tuple(
-        make_rollout(
-            lengths[index] if lengths else 2 + index,
-            version=version,
-            group_id=number,
+    prompt = changes.pop("prompt", None) or make_prompt(str(number))
+    episodes = tuple(
+        make_episode(
+            make_sampled(
+                lengths[index] if lengths else 2 + index,
+                version=version,
+                seed=1000 * number + index,
+            ),
             index=index,
-            seed=1000 * number + index,
-            reward=reward,
-            reward_error="it raised" if reward is None else None,
+            prompt=prompt,
         )
-        for index, reward in enumerate(rewards)
+        for index in range(len(rewards))
     )
-    made = Group(id=number, attempt=1, prompt=make_prompt(str(number)), rollouts=rollouts)
+    scores = tuple(
+        Unscored("it raised") if reward is None else Score(reward, (reward,)) for reward in rewards
+    )
+    made = ScoredGroup(number, 1, prompt, episodes, scores)
     return replace(made, **changes)
 
 
-def make_batch(
-    step: int = 1, groups: Sequence[Group] | None = None, *, length: int = 12
-) -> TrainBatch:
-    """A batch with one sample per row.
+def make_batch(step: int = 1, groups: Sequence[ScoredGroup] | None = None) -> TrainBatch:
+    """A batch whose advantages are each reward less its group's mean.
 
     Args:
-      groups: default: two of two samples, of the newest weights. Those without advantages
-        get the reward less its group's mean.
-      length: tokens of a row.
+      groups: default: two of two samples, of the newest weights.
     """
     if groups is None:
         groups = [make_group(id=number, version=step - 1) for number in (2 * step, 2 * step + 1)]
-    groups = [g if g.advantages is not None else _with_advantages(g) for g in groups]
-    rows = sum(len(group.rollouts) for group in groups)
-    return build_batch(step, groups, rows=rows, length=length)
+    return TrainBatch(step, tuple(groups), tuple(map(_advantages, groups)))
 
 
-def _with_advantages(group: Group) -> Group:
+def make_arrays(batch: TrainBatch, *, length: int = 12) -> dict[str, np.ndarray]:
+    """A batch laid out with one trajectory per row.
+
+    Args:
+      length: tokens of a row.
+    """
+    rows = sum(len(e.trajectories) for group in batch.groups for e in group.episodes)
+    return build_arrays(batch, rows=rows, length=length)
+
+
+def _advantages(group: ScoredGroup) -> np.ndarray:
     rewards = group.rewards
     scored = ~np.isnan(rewards)
     mean = rewards[scored].mean() if scored.any() else 0.0
-    return replace(group, advantages=np.where(scored, rewards - mean, 0.0))
+    return np.where(scored, rewards - mean, 0.0)
 
 
-def make_request(group_id: int = 0, samples: int = 2, **changes: Any) -> GroupRequest:
-    """A request for ``samples`` samples of at most 8 tokens; token 1 ends one."""
-    made = GroupRequest(
-        group_id=group_id,
+def make_request(group: int = 0, samples: int = 2, **changes: Any) -> Request:
+    """A training request for ``samples`` samples of at most 8 tokens; token 1 ends one."""
+    made = Request(
+        key=Key("train", group),
         attempt=1,
-        prompt_tokens=np.array([4, 7], np.int32),
-        seeds=tuple(1000 * group_id + index for index in range(samples)),
+        context=np.array([4, 7], np.int32),
+        seeds=tuple(1000 * group + index for index in range(samples)),
         sampling=SamplingParams(max_new_tokens=8, stop_ids=(1,)),
     )
     return replace(made, **changes)

@@ -26,7 +26,7 @@ from rlax_plugin.testing.contracts import engine, observers, store, trainer
 from rlax_plugin.testing.contracts.inspection import Inspection
 from rlax_plugin.testing.contracts.trial import STEPS, Trial, Unbuilt
 from rlax_plugin.testing.fakes import FakeTrainerPort
-from rlax_plugin.types import GroupRequest, WeightVersion
+from rlax_plugin.types import Request, WeightVersion
 
 HOOK = "hook"
 TOYS = "rlax_plugin.testing"  # has a part of every kind that a plug-in may need and not offer
@@ -80,7 +80,7 @@ def check_plugin(
 def check_engine(
     make_engine: Callable[[], RolloutEngine],
     versions: Sequence[WeightVersion],
-    request: GroupRequest | None = None,
+    request: Request | None = None,
     *,
     tolerance: float = 1e-5,
     deadline_s: float = 60.0,

@@ -14,10 +14,19 @@ from pydantic import Field
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
+from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import VOCABULARY
 from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
-from rlax_plugin.types import FinishReason, GroupRequest, Rollout, SamplingParams, WeightVersion
+from rlax_plugin.types import (
+    EMPTY,
+    Finish,
+    Key,
+    Request,
+    Sampled,
+    SamplingParams,
+    WeightVersion,
+)
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import Reading, load_verified
 
@@ -71,50 +80,49 @@ class _Sample:
 
     seed: int
     tokens: list[int] = field(default_factory=list)
-    logprob_full: list[float] = field(default_factory=list)
-    logprob_sampled: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    truncated: list[float] = field(default_factory=list)  # log-probs, where top-k or top-p cuts
     versions: list[int] = field(default_factory=list)
-    finish_reason: FinishReason = "cancelled"
+    finish: Finish | None = None
 
     @classmethod
-    def resumed(cls, rollout: Rollout) -> _Sample:
+    def resumed(cls, sampled: Sampled) -> _Sample:
         """Goes on behind what another worker has generated."""
         return cls(
-            rollout.seed,
-            rollout.tokens.tolist(),
-            rollout.logprob_full.tolist(),
-            rollout.logprob_sampled.tolist(),
-            rollout.versions.tolist(),
-            rollout.finish_reason,
+            sampled.seed,
+            sampled.tokens.tolist(),
+            sampled.logprobs.tolist(),
+            sampled.side.get(TRUNCATED_LOGPROBS, sampled.logprobs).tolist(),
+            sampled.versions.tolist(),
+            sampled.finish,
         )
 
     @property
     def unfinished(self) -> bool:
-        return self.finish_reason == "cancelled"
+        return self.finish is None
 
     def sample_token(self, logprobs_v: np.ndarray, version: int, sampling: SamplingParams) -> None:
         """Adds a token, given the log-probs [vocabulary] of what may follow."""
         uniform = policy.uniform(self.seed, len(self.tokens))
-        token, full, sampled = policy.choose(logprobs_v, uniform, sampling)
+        token, full, truncated = policy.choose(logprobs_v, uniform, sampling)
         self.tokens.append(token)
-        self.logprob_full.append(full)
-        self.logprob_sampled.append(sampled)
+        self.logprobs.append(full)
+        self.truncated.append(truncated)
         self.versions.append(version)
         if token in sampling.stop_ids:
-            self.finish_reason = "stop"
+            self.finish = "stop"
         elif len(self.tokens) >= sampling.max_new_tokens:
-            self.finish_reason = "length"
+            self.finish = "length"
 
-    def rollout(self, group_id: int, index: int) -> Rollout:
-        return Rollout(
-            group_id=group_id,
-            index=index,
+    def sampled(self, sampling: SamplingParams) -> Sampled:
+        truncated = {TRUNCATED_LOGPROBS: np.array(self.truncated, np.float32)}
+        return Sampled(
             seed=self.seed,
             tokens=np.array(self.tokens, np.int32),
-            logprob_full=np.array(self.logprob_full, np.float32),
-            logprob_sampled=np.array(self.logprob_sampled, np.float32),
+            logprobs=np.array(self.logprobs, np.float32),
             versions=np.array(self.versions, np.int32),
-            finish_reason=self.finish_reason,
+            finish=self.finish,
+            side=truncated if sampling.truncates else EMPTY,
         )
 
 
@@ -140,8 +148,8 @@ class ScriptedEngine(RolloutEngine):
         self._steps_total, self._decode_s, self._reading = 0, 0.0, Reading()
         self._active = self._waiting = self._tokens_total = 0
         self._swaps = 0  # versions that wait for running groups to end
-        self._progress: dict[tuple[int, int], int] = {}  # of running groups: their tokens
-        self._queued: set[tuple[int, int]] = set()
+        self._progress: dict[tuple[Key, int], int] = {}  # of running requests: their tokens
+        self._queued: set[tuple[Key, int]] = set()
 
     @property
     def version(self) -> int:
@@ -164,7 +172,7 @@ class ScriptedEngine(RolloutEngine):
         """Token ids are below it."""
         return VOCABULARY
 
-    def progress(self) -> dict[tuple[int, int], int]:
+    def progress(self) -> dict[tuple[Key, int], int]:
         """See ``RolloutEngine``: tokens of what runs; of what waits, all tokens so far."""
         return dict.fromkeys(self._queued, self._tokens_total) | self._progress
 
@@ -201,10 +209,10 @@ class ScriptedEngine(RolloutEngine):
         return config.weight_fault if here and version == config.fault_at_version else ""
 
     async def generate(
-        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+        self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
         """See ``RolloutEngine``. Cancelling it, at the caller's deadline, ends all its groups."""
-        groups = [asyncio.ensure_future(self._group(r, on_group)) for r in requests]
+        groups = [asyncio.ensure_future(self._group(r, on_reply)) for r in requests]
         try:
             await asyncio.gather(*groups)
         finally:
@@ -212,9 +220,9 @@ class ScriptedEngine(RolloutEngine):
                 group.cancel()
 
     async def _group(
-        self, request: GroupRequest, on_group: Callable[[int, list[Rollout]], None]
+        self, request: Request, on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
-        size, key = len(request.seeds), (request.group_id, request.attempt)
+        size, key = len(request.seeds), (request.key, request.attempt)
         self._queued.add(key)
         try:
             await self._accept(size, request.min_version)
@@ -222,7 +230,7 @@ class ScriptedEngine(RolloutEngine):
             self._queued.discard(key)
         self._progress[key] = 0
         try:
-            await self._generate(request, on_group)
+            await self._generate(request, on_reply)
         finally:
             del self._progress[key]
             self._active -= size
@@ -245,21 +253,21 @@ class ScriptedEngine(RolloutEngine):
             self._waiting -= size
 
     async def _generate(
-        self, request: GroupRequest, on_group: Callable[[int, list[Rollout]], None]
+        self, request: Request, on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
-        def rollouts() -> list[Rollout]:
-            return [s.rollout(request.group_id, index) for index, s in enumerate(samples)]
+        def sampled() -> list[Sampled]:
+            return [one.sampled(request.sampling) for one in samples]
 
         loop = asyncio.get_running_loop()
         mode = self._rollouts.on_new_weights
         held = self._held
-        samples = [_Sample.resumed(r) for r in request.resume]
+        samples = [_Sample.resumed(one) for one in request.resume]
         samples = samples or [_Sample(seed) for seed in request.seeds]
         await asyncio.sleep(self._config.latency_s)
         reported_s = loop.time()
         while open_samples := [s for s in samples if s.unfinished]:
             if mode == "continue" and loop.time() - reported_s >= self._rollouts.progress_s:
-                on_group(request.group_id, rollouts())
+                on_reply(request.key, sampled())
                 reported_s = loop.time()
             if held is not self._held and mode != "finish":
                 held = self._held
@@ -271,15 +279,15 @@ class ScriptedEngine(RolloutEngine):
             await asyncio.sleep(self._config.token_s)
             self._decode_s += loop.time() - began_s
             self._steps_total += 1
-        on_group(request.group_id, rollouts())
+        on_reply(request.key, sampled())
 
-    def _decode(self, request: GroupRequest, held: _Held, samples: list[_Sample]) -> None:
+    def _decode(self, request: Request, held: _Held, samples: list[_Sample]) -> None:
         """One token for each of ``samples``."""
-        prompt_end = int(request.prompt_tokens[-1])
+        prompt_end = int(request.context[-1])
         previous_n = np.array([s.tokens[-1] if s.tokens else prompt_end for s in samples])
         temperature = request.sampling.temperature or 1.0
         logprobs_nv = policy.log_probs(held.weights, previous_n, temperature)
         for sample, logprobs_v in zip(samples, logprobs_nv, strict=True):
             sample.sample_token(logprobs_v, held.version, request.sampling)
         self._tokens_total += len(samples)
-        self._progress[request.group_id, request.attempt] += len(samples)
+        self._progress[request.key, request.attempt] += len(samples)

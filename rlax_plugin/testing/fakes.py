@@ -12,9 +12,9 @@ from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.errors import TrainingError, WeightsError, WeightsUnreadableError, WorkerError
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.ports.training import Decision, TrainerPort
-from rlax_plugin.testing.builders import make_batch
+from rlax_plugin.testing.builders import make_arrays, make_batch
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
-from rlax_plugin.types import Canary, GroupRequest, Rollout
+from rlax_plugin.types import Canary, Key, Request, Sampled
 
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60], np.int32)
 
@@ -31,13 +31,13 @@ class FakeTrainerPort(TrainerPort):
       last_step: the newest finished step; where training started, before the first.
 
     Args:
-      batches: step -> arrays; default: ``make_batch``, for a vocabulary of 64.
+      batches: step -> arrays; default: those of ``make_batch``, for a vocabulary of 64.
       stop_after: the step after which the trainer must stop.
     """
 
     def __init__(
         self,
-        batches: Callable[[int], Mapping[str, np.ndarray]] = lambda step: make_batch(step).arrays,
+        batches: Callable[[int], Mapping[str, np.ndarray]] | None = None,
         *,
         canary_tokens: np.ndarray = CANARY_TOKENS,
         stop_after: int | None = None,
@@ -49,7 +49,8 @@ class FakeTrainerPort(TrainerPort):
         self.decided: dict[int, Decision] = {}
         self.last_step = 0
         self._stopped = False
-        self._batches, self._stop_after = batches, stop_after
+        self._batches = batches or (lambda step: make_arrays(make_batch(step)))
+        self._stop_after = stop_after
         self._canary_tokens = canary_tokens
         self._training: int | None = None
         self._buffers: dict[int, Arrays] = {}
@@ -198,11 +199,11 @@ class FakeEngine(ScriptedEngine):
 
         section: RlaxSection = section_of({}, (), rollouts=rollouts or Rollouts())
         super().__init__(ScriptedConfig(), store, section)
-        self.requests: list[GroupRequest] = []
+        self.requests: list[Request] = []
         self._limits = section.rollouts
 
     async def generate(
-        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+        self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
         """See ``RolloutEngine``.
 
@@ -211,14 +212,14 @@ class FakeEngine(ScriptedEngine):
         """
         for request in requests:
             if problem := self._problem(request):
-                raise WorkerError(f"group {request.group_id}: {problem}")
+                raise WorkerError(f"{request.key}: {problem}")
         self.requests += requests
-        await super().generate(requests, on_group)
+        await super().generate(requests, on_reply)
 
-    def _problem(self, request: GroupRequest) -> str | None:
-        tokens, sampling, limits = request.prompt_tokens, request.sampling, self._limits
+    def _problem(self, request: Request) -> str | None:
+        tokens, sampling, limits = request.context, request.sampling, self._limits
         if tokens.dtype != np.int32 or not 1 <= len(tokens) <= limits.max_prompt_tokens:
-            return f"prompt_tokens are {tokens.dtype}[{len(tokens)}]"
+            return f"context is {tokens.dtype}[{len(tokens)}]"
         if not request.seeds or len(set(request.seeds)) != len(request.seeds):
             return f"seeds are {request.seeds}"
         if not all(0 <= seed < 2**64 for seed in request.seeds):
@@ -227,7 +228,7 @@ class FakeEngine(ScriptedEngine):
             return f"max_new_tokens is {sampling.max_new_tokens}"
         if request.attempt < 1:
             return f"attempt is {request.attempt}, they count from 1"
-        if request.resume and [r.seed for r in request.resume] != list(request.seeds):
+        if request.resume and tuple(s.seed for s in request.resume) != request.seeds:
             return "resume holds other samples than seeds"
         return None
 

@@ -118,7 +118,7 @@ def choose(
       uniform: in [0, 1).
 
     Returns:
-      token, logprob_full, logprob_sampled; see ``types.Rollout``.
+      the token, its log-prob, and that of the truncated distribution.
     """
     if sampling.temperature == 0:
         token = int(logprobs_v.argmax())

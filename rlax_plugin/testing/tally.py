@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlax_plugin.config import NoOptions
 from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.types import Group
+from rlax_plugin.types import ScoredGroup
 
 NAME = "tally.json"
 
@@ -35,9 +37,9 @@ class Tally(Observer):
     def build(cls, config: TallyConfig, context: BuildContext) -> Tally:
         return cls(context.run_dir / NAME)
 
-    def on_group_scored(self, group: Group, rejected: str | None) -> None:
+    def on_group_scored(self, group: ScoredGroup, rejected: str | None) -> None:
         self._counts["accepted" if rejected is None else rejected] += 1
-        self._rewards += sum(rollout.reward or 0.0 for rollout in group.rollouts)
+        self._rewards += float(np.nansum(group.rewards))
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> None:
         self._counts["steps"] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -13,7 +13,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
-from rlax_plugin.types import Rollout
+from rlax_plugin.types import Key, Sampled
 
 
 class FakeWorker(rpc.RolloutServicer):
@@ -21,7 +21,7 @@ class FakeWorker(rpc.RolloutServicer):
 
     Attributes:
       address: host:port.
-      group_ids: of all groups asked for, in order.
+      keys: of all requests, in order.
 
     Args:
       engine: such as a ``FakeEngine``, which checks requests.
@@ -29,7 +29,7 @@ class FakeWorker(rpc.RolloutServicer):
 
     def __init__(self, engine: RolloutEngine):
         self.address = ""
-        self.group_ids: list[int] = []
+        self.keys: list[Key] = []
         self._engine = engine
         self._server: grpc.aio.Server | None = None
 
@@ -46,16 +46,16 @@ class FakeWorker(rpc.RolloutServicer):
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.GroupReply]:
-        """One reply per finished group."""
-        requests = [request_from_proto(spec) for spec in request.groups]
-        self.group_ids += [one.group_id for one in requests]
-        replies: asyncio.Queue[pb.GroupReply | None] = asyncio.Queue()
+    ) -> AsyncIterator[pb.Reply]:
+        """One reply per finished request."""
+        requests = [request_from_proto(message) for message in request.requests]
+        self.keys += [one.key for one in requests]
+        replies: asyncio.Queue[pb.Reply | None] = asyncio.Queue()
 
-        def on_group(group_id: int, rollouts: list[Rollout]) -> None:
-            replies.put_nowait(reply_to_proto(group_id, rollouts))
+        def on_reply(key: Key, samples: Sequence[Sampled]) -> None:
+            replies.put_nowait(reply_to_proto(key, samples))
 
-        generating = asyncio.ensure_future(self._engine.generate(requests, on_group))
+        generating = asyncio.ensure_future(self._engine.generate(requests, on_reply))
         generating.add_done_callback(lambda task: replies.put_nowait(None))
         try:
             while (reply := await replies.get()) is not None:

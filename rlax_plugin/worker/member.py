@@ -48,7 +48,7 @@ class Member:
     Args:
       on_quarantine: called as soon as ``quarantine`` is set, to generate nothing more.
       progress: given the engine's figures and whether weights are being loaded, says how far the
-        open groups have come.
+        open requests have come.
 
     Attributes:
       draining: told to the controller, which then sends nothing more.
@@ -65,7 +65,7 @@ class Member:
         section: RlaxSection,
         config_hash: str,
         on_quarantine: Callable[[], None] = lambda: None,
-        progress: Callable[[Mapping[str, float], bool], Iterable[pb.GroupProgress]] = lambda *_: (),
+        progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
     ):
         self._name, self._address, self._engine = name, address, engine
         self._section, self._config_hash = section, config_hash

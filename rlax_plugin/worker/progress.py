@@ -1,4 +1,4 @@
-"""How far a worker has come: its open groups, for its heartbeats, and the loading of weights."""
+"""How far a worker has come: its open requests, for its heartbeats, and the loading of weights."""
 
 from __future__ import annotations
 
@@ -9,52 +9,53 @@ from typing import Any
 
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import GroupRequest, WeightVersion
+from rlax_plugin.rpc.wire import key_to_proto
+from rlax_plugin.types import Key, Request, WeightVersion
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of a group so far: the engine's newest figure, and how often it changed."""
+    """What was seen of a request so far: the engine's newest figure, and how often it changed."""
 
     figure: Any = None
     moves: int = 0
 
 
 class ProgressReport:
-    """Counts how often each open group was seen to have come further, once per heartbeat.
+    """Counts how often each open request was seen to have come further, once per heartbeat.
 
-    An engine with ``progress()`` says it of each group. Of another one it is only seen whether it
-    generates anything at all, or delivers: then all of its groups count as having come further, and
-    also while it loads weights, which may keep it from generating. A group whose weights are being
-    loaded comes further: the loading has deadlines of its own.
+    An engine with ``progress()`` says it of each request. Of another one it is only seen whether it
+    generates anything at all, or delivers: then all of its requests count as having come further,
+    and also while it loads weights, which may keep it from generating. A request whose weights are
+    being loaded comes further: the loading has deadlines of its own.
     """
 
     def __init__(self, engine: RolloutEngine):
         self._engine = engine
-        self._seen: dict[tuple[int, int], _Seen] = {}
+        self._seen: dict[tuple[Key, int], _Seen] = {}
 
     def take(
         self,
-        requests: Iterable[GroupRequest],
+        requests: Iterable[Request],
         health: Mapping[str, float],
         *,
         delivered: int,
         loading: bool,
-    ) -> list[pb.GroupProgress]:
+    ) -> list[pb.Progress]:
         """What the next heartbeat tells.
 
         Args:
-          requests: of all open groups.
+          requests: that are open.
           health: the engine's figures.
-          delivered: answers and reports of groups so far.
+          delivered: answers and reports so far.
           loading: whether weights are being loaded.
         """
         progress = getattr(self._engine, "progress", None)
         own = None if progress is None else progress()
         common = (*_generated(health), delivered)
-        seen: dict[tuple[int, int], _Seen] = {}
+        seen: dict[tuple[Key, int], _Seen] = {}
         for request in requests:
-            key = request.group_id, request.attempt
+            key = request.key, request.attempt
             one = seen[key] = self._seen.get(key, _Seen())
             figure = common if own is None else own.get(key)
             waits = own is None or request.needs_version > self._engine.version
@@ -62,8 +63,8 @@ class ProgressReport:
             one.figure = figure
         self._seen = seen
         return [
-            pb.GroupProgress(group_id=group_id, attempt=attempt, moves=one.moves)
-            for (group_id, attempt), one in seen.items()
+            pb.Progress(key=key_to_proto(key), attempt=attempt, moves=one.moves)
+            for (key, attempt), one in seen.items()
         ]
 
 

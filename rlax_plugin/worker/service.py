@@ -1,4 +1,4 @@
-"""The RL service of a worker: groups in, a stream of finished groups out."""
+"""The RL service of a worker: requests in, a stream of what was generated for each out."""
 
 from __future__ import annotations
 
@@ -6,60 +6,65 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
+import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
 from rlax_plugin.rollouts.defects import defect, outside
+from rlax_plugin.rollouts.jobs import SIDE_CHANNELS
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
-from rlax_plugin.types import GroupRequest, Rollout
+from rlax_plugin.types import Key, Request, Sampled
 from rlax_plugin.worker.progress import ProgressReport
 
 _TOKEN_BYTES = 4
 
 
-def rejection(spec: pb.GroupSpec, section: RlaxSection, vocabulary: int = 0) -> str | None:
-    """Why a group must not reach the engine; None if it may.
+def rejection(message: pb.Request, section: RlaxSection, vocabulary: int = 0) -> str | None:
+    """Why a request must not reach the engine; None if it may.
 
     Args:
       vocabulary: token ids are below it; 0: the engine has not said.
     """
-    limits, sampling = section.rollouts, spec.sampling
-    length, rest = divmod(len(spec.prompt_tokens), _TOKEN_BYTES)
+    limits, sampling = section.rollouts, message.sampling
+    length, rest = divmod(len(message.context), _TOKEN_BYTES)
     most = max(limits.slots, limits.group_size, section.evaluation.most_samples)
     found = {
-        "prompt_tokens are not int32": rest != 0,
+        "context is not int32": rest != 0,
         f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is "
         f"{limits.max_prompt_tokens}": not 1 <= length <= limits.max_prompt_tokens,
         f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
         f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
-        f"{len(spec.seeds)} samples, must be 1 to {most}": not 1 <= len(spec.seeds) <= most,
+        f"{len(message.seeds)} samples, must be 1 to {most}": not 1 <= len(message.seeds) <= most,
         f"temperature {sampling.temperature}": not 0 <= sampling.temperature < math.inf,
         f"top_k {sampling.top_k}": sampling.top_k < 0,
         f"top_p {sampling.top_p}": not 0 < sampling.top_p <= 1,
     }
     problems = [problem for problem, is_so in found.items() if is_so]
-    if not problems and (why := _tokens_problem(spec, vocabulary)):
+    if not problems and (why := _tokens_problem(message, vocabulary)):
         problems = [why]
-    return f"group {spec.group_id}: {'; '.join(problems)}" if problems else None
+    return f"group {message.key.group}: {'; '.join(problems)}" if problems else None
 
 
-def _tokens_problem(spec: pb.GroupSpec, vocabulary: int) -> str | None:
+def _tokens_problem(message: pb.Request, vocabulary: int) -> str | None:
     try:
-        request = request_from_proto(spec)
-    except ValueError as error:  # bytes that are no whole number of elements
-        return f"resume is garbled: {error}"
-    if why := outside(request.prompt_tokens, vocabulary):
+        request = request_from_proto(message, SIDE_CHANNELS)
+    except ValueError as error:  # such as bytes that are no whole number of elements
+        return f"it is garbled: {error}"
+    if why := outside(request.context, vocabulary):
         return f"the prompt has {why}"
-    if request.resume and [r.seed for r in request.resume] != list(request.seeds):
+    if request.resume and tuple(s.seed for s in request.resume) != request.seeds:
         return "resume has samples other than those requested"
-    why = defect(request.resume, request.sampling, vocabulary)
+    length = len(request.context)
+    why = defect(
+        request.resume, request.sampling, vocabulary, context_length=length, side=SIDE_CHANNELS
+    )
     return f"resume {why}" if why else None
 
 
@@ -68,16 +73,34 @@ class _Call:
     """An open call.
 
     Attributes:
+      unanswered: requests that are not finished.
+      known: what the caller has of their samples: what was sent, or is to be resumed.
+      owed: requests that are to report once more.
       delivered: what is to be sent, in order; None: nothing more comes.
-      unanswered: id -> request of the groups that are not finished.
-      owed: ids of groups that are to report once more.
     """
 
-    unanswered: dict[int, GroupRequest]
-    owed: set[int] = field(default_factory=set)
-    delivered: asyncio.Queue[tuple[int, list[Rollout]] | None] = field(
+    unanswered: dict[Key, Request]
+    known: dict[Key, Sequence[Sampled]]
+    owed: set[Key] = field(default_factory=set)
+    delivered: asyncio.Queue[tuple[Key, Sequence[Sampled]] | None] = field(
         default_factory=asyncio.Queue
     )
+
+    def reply(self, key: Key, samples: Sequence[Sampled]) -> pb.Reply:
+        """What is new to the caller."""
+        known, self.known[key] = self.known.get(key, ()), samples
+        lengths = [_continued(old, new) for old, new in zip(known, samples, strict=bool(known))]
+        return reply_to_proto(key, samples, lengths or None)
+
+
+def _continued(old: Sampled, new: Sampled) -> int:
+    """Tokens of ``old``, if ``new`` goes on behind them; 0 if it was begun anew."""
+    length = len(old.tokens)
+    same = all(
+        np.array_equal(getattr(new, name)[:length], getattr(old, name))
+        for name in ("tokens", "logprobs", "versions")
+    )
+    return length if same else 0
 
 
 class RolloutService(rpc.RolloutServicer):
@@ -104,32 +127,32 @@ class RolloutService(rpc.RolloutServicer):
         self.draining = False
         self._calls: dict[_Call, asyncio.Future[None]] = {}  # and what generates it
         self._progress, self._delivered = ProgressReport(engine), 0
-        self._settled = asyncio.Event()  # no group owes a report
+        self._settled = asyncio.Event()  # no request owes a report
         self._leaving = ""  # why the calls end early
         self._end = asyncio.Event()
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.GroupReply]:
+    ) -> AsyncIterator[pb.Reply]:
         if self.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
         if not self._has_weights():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
         vocabulary = vocabulary_of(self._engine)
-        for spec in request.groups:
-            if why := rejection(spec, self._section, vocabulary):
+        for message in request.requests:
+            if why := rejection(message, self._section, vocabulary):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-        requests = [request_from_proto(spec) for spec in request.groups]
+        requests = [request_from_proto(message, SIDE_CHANNELS) for message in request.requests]
         self._on_wanted(max((r.min_version for r in requests), default=0))
-        call = _Call({r.group_id: r for r in requests})
+        call = _Call({r.key: r for r in requests}, {r.key: r.resume for r in requests})
         # When the caller gives up, gRPC cancels this coroutine, and with it the generation.
         generation = self._calls[call] = asyncio.ensure_future(
             self._engine.generate(requests, functools.partial(self._deliver, call))
         )
         generation.add_done_callback(lambda _: call.delivered.put_nowait(None))
         try:
-            while (group := await call.delivered.get()) is not None:
-                yield reply_to_proto(*group)
+            while (found := await call.delivered.get()) is not None:
+                yield call.reply(*found)
             if generation.cancelled():
                 await self._end.wait()
                 await context.abort(grpc.StatusCode.UNAVAILABLE, self._leaving)
@@ -141,12 +164,12 @@ class RolloutService(rpc.RolloutServicer):
             del self._calls[call]
             self._settle()
 
-    def _deliver(self, call: _Call, group_id: int, rollouts: list[Rollout]) -> None:
+    def _deliver(self, call: _Call, key: Key, samples: Sequence[Sampled]) -> None:
         self._delivered += 1
-        call.delivered.put_nowait((group_id, rollouts))
-        call.owed.discard(group_id)
-        if all(r.finish_reason != "cancelled" for r in rollouts):
-            call.unanswered.pop(group_id, None)
+        call.delivered.put_nowait((key, samples))
+        call.owed.discard(key)
+        if all(s.finish is not None for s in samples):
+            call.unanswered.pop(key, None)
         self._settle()
 
     @property
@@ -154,8 +177,8 @@ class RolloutService(rpc.RolloutServicer):
         """Whether calls are open."""
         return bool(self._calls)
 
-    def progress(self, health: Mapping[str, float], loading: bool) -> list[pb.GroupProgress]:
-        """How far the open groups have come, for the next heartbeat; see ``ProgressReport``."""
+    def progress(self, health: Mapping[str, float], loading: bool) -> list[pb.Progress]:
+        """How far the open requests have come, for the next heartbeat; see ``ProgressReport``."""
         requests = (r for call in self._calls for r in call.unanswered.values())
         return self._progress.take(requests, health, delivered=self._delivered, loading=loading)
 
@@ -164,12 +187,12 @@ class RolloutService(rpc.RolloutServicer):
             self._settled.set()
 
     async def hand_over(self, within_s: float) -> None:
-        """Waits until each open group has reported once more, then ends the calls.
+        """Waits until each open request has reported once more, then ends the calls.
 
         Others go on from there. ``draining`` must be set, so that no calls are added.
 
         Args:
-          within_s: longest wait; a group that is late is resumed from an earlier report.
+          within_s: longest wait; one that is late is resumed from an earlier report.
         """
         self._settled.clear()
         for call in self._calls:

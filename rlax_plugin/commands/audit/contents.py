@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from rlax_plugin.commands.audit.report import Figures, Findings, Rule
 from rlax_plugin.objective.batches import place, sizes
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.journal import FileRecord, JournalError, Segment
-from rlax_plugin.records.samples import ScoredGroup
-from rlax_plugin.types import Group, Rollout
+from rlax_plugin.records.journal import JournalError, Segment
+from rlax_plugin.records.read_samples import RecordedGroup
+from rlax_plugin.types import Episode, Rejected, Sampled, Score, ScoredGroup
+
+_PER_TOKEN = ("tokens", "logprobs", "versions")
 
 
 class Contents:
@@ -35,30 +37,23 @@ class Contents:
         Raises:
           RlaxError: one is there and cannot be read.
         """
-        batch = self._read(segment, segment.batch, Rule.BATCH_DIFFERS)
-        others = self._read(segment, segment.rollouts, Rule.ROLLOUTS_DIFFER)
-        if batch is not None:
-            self._check_batch(segment, batch, history)
-        if batch is None or others is None:
+        recorded = self._read(segment)
+        if recorded is None:
             return  # reported; who should be where is not known
-        in_batch = [group.id for group, _ in batch]
+        batch = [one for one in recorded if one.advantages is not None]
+        others = [one for one in recorded if one.advantages is None]
+        self._check_batch(segment, batch, history)
+        in_batch = [one.group.id for one in batch]
         wanted = sorted(history.scored.keys() - in_batch)
-        self._check_ids(Rule.ROLLOUTS_DIFFER, "the rollouts file", others, wanted, None)
-        for group, rejected in (*batch, *others):
-            if (one := history.scored.get(group.id)) is not None:
-                self._check_scored(group, rejected, one)
-            elif (one := history.batch.get(group.id)) is not None and one.digest:
-                self._check_unchanged(group, rejected, one, segment.step)
-        for group, rejected in others:
-            if group.advantages is not None:
-                self._findings.violation(
-                    Rule.JUDGEMENT_DIFFERS,
-                    f"group {group.id}: expected no advantages outside of a batch, found "
-                    f"{group.advantages.tolist()}",
-                    group=group.id,
-                )
-            if (one := history.alive.get(group.id)) is not None:
-                one.digest = _digest((group, rejected))
+        self._check_ids(Rule.SAMPLES_DIFFER, "the samples beside it", others, wanted, None)
+        for found in recorded:
+            if (one := history.scored.get(found.group.id)) is not None:
+                self._check_scored(found, one)
+            elif (one := history.batch.get(found.group.id)) is not None and one.digest:
+                self._check_unchanged(found, one, segment.step)
+        for found in others:
+            if (one := history.alive.get(found.group.id)) is not None:
+                one.digest = _digest(found)
 
     def end(self) -> None:
         """Looks for samples of two groups that share a seed."""
@@ -74,24 +69,22 @@ class Contents:
                 group=other,
             )
 
-    def _read(
-        self, segment: Segment, record: FileRecord | None, rule: Rule
-    ) -> list[ScoredGroup] | None:
+    def _read(self, segment: Segment) -> list[RecordedGroup] | None:
         try:
-            return journal.read_samples(self._files, segment, record)
+            return journal.read_samples(self._files, segment)
         except JournalError as error:
-            self._findings.violation(rule, str(error), step=segment.step)
+            self._findings.violation(Rule.SAMPLES_DIFFER, str(error), step=segment.step)
             return None
 
     def _check_ids(
         self,
         rule: Rule,
         where: str,
-        judged: Sequence[ScoredGroup],
+        recorded: Sequence[RecordedGroup],
         wanted: list[int],
         step: int | None,
     ) -> bool:
-        found = [group.id for group, _ in judged]
+        found = [one.group.id for one in recorded]
         if step is None:
             found.sort()  # only a batch has an order
         if found == wanted:
@@ -107,7 +100,7 @@ class Contents:
 
     # --- a batch -------------------------------------------------------------------------------
 
-    def _check_batch(self, segment: Segment, batch: list[ScoredGroup], history: History) -> None:
+    def _check_batch(self, segment: Segment, batch: list[RecordedGroup], history: History) -> None:
         step, steps = segment.step, [event.step for event in history.trained]
         if steps != ([] if step is None else [step]):
             self._findings.violation(
@@ -123,19 +116,19 @@ class Contents:
             return
         (trained,) = history.trained
         oldest = []
-        for group, _ in batch:
-            problem = _malformed(group, self._limits.group_size)
+        for recorded in batch:
+            group, problem = recorded.group, _malformed(recorded, self._limits.group_size)
             if problem:
                 self._findings.violation(
                     Rule.BATCH_DIFFERS, f"group {group.id} {problem}", step=step, group=group.id
                 )
                 continue
-            versions = np.concatenate([r.versions for r in group.rollouts])
+            versions = np.concatenate([s.versions for s in group.sampled])
             self._check_versions(group.id, step, int(versions.min()), int(versions.max()))
             oldest.append(int(versions.min()))
-            self._figures.samples += len(group.rollouts)
+            self._figures.samples += len(group.episodes)
             self._figures.tokens += len(versions)
-        self._check_fits(step, [group for group, _ in batch])
+        self._check_fits(step, [one.group for one in batch])
         staleness = step - min(oldest, default=step)
         self._figures.max_staleness = max(self._figures.max_staleness, staleness)
         if len(oldest) == len(batch) and staleness != trained.staleness:
@@ -146,7 +139,7 @@ class Contents:
                 step=step,
             )
 
-    def _check_fits(self, step: int, groups: list[Group]) -> None:
+    def _check_fits(self, step: int, groups: list[ScoredGroup]) -> None:
         limits, sizes_n = self._limits, sizes(groups)
         if place(sizes_n, limits.rows, limits.row_tokens, limits.sequences_per_row) is None:
             self._findings.violation(
@@ -175,10 +168,9 @@ class Contents:
                 group=group,
             )
 
-    def _check_unchanged(
-        self, group: Group, rejected: str | None, one: Alive, step: int | None
-    ) -> None:
-        if (found := _digest((group, rejected))) != one.digest:
+    def _check_unchanged(self, recorded: RecordedGroup, one: Alive, step: int | None) -> None:
+        group = recorded.group
+        if (found := _digest(recorded)) != one.digest:
             self._findings.violation(
                 Rule.SAMPLES_CHANGED,
                 f"group {group.id} trains with samples of checksum {found}: expected "
@@ -189,9 +181,12 @@ class Contents:
 
     # --- a group that was scored ---------------------------------------------------------------
 
-    def _check_scored(self, group: Group, rejected: str | None, one: Alive) -> None:
-        self._seeds.extend(r.seed for r in group.rollouts)
-        self._groups.extend([group.id] * len(group.rollouts))
+    def _check_scored(self, recorded: RecordedGroup, one: Alive) -> None:
+        group, judged = recorded.group, recorded.judged
+        rejected = judged.reason if isinstance(judged, Rejected) else None
+        seeds = [sampled.seed for sampled in group.sampled]
+        self._seeds.extend(seeds)
+        self._groups.extend([group.id] * len(seeds))
         problems = (
             (Rule.GENERATION_DIFFERS, self._generation(group, one)),
             (Rule.JUDGEMENT_DIFFERS, self._judgement(group, rejected, one)),
@@ -203,11 +198,11 @@ class Contents:
                 message = f"group {group.id}: {problem}"
                 self._findings.violation(rule, message, group=group.id)
 
-    def _generation(self, group: Group, one: Alive) -> str | None:
+    def _generation(self, group: ScoredGroup, one: Alive) -> str | None:
         event = one.generated
         if event is None:
             return None  # reported
-        versions = np.concatenate([r.versions for r in group.rollouts])
+        versions = np.concatenate([s.versions for s in group.sampled])
         said = {
             "prompt": one.prompt,
             "attempt": event.attempt,
@@ -219,14 +214,14 @@ class Contents:
         found = {
             "prompt": group.prompt.id,
             "attempt": group.attempt,
-            "samples": len(group.rollouts),
-            "tokens": sum(len(r.tokens) for r in group.rollouts),
+            "samples": len(group.episodes),
+            "tokens": sum(episode.tokens for episode in group.episodes),
             "oldest version": int(versions.min()) if len(versions) else None,
             "newest version": int(versions.max()) if len(versions) else None,
         }
         return _first_difference(said, found)
 
-    def _judgement(self, group: Group, rejected: str | None, one: Alive) -> str | None:
+    def _judgement(self, group: ScoredGroup, rejected: str | None, one: Alive) -> str | None:
         event = one.scored
         assert event is not None
         rewards = group.rewards[~np.isnan(group.rewards)]
@@ -242,15 +237,15 @@ class Contents:
         }
         return _first_difference(said, found)
 
-    def _mixed(self, group: Group) -> str | None:
+    def _mixed(self, group: ScoredGroup) -> str | None:
         goes_on = self._limits.on_new_weights == "continue"
-        for rollout in group.rollouts:
-            change = np.diff(rollout.versions)
+        for episode, sampled in _samples(group):
+            change = np.diff(sampled.versions)
             if np.any(change < 0 if goes_on else change != 0):
                 wanted = "never an older version after a newer one" if goes_on else "one version"
                 return (
-                    f"sample {rollout.index}: expected {wanted} (on_new_weights is "
-                    f"{self._limits.on_new_weights}), found {_runs(rollout)}"
+                    f"sample {episode.index}: expected {wanted} (on_new_weights is "
+                    f"{self._limits.on_new_weights}), found {_runs(sampled)}"
                 )
         return None
 
@@ -262,43 +257,56 @@ def _first_difference(said: dict[str, object], found: dict[str, object]) -> str 
     return None
 
 
-def _malformed(group: Group, size: int) -> str | None:
+def _samples(group: ScoredGroup) -> Iterator[tuple[Episode, Sampled]]:
+    return ((episode, sampled) for episode in group.episodes for sampled in episode.sampled)
+
+
+def _malformed(recorded: RecordedGroup, size: int) -> str | None:
     """Why a group cannot be part of a batch."""
-    indices = [r.index for r in group.rollouts]
+    group, advantages = recorded.group, recorded.advantages
+    if advantages is None or not np.isfinite(advantages).all():
+        return "has no advantages"
+    indices = [episode.index for episode in group.episodes]
     if indices != list(range(size)):
         return f"has the samples {indices}: expected 0 to {size - 1}"
-    if group.advantages is None:
-        return "has no advantages"
-    for rollout in group.rollouts:
-        if rollout.finish_reason == "cancelled":
-            return f"has an unfinished sample, {rollout.index}"
-        lengths = {len(rollout.tokens), len(rollout.logprob_full), len(rollout.versions)}
+    for episode, sampled in _samples(group):
+        if sampled.finish is None:
+            return f"has an unfinished sample, {episode.index}"
+        lengths = {len(sampled.tokens), len(sampled.logprobs), len(sampled.versions)}
         if len(lengths) > 1 or lengths == {0}:
-            return f"has a sample, {rollout.index}, without a log-prob and a version per token"
+            return f"has a sample, {episode.index}, without a log-prob and a version per token"
     return None
 
 
-def _repeated_seed(group: Group) -> str | None:
-    seeds = [r.seed for r in group.rollouts]
+def _repeated_seed(group: ScoredGroup) -> str | None:
+    seeds = [sampled.seed for sampled in group.sampled]
     if len(set(seeds)) == len(seeds):
         return None
     return f"expected a seed of its own for every sample, found {seeds}"
 
 
-def _runs(rollout: Rollout) -> str:
+def _runs(sampled: Sampled) -> str:
     """A sample's versions as they follow each other, each once per run."""
-    versions = rollout.versions
+    versions = sampled.versions
     starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
     return ", then ".join(str(int(versions[i])) for i in starts)
 
 
-def _digest(judged: ScoredGroup) -> str:
+def _digest(recorded: RecordedGroup) -> str:
     """Checksum of what was generated and scored, on which training depends."""
-    group, rejected = judged
-    arrays = ("tokens", "logprob_full", "logprob_sampled", "versions")
+    group, judged = recorded.group, recorded.judged
+    rejected = judged.reason if isinstance(judged, Rejected) else None
+    turns = [
+        (e.index, number, turn)
+        for e in group.episodes
+        for number, one in enumerate(e.trajectories)
+        for turn in one.turns
+    ]
     content = [
         (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), rejected),
-        *((r.index, r.seed, r.finish_reason, r.worker, r.reward) for r in group.rollouts),
-        *(getattr(r, name).tobytes() for r in group.rollouts for name in arrays),
+        *(s.total if isinstance(s, Score) else None for s in group.scores),
+        *((i, n, t.sampled.seed, t.sampled.finish, t.sampled.workers) for i, n, t in turns),
+        *(t.given.tobytes() for _, _, t in turns),
+        *(getattr(s, name).tobytes() for s in group.sampled for name in _PER_TOKEN),
     ]
     return journal.checksum(repr(content).encode())

@@ -25,8 +25,8 @@ class Rule(enum.StrEnum):
     DROPPED_WITHOUT_REASON = "dropped-without-reason"
     STEP_ORDER = "step-order"  # steps count from 1 without gaps, one to a segment with a batch
     WRONG_BATCH = "wrong-batch"  # in issue order, as many groups as the config says and rows hold
-    BATCH_DIFFERS = "batch-differs"  # the batch's file is not what trained
-    ROLLOUTS_DIFFER = "rollouts-differ"  # the other samples' file is not what was scored
+    BATCH_DIFFERS = "batch-differs"  # the samples of a batch are not what trained
+    SAMPLES_DIFFER = "samples-differ"  # the other samples are not what was scored, or are damaged
     SAMPLES_CHANGED = "samples-changed"  # between scoring and training
     GENERATION_DIFFERS = "generation-differs"  # samples are not those of Issued and Generated
     JUDGEMENT_DIFFERS = "judgement-differs"  # rewards are not those of Scored; or early advantages

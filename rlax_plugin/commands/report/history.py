@@ -64,7 +64,7 @@ class History:
             case ev.Published():
                 self.newest = max(event.version, -1 if self.newest is None else self.newest)
             case ev.Generated():
-                for worker in event.worker.split("+"):
+                for worker in event.workers:
                     newest = self.generated_with.get(worker, event.newest_version)
                     self.generated_with[worker] = max(newest, event.newest_version)
             case ev.Resumed():

@@ -13,29 +13,25 @@ import pyarrow as pa
 
 from rlax_plugin.build import build_part
 from rlax_plugin.commands.report.choosing import choose, fits
-from rlax_plugin.commands.report.recorded_groups import (
-    GroupAt,
-    groups_in,
-    read_parquet,
-    sample_files,
-)
+from rlax_plugin.commands.report.recorded_groups import GroupAt, groups_in, read_rows
 from rlax_plugin.commands.report.run import Progress, RunData
 from rlax_plugin.config import RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.records import samples
+from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.text.harmless import harmless
 
 CHUNK = 500
 """Rollouts whose tokens are unpacked together when one of them is opened."""
 
-_LISTS = ["tokens", "logprob_full", "versions"]
+_LISTS = ["tokens", "logprobs", "versions"]
 _ROW = [
     name
     for name in samples.SCHEMA.names
-    if not pa.types.is_list(samples.SCHEMA.field(name).type) or name == "reward_parts"
+    if not pa.types.is_list(samples.SCHEMA.field(name).type)
+    or name in ("reward_parts", "seeds", "finish", "workers")
 ]
 
 
@@ -71,10 +67,10 @@ class _Index:
         if prompt == len(self.texts):
             text = {"id": row["prompt_id"], "text": row["prompt"], "reference": row["reference"]}
             self.texts.append(text)
-        logprobs, versions = arrays["logprob_full"], arrays["versions"]
+        logprobs, versions = arrays["logprobs"], arrays["versions"]
         values = {
             "step": row["step"],
-            "group": row["group_id"],
+            "group": row["group"],
             "sample": row["sample"],
             "attempt": row["attempt"],
             "prompt": prompt,
@@ -85,12 +81,12 @@ class _Index:
             "parts": row["reward_parts"],
             "error": row["reward_error"],
             "advantage": row["advantage"],
-            "passrate": row["measured_pass_rate"],
+            "passrate": row["pass_rate_before"],
             "oldest": int(versions.min()) if len(versions) else None,
             "newest": int(versions.max()) if len(versions) else None,
-            "finish": row["finish_reason"],
-            "worker": row["worker"],
-            "seed": str(row["seed"]),  # 64 bits are more than a number in JavaScript holds
+            "finish": row["finish"][-1],
+            "worker": "+".join(dict.fromkeys(map(harmless, row["workers"]))),
+            "seed": str(row["seeds"][0]),  # 64 bits are more than a number in JavaScript holds
             "fate": self.fates.setdefault(harmless(fate), len(self.fates)),
         }
         for name, value in values.items():
@@ -119,7 +115,7 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
     """
     groups = _recorded_groups(files, run, progress)
     if not groups:
-        run.missing.append("batches/ and rollouts/ are empty: no rollout has been recorded yet")
+        run.missing.append("samples/ is empty: no rollout has been recorded yet")
     if large := sum(not fits(group) for group in groups):
         run.missing.append(f"{large} groups of rollouts, each of which is too large for a page")
     chosen = choose(groups)
@@ -127,13 +123,13 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
     by_file = {name: list(found) for name, found in groupby(_in_files(chosen), lambda g: g.file)}
     for done, (name, wanted) in enumerate(by_file.items(), start=1):
         with run.noting():
-            rows = samples.only(read_parquet(files, name), {group.group for group in wanted})
+            rows = samples.only(read_rows(files, name), {group.group for group in wanted})
             for row, arrays in _rows(rows):
-                index.add(row, _fate(name, row, run), arrays)
+                index.add(row, _fate(row, run), arrays)
                 if not chunks or len(chunks[-1]["tokens"]) == CHUNK:
                     chunks.append({"tokens": [], "logprobs": [], "versions": []})
                 chunks[-1]["tokens"].append(arrays["tokens"].tolist())
-                chunks[-1]["logprobs"].append(_milli(arrays["logprob_full"]))
+                chunks[-1]["logprobs"].append(_milli(arrays["logprobs"]))
                 chunks[-1]["versions"].append(_runs(arrays["versions"]))
                 used.update(chunks[-1]["tokens"][-1])
         progress("tokens", done, len(by_file))
@@ -148,11 +144,12 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
 def _recorded_groups(files: RunFiles, run: RunData, progress: Progress) -> list[GroupAt]:
     """Every group once: one that has trained as its batch has it."""
     groups: dict[int, GroupAt] = {}
-    names = sample_files(files)
+    names = journal.sample_files(files)
     for done, name in enumerate(names, start=1):
         with run.noting():
             for group in groups_in(files, name):
-                groups.setdefault(group.group, group)
+                if group.trained or group.group not in groups:
+                    groups[group.group] = group
         progress("rollouts", done, len(names))
     return list(groups.values())
 
@@ -167,12 +164,12 @@ def _rows(table: pa.Table) -> Iterable[tuple[dict[str, Any], dict[str, np.ndarra
         yield row, {name: np.asarray(v) for name, v in zip(_LISTS, values, strict=True)}
 
 
-def _fate(file: str, row: Mapping[str, Any], run: RunData) -> str:
+def _fate(row: Mapping[str, Any], run: RunData) -> str:
     if row["rejected"]:
         return f"rejected: {row['rejected']}"
-    if file.startswith("batches/"):
+    if row["state"] == "trained":
         return "trained"
-    dropped = run.history.dropped.get(row["group_id"]) if run.history else None
+    dropped = run.history.dropped.get(row["group"]) if run.history else None
     return f"dropped: {dropped}" if dropped else "not yet trained"
 
 

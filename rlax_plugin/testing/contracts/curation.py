@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.ports.protocols import Filter, PassRates, Sampler
-from rlax_plugin.testing.builders import make_group, make_prompt
+from rlax_plugin.testing.builders import make_episode, make_group, make_prompt
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.types import Group
+from rlax_plugin.types import Sampled, ScoredGroup
 
 _COUNTS = (3, 1, 0, 25, 2)  # more than there are prompts, too
 _MOST_CHARACTERS = 60
@@ -105,12 +105,21 @@ def check_sampler(trial: Trial, part: Inspection) -> None:
             require(found == expected, f"{after} {expected[0]}, restored it is {found[0]}")
 
 
-def _changed(group: Group, **changes: Any) -> Group:
-    """The group with fields of all its samples changed."""
-    return replace(group, rollouts=tuple(replace(r, **changes) for r in group.rollouts))
+def _changed(group: ScoredGroup, **changes: Any) -> ScoredGroup:
+    """The group with fields of what was sampled in it changed."""
+    return _with_samples(group, [replace(s, **changes) for s in group.sampled])
 
 
-def _random_group(rng: np.random.Generator) -> Group:
+def _with_samples(group: ScoredGroup, samples: Sequence[Sampled]) -> ScoredGroup:
+    """The group with other samples, one for each of its episodes."""
+    episodes = (
+        make_episode(sampled, index=e.index, prompt=group.prompt, text=e.text)
+        for e, sampled in zip(group.episodes, samples, strict=True)
+    )
+    return replace(group, episodes=tuple(episodes))
+
+
+def _random_group(rng: np.random.Generator) -> ScoredGroup:
     """Of any size, length and difficulty: among many, one meets what a filter may look for."""
     samples = int(rng.choice([1, 2, 4, 8, 16, 32]))
     if rng.random() < 0.5:
@@ -125,18 +134,19 @@ def _random_group(rng: np.random.Generator) -> Group:
         version=int(rng.integers(100)),
         id=int(rng.integers(1000)),
         attempt=int(rng.integers(1, 4)),
-        measured_pass_rate=known,
+        pass_rate_before=known,
     )
-    reasons = rng.choice(["stop", "length"], samples).tolist()
-    rollouts = [replace(r, finish_reason=f) for r, f in zip(group.rollouts, reasons, strict=True)]
-    return replace(group, rollouts=tuple(rollouts))
+    ends = rng.choice(["stop", "length"], samples).tolist()
+    return _with_samples(
+        group, [replace(s, finish=end) for s, end in zip(group.sampled, ends, strict=True)]
+    )
 
 
-def _told(group: Group) -> str:
-    longest = max(len(r.tokens) for r in group.rollouts)
+def _told(group: ScoredGroup) -> str:
+    longest = max(episode.tokens for episode in group.episodes)
     return (
-        f"a group of {len(group.rollouts)} samples of at most {longest} tokens, rewards "
-        f"{[r.reward for r in group.rollouts][:4]}, pass rate {group.measured_pass_rate}"
+        f"a group of {len(group.episodes)} samples of at most {longest} tokens, rewards "
+        f"{group.rewards[:4].tolist()}, pass rate {group.pass_rate_before}"
     )
 
 
@@ -153,13 +163,15 @@ def check_filter(trial: Trial, part: Inspection) -> None:
         "a reward that failed": make_group((1.0, None, 0.0)),
         "only rewards that failed": make_group((None, None)),
         "one sample": make_group((1.0,)),
-        "a known pass rate": make_group((1.0, 0.0), measured_pass_rate=0.75),
-        "a prompt that never passed": make_group((1.0, 0.0), measured_pass_rate=0.0),
-        "a prompt that always passed": make_group((1.0, 0.0), measured_pass_rate=1.0),
-        "a truncated sample": _changed(mixed, finish_reason="length"),
+        "a known pass rate": make_group((1.0, 0.0), pass_rate_before=0.75),
+        "a prompt that never passed": make_group((1.0, 0.0), pass_rate_before=0.0),
+        "a prompt that always passed": make_group((1.0, 0.0), pass_rate_before=1.0),
+        "a truncated sample": _changed(mixed, finish="length"),
         "samples of several versions": _changed(longer, versions=np.array([0, 1, 1], np.int32)),
         "a group that was issued again": replace(mixed, attempt=2),
-        "an empty text": _changed(mixed, text=""),
+        "an empty text": replace(
+            mixed, episodes=tuple(replace(e, text="") for e in mixed.episodes)
+        ),
         "a long prompt": replace(mixed, prompt=make_prompt("0", tokens=np.full(1000, 5, np.int32))),
     }
     named, rng = list(groups), np.random.default_rng(0)

@@ -12,6 +12,7 @@ import numpy as np
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
 from rlax_plugin.rollouts.defects import defect
+from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
 from rlax_plugin.testing.builders import make_request
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
@@ -20,7 +21,7 @@ from rlax_plugin.testing.contracts.inspection import (
     run_async,
 )
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.types import GroupRequest, Rollout, WeightVersion
+from rlax_plugin.types import Key, Request, Sampled, WeightVersion
 
 _FIGURES = ("slots", "active", "waiting", "tokens_total")
 _SEEDS = (11, 2**63 + 5, 12, 2**31)
@@ -42,7 +43,7 @@ def check_rollout_engine(trial: Trial, part: Inspection) -> None:
 def check_generation(
     make_engine: Callable[[], RolloutEngine],
     versions: Sequence[WeightVersion],
-    request: GroupRequest,
+    request: Request,
     part: Inspection,
     *,
     tolerance: float = 1e-5,
@@ -99,7 +100,7 @@ class _Scenarios:
         self,
         make_engine: Callable[[], RolloutEngine],
         versions: Sequence[WeightVersion],
-        request: GroupRequest,
+        request: Request,
         tolerance: float,
     ):
         self._make_engine, self._tolerance = make_engine, tolerance
@@ -124,13 +125,13 @@ class _Scenarios:
             groups = await _generated(engine, one, two)
             for request in (one, two):
                 known = vocabulary_of(engine)
-                _check_group(request, groups[request.group_id], self._old.version, known)
-            tokens = sum(len(r.tokens) for rollouts in groups.values() for r in rollouts)
+                _check_group(request, groups[request.key.group], self._old.version, known)
+            tokens = sum(len(s.tokens) for samples in groups.values() for s in samples)
             counted = engine.health()["tokens_total"] - before
             require(counted >= tokens, f"tokens_total grew by {counted:g} for {tokens} tokens")
             await engine.load_weights(self._new)
-            (rollouts,) = (await _generated(engine, self._group(2))).values()
-            _check_group(self._group(2), rollouts, self._new.version)
+            (samples,) = (await _generated(engine, self._group(2))).values()
+            _check_group(self._group(2), samples, self._new.version)
 
     async def seeds(self) -> None:
         async with _Engine(self._make_engine) as engine, _Engine(self._make_engine) as other:
@@ -156,11 +157,11 @@ class _Scenarios:
                 done, _ = await asyncio.wait([waiting], timeout=_WAIT_S)
                 require(not done, f"it was generated with version {engine.version}")
                 if (progress := getattr(engine, "progress", None)) is not None:
-                    key = wanted.group_id, wanted.attempt
+                    key = wanted.key, wanted.attempt
                     require(key in progress(), f"progress() says nothing of {key}: {progress()}")
                 await engine.load_weights(self._new)
-                (rollouts,) = (await waiting).values()
-                _check_group(wanted, rollouts, self._new.version)
+                (samples,) = (await waiting).values()
+                _check_group(wanted, samples, self._new.version)
             finally:
                 waiting.cancel()
 
@@ -203,14 +204,15 @@ class _Scenarios:
             require(await eventually(idle, 10.0), f"health() stays at {engine.health()}")
             await _generated(engine, self._group(2))
 
-    def _group(self, group_id: int, **changes: Any) -> GroupRequest:
-        return replace(self._request, group_id=group_id, **{"seeds": _SEEDS, **changes})
+    def _group(self, group_id: int, **changes: Any) -> Request:
+        key = self._request.key._replace(group=group_id)
+        return replace(self._request, key=key, **{"seeds": _SEEDS, **changes})
 
-    def _require_same(self, one: Rollout, other: Rollout, when: str) -> None:
+    def _require_same(self, one: Sampled, other: Sampled, when: str) -> None:
         same = np.array_equal(one.tokens, other.tokens)
         tokens = f"{one.tokens.tolist()} and {other.tokens.tolist()}"
         require(same, f"{when}, seed {one.seed} generates {tokens}")
-        apart = float(np.abs(one.logprob_full - other.logprob_full).max())
+        apart = float(np.abs(one.logprobs - other.logprobs).max())
         require(apart <= self._tolerance, f"{when}, its log-probs are {apart:.2g} apart")
 
 
@@ -229,39 +231,37 @@ class _Engine:
             await asyncio.to_thread(close)
 
 
-async def _generated(engine: RolloutEngine, *requests: GroupRequest) -> dict[int, list[Rollout]]:
-    """Group id -> rollouts; each group must be told of as finished once."""
-    finished: dict[int, list[Rollout]] = {}
+async def _generated(engine: RolloutEngine, *requests: Request) -> dict[int, Sequence[Sampled]]:
+    """Group -> samples; each request must be answered once."""
+    finished: dict[int, Sequence[Sampled]] = {}
 
-    def on_group(group_id: int, rollouts: list[Rollout]) -> None:
-        if any(r.finish_reason == "cancelled" for r in rollouts):
+    def on_reply(key: Key, samples: Sequence[Sampled]) -> None:
+        if any(s.finish is None for s in samples):
             return  # a report on the way
-        require(group_id not in finished, f"group {group_id} was delivered twice")
-        finished[group_id] = rollouts
+        require(key.group not in finished, f"{key} was answered twice")
+        finished[key.group] = samples
 
-    await engine.generate(requests, on_group)
-    missing = {r.group_id for r in requests} - finished.keys()
+    await engine.generate(requests, on_reply)
+    missing = {r.key.group for r in requests} - finished.keys()
     require(not missing, f"generate returned without groups {sorted(missing)}")
     return finished
 
 
 def _check_group(
-    request: GroupRequest, rollouts: Sequence[Rollout], version: int, vocabulary: int = 0
+    request: Request, samples: Sequence[Sampled], version: int, vocabulary: int = 0
 ) -> None:
-    seeds = [r.seed for r in rollouts]
+    seeds = [s.seed for s in samples]
     require(seeds == list(request.seeds), f"seeds {seeds} for {list(request.seeds)}")
-    indices = [r.index for r in rollouts]
-    require(indices == list(range(len(seeds))), f"samples come as {indices}")
-    for r in rollouts:
-        require(r.group_id == request.group_id, f"group {request.group_id} has id {r.group_id}")
-        dtypes = [a.dtype.name for a in (r.tokens, r.logprob_full, r.logprob_sampled, r.versions)]
-        right = dtypes == ["int32", "float32", "float32", "int32"]
-        require(right, f"tokens, two log-probs and versions are {dtypes}")
-    if problem := defect(rollouts, request.sampling, vocabulary):
-        tokens = [r.tokens.tolist() for r in rollouts]
+    for s in samples:
+        dtypes = [a.dtype.name for a in (s.tokens, s.logprobs, s.versions)]
+        right = dtypes == ["int32", "float32", "int32"]
+        require(right, f"tokens, log-probs and versions are {dtypes}")
+    length, side = len(request.context), SIDE_CHANNELS
+    if problem := defect(samples, request.sampling, vocabulary, context_length=length, side=side):
+        tokens = [s.tokens.tolist() for s in samples]
         require(False, f"{problem}; tokens {tokens}, stop ids {request.sampling.stop_ids}")
-    for r in rollouts:
-        for values in (r.logprob_full, r.logprob_sampled):
+    for s in samples:
+        for values in (s.logprobs, s.side.get(TRUNCATED_LOGPROBS, s.logprobs)):
             require(values.max() <= 1e-6, f"a log-prob is {values.max():.4g}")
-        found = sorted({int(v) for v in r.versions})
+        found = sorted({int(v) for v in s.versions})
         require(found == [version], f"generated with version {version}, it says {found}")

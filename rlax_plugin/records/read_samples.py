@@ -1,0 +1,221 @@
+"""Groups of episodes from the rows that ``records/samples.py`` makes of them, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.records import format1
+from rlax_plugin.records.samples import OPTIONAL, SCHEMA, SIDE
+from rlax_plugin.types import (
+    EMPTY,
+    Episode,
+    Judged,
+    Prompt,
+    Rejected,
+    Sampled,
+    Score,
+    ScoredGroup,
+    TrainBatch,
+    Trajectory,
+    Turn,
+    Unscored,
+    group_of,
+)
+
+_ARRAYS = {"given": "<i4", "tokens": "<i4", "logprobs": "<f4", "versions": "<i4"}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGroup:
+    """A group as a row of a file tells of it.
+
+    Attributes:
+      advantages: float64 [episodes] where it trained; None otherwise.
+    """
+
+    judged: Judged
+    advantages: np.ndarray | None
+
+    @property
+    def group(self) -> ScoredGroup:
+        return group_of(self.judged)
+
+
+def as_batch(step: int, recorded: Sequence[RecordedGroup]) -> TrainBatch:
+    """The batch of a step, of those that trained."""
+    trained = [(one.group, one.advantages) for one in recorded if one.advantages is not None]
+    groups, advantages = zip(*trained, strict=True) if trained else ((), ())
+    return TrainBatch(step, groups, advantages)
+
+
+def rows_of(data: bytes, name: str) -> pa.Table:
+    """The rows of a file of samples, in a table with all columns, whichever format it has.
+
+    Args:
+      name: of the file below the run's directory.
+
+    Raises:
+      RlaxError: damaged, or no such file.
+    """
+    try:
+        table = pq.ParquetFile(pa.BufferReader(data)).read()
+        if name.partition("/")[0] in format1.DIRECTORIES:
+            return format1.upgraded_rows(name, table)
+        for field in SCHEMA:
+            if field.name not in table.column_names and field.name in OPTIONAL:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        if lacking := set(SCHEMA.names) - set(table.column_names):
+            raise ValueError(f"it has no column {min(lacking)}")
+        return table
+    except (pa.ArrowException, LookupError, ValueError) as error:
+        raise RlaxError(f"{name} is damaged: {error}") from error
+
+
+def from_table(table: pa.Table) -> list[RecordedGroup]:
+    """The groups of a table, each as it was given to ``to_table`` or ``of_batch``.
+
+    Raises:
+      LookupError, ValueError, TypeError: the rows contradict themselves.
+    """
+    return list(_Rows(table).groups())
+
+
+def _arrays(column: pa.ChunkedArray, dtype: str) -> list[np.ndarray]:
+    whole = column.combine_chunks()
+    # Not to_numpy, which imports pandas: seconds for a command that only reads.
+    values = np.from_dlpack(whole.flatten()).astype(dtype, copy=False)
+    ends = np.cumsum(np.from_dlpack(whole.value_lengths().fill_null(0)))
+    return np.split(values, ends[:-1]) if len(ends) else []
+
+
+class _Rows:
+    """The columns of a table, and what rows of them say together."""
+
+    def __init__(self, table: pa.Table):
+        self._side = [
+            name.removeprefix(SIDE)
+            for name in table.column_names
+            if name.startswith(SIDE) and not name.endswith(":lengths")
+        ]
+        flat = {*_ARRAYS, *(SIDE + name for name in self._side)}
+        self._columns = {
+            n: table.column(n).to_pylist() for n in table.column_names if n not in flat
+        }
+        self._arrays = {name: _arrays(table.column(name), dtype) for name, dtype in _ARRAYS.items()}
+        self._trailing: dict[str, Sequence[int]] = {}
+        for name in self._side:
+            field = table.schema.field(SIDE + name)
+            dtype = np.dtype(field.type.value_type.to_pandas_dtype())
+            self._arrays[SIDE + name] = _arrays(table.column(SIDE + name), dtype.str)
+            self._trailing[name] = json.loads((field.metadata or {}).get(b"trailing", b"[]"))
+        self._count = table.num_rows
+
+    def groups(self) -> Iterator[RecordedGroup]:
+        of_row = self._columns["group"]
+        for group_id, rows in itertools.groupby(range(self._count), key=of_row.__getitem__):
+            yield self._group(group_id, list(rows))
+
+    def _group(self, group_id: int, rows: list[int]) -> RecordedGroup:
+        one, first = self._columns, rows[0]
+        of_sample = one["sample"]
+        of_episodes = [list(r) for _, r in itertools.groupby(rows, key=of_sample.__getitem__)]
+        episodes = tuple(map(self._episode, of_episodes))
+        given = episodes[0].trajectories[0].turns[0].given
+        apart = one["prompt_tokens"][first]
+        group = ScoredGroup(
+            id=group_id,
+            attempt=one["attempt"][first],
+            prompt=Prompt(
+                id=one["prompt_id"][first],
+                tokens=given if apart is None else np.array(apart, np.int32),
+                text=one["prompt"][first],
+                reference=one["reference"][first],
+                metadata=_mapping(one["metadata"][first]),
+            ),
+            episodes=episodes,
+            scores=tuple(map(self._score, of_episodes)),
+            pass_rate_before=one["pass_rate_before"][first],
+        )
+        advantages = None
+        if one["state"][first] == "trained":
+            advantages = np.array([one["advantage"][r[0]] for r in of_episodes], np.float64)
+        reason = one["rejected"][first]
+        judged = group if one["state"][first] != "rejected" else Rejected(group, str(reason))
+        return RecordedGroup(judged, advantages)
+
+    def _episode(self, rows: list[int]) -> Episode:
+        one, first = self._columns, rows[0]
+        return Episode(
+            index=one["sample"][first],
+            trajectories=tuple(map(self._trajectory, rows)),
+            text=one["completion"][first],
+            ended=one["ended"][first] or "done",
+            texts=tuple(one["texts"][first] or ()),
+        )
+
+    def _trajectory(self, row: int) -> Trajectory:
+        one = self._columns
+        sampled = self._split("sampled_lengths", row, "tokens", "logprobs", "versions")
+        (given,) = self._split("given_lengths", row, "given")
+        seeds, finish, names = one["seeds"][row], one["finish"][row], iter(one["workers"][row])
+        counts = one["worker_counts"][row] or [len(one["workers"][row])]
+        sides = [dict[str, np.ndarray]() for _ in seeds]
+        for name in self._side:
+            self._add_side(name, row, sides)
+        turns = []
+        for index, (before, tokens, logprobs, versions) in enumerate(
+            zip(given, *sampled, strict=True)
+        ):
+            workers = tuple(itertools.islice(names, counts[index]))
+            side = sides[index] or EMPTY
+            turn = Sampled(seeds[index], tokens, logprobs, versions, finish[index], workers, side)
+            turns.append(Turn(before, turn))
+        return Trajectory(tuple(turns))
+
+    def _split(self, lengths: str, row: int, *names: str) -> list[list[np.ndarray]]:
+        """The parts of a row's arrays that belong to its turns, for each of ``names``."""
+        found = [self._arrays[name][row] for name in names]
+        counts = self._columns[lengths][row]
+        if counts is None:
+            return [[array] for array in found]
+        ends = np.cumsum(counts)
+        if any(len(array) != ends[-1] for array in found):
+            raise ValueError(f"{lengths} are {counts} of {[len(array) for array in found]} tokens")
+        return [np.split(array, ends[:-1]) for array in found]
+
+    def _add_side(self, name: str, row: int, sides: list[dict[str, np.ndarray]]) -> None:
+        counts = self._columns[f"{SIDE}{name}:lengths"][row]
+        if counts is None:
+            return
+        flat = self._arrays[SIDE + name][row].reshape(-1, *self._trailing[name])
+        for side, array in zip(sides, np.split(flat, np.cumsum(counts)[:-1]), strict=True):
+            side[name] = array
+
+    def _score(self, rows: list[int]) -> Score | Unscored:
+        one, first = self._columns, rows[0]
+        if (reason := one["reward_error"][first]) is not None:
+            return Unscored(reason)
+        token_rewards: list[np.ndarray] = []
+        for row in rows:
+            if (flat := one["token_rewards"][row]) is not None:
+                lengths = one["sampled_lengths"][row] or [len(flat)]
+                token_rewards += np.split(np.array(flat, np.float64), np.cumsum(lengths)[:-1])
+        return Score(
+            total=one["reward"][first],
+            parts=tuple(one["reward_parts"][first]),
+            metrics=_mapping(one["reward_metrics"][first]),
+            token_rewards=tuple(token_rewards),
+        )
+
+
+def _mapping(text: str | None) -> Any:
+    return EMPTY if text is None else json.loads(text)
