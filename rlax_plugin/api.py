@@ -56,6 +56,7 @@ from rlax_plugin.objective.presets import Preset, presets_from_yaml
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 
 # Hooks, and the interfaces of parts.
+from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
 from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import (
@@ -122,6 +123,7 @@ __all__ = [
     "MAX_STOP_IDS",
     "PREPARED",
     "Aggregation",
+    "Answer",
     "Arrays",
     "BackgroundTracker",
     "BuildContext",
@@ -132,7 +134,9 @@ __all__ = [
     "DeadlineError",
     "DecodeSlots",
     "Descent",
+    "Environment",
     "Episode",
+    "EpisodeLimit",
     "Extension",
     "Filter",
     "Job",
@@ -142,6 +146,7 @@ __all__ = [
     "NonNegativeInt",
     "ObjectiveSlots",
     "Observer",
+    "Outcome",
     "Outcomes",
     "PassRates",
     "PathText",
@@ -168,6 +173,7 @@ __all__ = [
     "ScoredGroup",
     "Seconds",
     "Section",
+    "Session",
     "SideSpec",
     "Sink",
     "SlotOutput",

@@ -114,6 +114,14 @@ class ArithmeticSource(PromptSource):
         """
         return [tokenizer.BOS_ID, *tokenizer.encode(text)]
 
+    def encode_given(self, text: str) -> list[int]:
+        """Tokens of a text that an environment gives behind a completion.
+
+        Raises:
+          ValueError: a character is not in the vocabulary.
+        """
+        return tokenizer.encode(text)
+
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
         """The right completion, int32 [answer_length + 1], the end token included."""
         return np.array([*tokenizer.encode(prompt.reference), tokenizer.EOS_ID], dtype=np.int32)

@@ -36,7 +36,8 @@ class Rollouts(Section):
     )
     max_new_tokens: PositiveInt = Field(
         default=16,
-        description="maximum length of a completion, in tokens, including the stop token",
+        description="maximum length of a completion, or of one answer in an episode of several "
+        "turns, in tokens, including the stop token",
     )
     temperature: Annotated[float, Field(ge=0, le=1000)] = Field(
         default=1.0,
@@ -81,6 +82,23 @@ class Rollouts(Section):
             reason = "must be 0, which is greedy, or at least 0.001"
             raise ConfigError("rlax.rollouts.temperature", self.temperature, reason)
         return self
+
+
+class Episodes(Section):
+    """How long an episode of several turns may become; without effect with single_turn.
+
+    An episode that reaches a limit is ended there, and scored.
+    """
+
+    max_turns: PositiveInt = Field(
+        default=8, description="number of answers of the policy in one episode at most"
+    )
+    max_tokens: NonNegativeInt = Field(
+        default=0,
+        description="number of tokens after the prompt in one trajectory at most: the policy's "
+        "answers, and what the environment gives; 0: rlax.rollouts.max_new_tokens. A row of a "
+        "batch has max_prompt_tokens and these",
+    )
 
 
 class Staleness(Section):

@@ -18,9 +18,12 @@ from rlax_plugin.config.base import (
 )
 from rlax_plugin.config.evaluation import Evaluation
 from rlax_plugin.config.objective import Objective
-from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
+from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
 from rlax_plugin.config.speeds import Assume
 from rlax_plugin.errors import ConfigError
+
+
+SINGLE_TURN = "single_turn"
 
 
 class Weights(Section):
@@ -77,6 +80,11 @@ class Deadlines(Section):
     )
     reward_s: Seconds = Field(
         default=10.0, description="limit for all rewards of one sample together"
+    )
+    episode_s: Seconds = Field(
+        default=120.0,
+        description="limit for the time that an environment takes over one episode, besides the "
+        "time in which the policy answers it",
     )
     batch_s: Seconds = Field(default=300.0, description="limit for the trainer's wait for a batch")
     weights_s: Seconds = Field(
@@ -158,6 +166,12 @@ class RlaxSection(Section):
     reward_processes: Processes = Field(
         default=1, description="number of processes that compute rewards"
     )
+    environment: Annotated[Choice, DefaultPart(SINGLE_TURN)] = Field(
+        default=Choice(name=SINGLE_TURN),
+        description="what happens after the policy has answered a prompt. single_turn: the answer "
+        "is scored; other environments call tools, for example, and ask the policy again",
+    )
+    episodes: Episodes = Episodes()
     rollouts: Rollouts = Rollouts()
     staleness: Staleness = Staleness()
     curation: Curation = Curation()
@@ -188,9 +202,34 @@ class RlaxSection(Section):
         return self.batches.rows or self.rollouts.groups_per_step * self.rollouts.group_size
 
     @property
+    def several_turns(self) -> bool:
+        """Whether an environment goes on after the first answer."""
+        return self.environment.plain_name != SINGLE_TURN
+
+    @property
+    def episode_tokens(self) -> int:
+        """Tokens of one trajectory behind its prompt at most, given and sampled."""
+        one = self.rollouts.max_new_tokens
+        return self.episodes.max_tokens or one if self.several_turns else one
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Tokens that a request may have before the sampled ones at most."""
+        prompt = self.rollouts.max_prompt_tokens
+        return prompt + self.episode_tokens - 1 if self.several_turns else prompt
+
+    @property
     def row_tokens(self) -> int:
         """Length of a row."""
-        return self.rollouts.max_prompt_tokens + self.rollouts.max_new_tokens
+        return self.rollouts.max_prompt_tokens + self.episode_tokens
+
+    @model_validator(mode="after")
+    def _first_turn_fits(self) -> RlaxSection:
+        most, one = self.episodes.max_tokens, self.rollouts.max_new_tokens
+        if self.several_turns and 0 < most < one:
+            reason = f"must be 0, or at least rlax.rollouts.max_new_tokens = {one}"
+            raise ConfigError("rlax.episodes.max_tokens", most, reason)
+        return self
 
     @model_validator(mode="after")
     def _batches_hold(self) -> RlaxSection:
@@ -215,7 +254,7 @@ class RlaxSection(Section):
                 f"times sequences_per_row must be at least groups_per_step * group_size = "
                 f"{groups * group} samples",
             )
-        most = min(samples * self.rollouts.max_new_tokens, rows * self.row_tokens)
+        most = min(samples * self.episode_tokens, rows * self.row_tokens)
         if self.batches.tokens > most:
             raise ConfigError(
                 "rlax.batches.tokens",

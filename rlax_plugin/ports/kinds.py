@@ -94,6 +94,14 @@ ALL = (
         toy="even",
     ),
     Kind(
+        name="environment",
+        part="Environment",
+        process="the trainer, for its first question, and the reward processes, without JAX",
+        places=("environment",),
+        contract="environment",
+        toy="single_turn",
+    ),
+    Kind(
         name="rollout_engine",
         part="RolloutEngine",
         process="workers",

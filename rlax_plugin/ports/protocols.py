@@ -109,7 +109,10 @@ class PromptSource(Protocol):
     May also have ``encode(text) -> list[int]``, a prompt's tokens: other programs can then ask a
     worker with text. It raises a ValueError for text that it cannot encode. And it may have
     ``answer(completion) -> str | None``, the answer that a completion gives, if any, for
-    majority@k; without it a completion is its own answer.
+    majority@k; without it a completion is its own answer. ``encode_given(text) -> list[int]`` gives
+    the tokens of a text that an environment gives the policy behind a completion, such as the
+    result of a tool, with whatever the model expects around it; what was sampled before is not
+    encoded again.
     """
 
     def prompts(self, split: str) -> Sequence[Prompt]:

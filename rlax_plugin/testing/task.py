@@ -86,6 +86,8 @@ class Numbers(PromptSource):
     def encode(self, text: str) -> list[int]:
         return encode(text).tolist()
 
+    encode_given = encode
+
 
 class EvenConfig(Section):
     """1 if the id of the completion's first token is even, else 0.
