@@ -23,10 +23,12 @@ from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
+from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.objective.loss import ObjectiveSlots
+from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Filter, PromptSource, Tracker, WeightStore
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.files import RunFiles
@@ -81,6 +83,8 @@ class _Assembly:
         rates = PassRateTable(s.curation.pass_rate_half_life)
         run_state = RunState(s, training_prompts(s, source), sampler, rates)
         history = RunHistory(run_state, records.recorder)
+        turns = Turns(history)
+        environment: Environment = self._part("environment", s.environment, "rlax.environment")
         rule = BatchRule.of(s)
         staleness = Staleness(s, rule.groups)
         buffer = Buffer(history, rule, staleness, s.deterministic)
@@ -88,6 +92,8 @@ class _Assembly:
             s,
             sampling_params(s, source),
             history=history,
+            turns=turns,
+            environment=environment,
             buffer=buffer,
             rule=rule,
             staleness=staleness,
@@ -97,6 +103,7 @@ class _Assembly:
             setup.context,
             setup.registry,
             source,
+            environment,
             config_hash=setup.config_hash,
             parameters=parameters
             if isinstance(parameters, ParameterServer)
@@ -108,11 +115,12 @@ class _Assembly:
         )
         trips = Trips(
             s,
-            source,
             filters,
             dispatcher=generation.dispatcher,
+            episodes=generation.episodes,
             rewards=generation.rewards,
             history=history,
+            turns=turns,
             reissuing=issuing,
             observers=self._observers,
         )
@@ -120,6 +128,7 @@ class _Assembly:
             history=history,
             issuing=issuing,
             trips=trips,
+            turns=turns,
             buffer=buffer,
             advantage_slot=slots.advantages,
             observers=self._observers,

@@ -18,6 +18,7 @@ from rlax_plugin.controller.recorded_batches import RecordedBatches
 from rlax_plugin.controller.recovery import Recovery
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.trips import Trips
+from rlax_plugin.controller.turns import Turns
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.objective import advantages
@@ -46,13 +47,14 @@ class Flow:
         history: RunHistory,
         issuing: Issuing,
         trips: Trips,
+        turns: Turns,
         buffer: Buffer,
         advantage_slot: AdvantageSlot,
         observers: Observers,
         supervision: Supervision,
     ):
         self._history, self._issuing = history, issuing
-        self._trips, self._buffer = trips, buffer
+        self._trips, self._turns, self._buffer = trips, turns, buffer
         self._advantage_slot, self._observers = advantage_slot, observers
         self._supervision = supervision
         self._under_way: dict[int, asyncio.Task[None]] = {}  # group id -> its trip
@@ -64,6 +66,7 @@ class Flow:
 
     async def start(self, recovery: Recovery) -> None:
         """Begins to hand out batches; recorded ones first, as they are."""
+        self._turns.take_up(recovery.turns)
         recorded = self._recorded = RecordedBatches(recovery, self._history, self._observers)
         if not recorded.left:
             await self._go_live(recorded)
@@ -92,6 +95,7 @@ class Flow:
 
     def distrust(self, worker: str) -> None:
         """A worker's samples will not train, except in batches that are recorded already."""
+        self._trips.distrust(worker)
         if self._live:
             self._buffer.drop_samples_of(worker)
             self.wake()

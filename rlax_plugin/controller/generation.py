@@ -12,9 +12,11 @@ from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.controller.closing import PART_S, Closing
+from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.evaluation.problems import problem_sets
+from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import BuildContext, Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
@@ -42,6 +44,7 @@ class Generation:
 
     Args:
       source: of the training prompts.
+      environment: what their answers lead to.
       config_hash: of workers that may join.
       parameters: the parameter server to serve beside the fleet, or host:port of one elsewhere.
       closing: gets what ends all that is started.
@@ -63,6 +66,7 @@ class Generation:
         context: BuildContext,
         registry: Registry,
         source: PromptSource,
+        environment: Environment,
         *,
         config_hash: str,
         parameters: ParameterServer | str,
@@ -114,7 +118,8 @@ class Generation:
         self._first_worker = _FirstWorker()
         self.fleet.listeners += [self._first_worker, self.dispatcher, self.pace]
         sets = problem_sets(section, source, part, self.rewards, own_rewards)
-        self.evaluator = Evaluator(section, self.dispatcher, sets)
+        self.episodes = EpisodeRunner(section, source, environment, self.dispatcher)
+        self.evaluator = Evaluator(section, self.dispatcher, self.episodes, sets)
 
     def _reward_pool(self, section: RlaxSection, key: str) -> RewardPool:
         pool = RewardPool(section, self._context.run_dir, key=key, note=self._note)

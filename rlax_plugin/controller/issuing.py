@@ -11,6 +11,8 @@ from rlax_plugin.controller.refill import too_few_accepted
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import Open
 from rlax_plugin.controller.staleness import Staleness
+from rlax_plugin.controller.turns import Turns
+from rlax_plugin.ports.environment import Environment
 from rlax_plugin.records import events as ev
 from rlax_plugin.rollouts.dispatch import Reissuing
 from rlax_plugin.rollouts.requests import sample_seed
@@ -33,13 +35,16 @@ class Issuing(Reissuing):
         sampling: SamplingParams,
         *,
         history: RunHistory,
+        turns: Turns,
+        environment: Environment,
         buffer: Buffer,
         rule: BatchRule,
         staleness: Staleness,
         last_step: int,
     ):
         self._section, self._sampling, self._last_step = section, sampling, last_step
-        self._history, self._buffer = history, buffer
+        self._history, self._turns, self._buffer = history, turns, buffer
+        self._environment = environment
         self._rule, self._staleness = rule, staleness
         self.latest_version = -1
 
@@ -89,12 +94,14 @@ class Issuing(Reissuing):
     def left_open(self, group_id: int) -> Request | None:
         """The next attempt at a group that was in flight when an earlier process ended.
 
-        None while the version that it needs is not published.
+        It is the same one if its first turns are recorded: they are not generated again. None while
+        the version that it needs is not published.
         """
         one = self._history.open[group_id]
         if one.min_version > self.latest_version:
             return None
-        self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
+        if not self._turns.recorded(group_id):
+            self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
         return self._request(group_id, one)
 
     def refreshed(self, request: Request) -> Request:
@@ -112,5 +119,5 @@ class Issuing(Reissuing):
             sample_seed(self._section.seed, "train", group_id, i)
             for i in range(self._section.rollouts.group_size)
         )
-        key, tokens = Key("train", group_id), one.prompt.tokens
+        key, tokens = Key("train", group_id), self._environment.first(one.prompt)
         return Request(key, one.attempt, tokens, seeds, self._sampling, one.min_version)

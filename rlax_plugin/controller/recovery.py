@@ -78,6 +78,7 @@ class Recovery:
       segment, checksum: where in the journal the checkpoint's state is true.
       metrics: what the snapshot knows of the checkpoint's step.
       observers: the states of the observers in the snapshot.
+      turns: of episodes that were not over.
       anything: whether the run had begun before.
 
     Args:
@@ -115,6 +116,7 @@ class Recovery:
         )
         _remove_uncommitted(files, number)
         self._tail = self._of_ledger(ledger, found, number, checksum)
+        self.turns = ledger.turns()
         reached(FaultPoint.RECOVERED)
         recorder.go_on_from(number, checksum, *self._tail)
         self.anything = step > 0 or bool(found) or bool(self._tail[0])

@@ -5,13 +5,14 @@ So the run state is always what the recorded events add up to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlax_plugin.controller.run_state import Open, RunState
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.recorder import Commit, Recorder
+from rlax_plugin.records.turns import RecordedTurn
 from rlax_plugin.types import Judged, TrainBatch, group_of
 
 
@@ -41,6 +42,11 @@ class RunHistory:
         self.run_state.apply(event)
         self._recorder.add(event)
         self.stats.dropped += isinstance(event, ev.Dropped)
+
+    def generated(self, event: ev.Generated, turns: Sequence[RecordedTurn]) -> None:
+        """Takes turns of episodes that are not over: a later process need not sample them."""
+        self.run_state.apply(event)
+        self._recorder.add(event, turns=turns)
 
     def choose(self, count: int, min_version: int) -> ev.Issued:
         """Issues ``count`` groups, of the prompts that the sampler chooses next."""

@@ -46,6 +46,7 @@ class Totals:
     samples: int = 0
     tokens: int = 0
     reward_errors: int = 0
+    turns_discarded: int = 0
     max_staleness: int = 0
     restarts: int = 0
 
@@ -115,8 +116,10 @@ class RunState:
                 self.open[event.group].attempt = event.attempt
                 self.totals.reissued += 1
             case ev.Generated():
-                self.totals.samples += event.samples
+                self.totals.samples += event.samples if event.sample is None else 0
                 self.totals.tokens += event.tokens
+            case ev.Discarded():
+                self.totals.turns_discarded += 1
             case ev.Scored():
                 assert group is not None
                 self._score(event, group)

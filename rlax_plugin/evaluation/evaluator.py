@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.evaluation.measures import Outcomes, measures
-from rlax_plugin.evaluation.problems import Answered, ProblemSet, Size
+from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.rollouts.dispatch import Dispatcher
-from rlax_plugin.rollouts.fleet import Worker
-from rlax_plugin.rollouts.requests import single_turn
-from rlax_plugin.types import Episode, Prompt, Request
+from rlax_plugin.types import Prompt
 
 Progress = Callable[[int, int], None]
 
@@ -23,9 +22,14 @@ class Evaluator:
     """Generates and scores problem sets at one weight version."""
 
     def __init__(
-        self, section: RlaxSection, dispatcher: Dispatcher, sets: Sequence[ProblemSet]
+        self,
+        section: RlaxSection,
+        dispatcher: Dispatcher,
+        episodes: EpisodeRunner,
+        sets: Sequence[ProblemSet],
     ) -> None:
-        self._section, self._dispatcher, self.sets = section, dispatcher, sets
+        self._section, self._dispatcher = section, dispatcher
+        self._episodes, self.sets = episodes, sets
 
     @property
     def problems(self) -> int:
@@ -52,18 +56,28 @@ class Evaluator:
 
         async def one(problems: ProblemSet, prompt: Prompt, number: int) -> Answered:
             nonlocal done
-            request = problems.request(prompt, number, self._section.seed, version, exactly)
+            request = problems.request(
+                self._episodes.environment.first(prompt),
+                prompt,
+                number,
+                self._section.seed,
+                version,
+                exactly,
+            )
             trusted = False
             while not trusted:
-                episodes, sizes, workers = await self._generated(problems, prompt, request)
-                scores = await problems.rewards.score(prompt, episodes)
-                trusted = all(worker.trusted for worker in workers)
+                answer = await self._dispatcher.submit(request)
+                seed_of = functools.partial(problems.seed, self._section.seed, prompt)
+                found = await self._episodes.run(
+                    prompt, answer, problems.rewards, seed_of, source=problems.source
+                )
+                trusted = all(worker.trusted for worker in found.workers)
             # Group by group: reading all answers at once would hold up heartbeats.
             votes = self._section.evaluation.majority_k
-            answers = [problems.answer(e.text) if votes else None for e in episodes]
+            answers = [problems.answer(e.text) if votes else None for e in found.episodes]
             done += 1
             progress(done, self.problems)
-            return Answered.of(scores, sizes, answers)
+            return Answered.of(found.episodes, found.scores, answers)
 
         asked = [(problems, prompt) for problems in self.sets for prompt in problems.prompts]
         groups = [asyncio.ensure_future(one(*what, i)) for i, what in enumerate(asked)]
@@ -81,18 +95,6 @@ class Evaluator:
         # On a thread: while training goes on, nobody may wait for a second of arithmetic.
         found = await asyncio.to_thread(self._measured, outcomes)
         return Evaluated(version, found, _failures(of_sets))
-
-    async def _generated(
-        self, problems: ProblemSet, prompt: Prompt, request: Request
-    ) -> tuple[list[Episode], list[Size], tuple[Worker, ...]]:
-        """Episodes with their texts and without their turns, their sizes, and who generated them.
-
-        A long evaluation has gigabytes of tokens, log-probs and versions, and measures none.
-        """
-        found = await self._dispatcher.submit(request)
-        episodes = single_turn(problems.source, prompt, found.samples)
-        sizes = [Size(episode.tokens, episode.truncated) for episode in episodes]
-        return [dataclasses.replace(e, trajectories=()) for e in episodes], sizes, found.workers
 
     def _measured(self, outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
         settings = self._section.evaluation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,16 +19,9 @@ from rlax_plugin.rollouts.requests import (
     sample_seed,
     sampling_params,
 )
-from rlax_plugin.types import Key, Prompt, Request, SamplingParams, Score, Unscored
+from rlax_plugin.types import Episode, Key, Prompt, Request, SamplingParams, Score, Unscored
 
 Part = Callable[[str, Choice, str], Any]
-
-
-class Size(NamedTuple):
-    """How long an answer is, in sampled tokens, and whether it was cut before its end."""
-
-    tokens: int
-    truncated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +45,16 @@ class Answered:
     @classmethod
     def of(
         cls,
+        episodes: Sequence[Episode],
         scores: Sequence[Score | Unscored],
-        sizes: Sequence[Size],
         answers: Sequence[str | None],
     ) -> Answered:
         first: dict[str, int] = {}
         rewards = [s.total if isinstance(s, Score) else np.nan for s in scores]
         return cls(
             rewards_n=np.array(rewards, np.float64),
-            lengths_n=np.array([size.tokens for size in sizes]),
-            truncated_n=np.array([size.truncated for size in sizes]),
+            lengths_n=np.array([episode.tokens for episode in episodes]),
+            truncated_n=np.array([episode.truncated for episode in episodes]),
             votes=[None if a is None else first.setdefault(a, i) for i, a in enumerate(answers)],
             failure=next((s.reason for s in scores if isinstance(s, Unscored)), None),
         )
@@ -84,13 +77,31 @@ class ProblemSet:
     sampling: SamplingParams
     rewards: RewardPool
 
+    def seed(
+        self, run_seed: int, prompt: Prompt, sample: int, trajectory: int = 0, turn: int = 0
+    ) -> int:
+        """The same every time: before and after differ by the weights alone."""
+        return sample_seed(run_seed, self.purpose, prompt.id, sample, trajectory, turn)
+
     def request(
-        self, prompt: Prompt, number: int, seed: int, version: int, exactly: int | None = None
+        self,
+        context: np.ndarray,
+        prompt: Prompt,
+        number: int,
+        run_seed: int,
+        version: int,
+        exactly: int | None = None,
     ) -> Request:
-        """The same seeds every time: before and after differ by the weights alone."""
-        seeds = tuple(sample_seed(seed, self.purpose, prompt.id, i) for i in range(self.samples))
+        """Asks a problem.
+
+        Args:
+          context: int32 [length], what is asked.
+          number: of the problem among those of the evaluation.
+          version, exactly: of the weights, see ``Request``.
+        """
+        seeds = tuple(self.seed(run_seed, prompt, index) for index in range(self.samples))
         key = Key("evaluate", number)
-        return Request(key, 1, prompt.tokens, seeds, self.sampling, version, exactly=exactly)
+        return Request(key, 1, context, seeds, self.sampling, version, exactly=exactly)
 
     def answer(self, completion: str) -> str | None:
         """What votes in majority@k: the source's reading of a completion, if it has one."""

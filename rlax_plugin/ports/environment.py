@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from rlax_plugin.types import EMPTY, Finish, Prompt
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -45,7 +46,7 @@ class Outcome:
 
     text: str | None = None
     rewards: tuple[float, ...] = ()
-    ended: str = "done"
+    ended: Literal["done", "cut"] = "done"
     metrics: Mapping[str, float] = EMPTY
 
 

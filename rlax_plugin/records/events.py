@@ -4,6 +4,9 @@
                                                |  |--> Dropped   (too stale, worker not trusted)
                                                '--> rejected by a filter: its end
 
+In episodes of several turns each later turn is ``Generated``, too, between the first turn of the
+group and its score; some may be ``Discarded`` and generated again.
+
 A run's state is what its events add up to (``controller/run_state.py``); they are written down in
 this order, and a resume adds them up again.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from rlax_plugin.errors import RlaxError
@@ -38,7 +41,12 @@ class Reissued:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A group was generated: by whom, and with which weight versions."""
+    """What a request asked for was generated: by whom, and with which weight versions.
+
+    Attributes:
+      attempt: the group's.
+      sample, trajectory, turn: see ``Key``; None: the first turn of all samples of the group.
+    """
 
     group: int
     attempt: int
@@ -47,6 +55,22 @@ class Generated:
     newest_version: int
     samples: int
     tokens: int
+    sample: int | None = None
+    trajectory: int = 0
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Turns of an episode are void: this one, and all that were generated after it.
+
+    After a kill its environment has given something else than before.
+    """
+
+    group: int
+    sample: int
+    trajectory: int
+    turn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +121,19 @@ class Resumed:
     step: int
 
 
-Event = Issued | Reissued | Generated | Scored | Trained | Dropped | Published | Resumed
+Event = Issued | Reissued | Generated | Discarded | Scored | Trained | Dropped | Published | Resumed
 
 _JSON = json.JSONEncoder(separators=(",", ":"))  # made once: dumps would make one for each event
 _KINDS: dict[str, Any] = {
     cls.__name__.lower(): cls
-    for cls in (Issued, Reissued, Generated, Scored, Trained, Dropped, Published, Resumed)
+    for cls in (
+        *(Issued, Reissued, Generated, Discarded, Scored),
+        *(Trained, Dropped, Published, Resumed),
+    )
+}
+_DEFAULTS = {
+    cls: {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+    for cls in _KINDS.values()
 }
 
 
@@ -117,8 +148,11 @@ def group_of(event: Event) -> int | None:
 
 
 def encode(event: Event) -> str:
-    """One line of JSON."""
+    """One line of JSON; fields that have their default are left out."""
+    defaults = _DEFAULTS[type(event)]
     values = {name: getattr(event, name) for name in event.__slots__}
+    if defaults:
+        values = {n: v for n, v in values.items() if n not in defaults or v != defaults[n]}
     return _JSON.encode({"event": kind(event), **values})
 
 
@@ -130,6 +164,8 @@ def decode(document: Mapping[str, Any]) -> Event:
     """
     values = dict(document)
     cls = _KINDS.get(values.pop("event", ""))
+    if cls is not None:
+        values = _DEFAULTS[cls] | values
     if cls is None or values.keys() != set(cls.__slots__):
         raise RlaxError(f"not an event of this version: {dict(document)}")
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}

@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import events as ev
-from rlax_plugin.records import samples
+from rlax_plugin.records import samples, turns
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.journal import Segment
+from rlax_plugin.records.turns import RecordedTurn
+from rlax_plugin.types import Key
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (config_hash TEXT NOT NULL);
@@ -34,6 +36,11 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_of_a_group ON events (group_id);
 -- Samples of groups scored since the last commit, in Arrow's stream format.
 CREATE TABLE IF NOT EXISTS samples (event_id INTEGER NOT NULL, body BLOB NOT NULL);
+-- Turns of episodes that are not over, see records/turns.py.
+CREATE TABLE IF NOT EXISTS turns (
+  id INTEGER PRIMARY KEY, event_id INTEGER NOT NULL, group_id INTEGER NOT NULL,
+  sample INTEGER NOT NULL, trajectory INTEGER NOT NULL, turn INTEGER NOT NULL, body BLOB NOT NULL
+);
 -- Segments of the journal. Events after the last one's last event are not committed yet.
 CREATE TABLE IF NOT EXISTS commits (
   segment INTEGER PRIMARY KEY, crc32c TEXT NOT NULL, step INTEGER, last_event INTEGER NOT NULL
@@ -57,6 +64,9 @@ CREATE VIEW IF NOT EXISTS groups AS
   FROM issued i LEFT JOIN latest l USING (group_id) LEFT JOIN events e ON e.id = l.id
   LEFT JOIN trained t ON t.group_id = i.group_id;
 """
+
+
+_ORPHANS = "DELETE FROM turns WHERE event_id NOT IN (SELECT id FROM events)"
 
 
 class Ledger:
@@ -92,18 +102,27 @@ class Ledger:
                 self._db.execute("INSERT INTO run VALUES (?)", (run,))
 
     def _empty(self) -> None:
-        for table in ("events", "samples", "commits"):
+        for table in ("events", "samples", "turns", "commits"):
             self._db.execute(f"DELETE FROM {table}")
 
-    def add(self, news: Sequence[tuple[ev.Event, str]], rows: pa.Table | None) -> int:
+    def add(
+        self,
+        news: Sequence[tuple[ev.Event, str]],
+        rows: pa.Table | None,
+        turns: Sequence[RecordedTurn] = (),
+    ) -> int:
         """Appends events, and the samples of groups that were scored; returns the last event's id.
 
         Args:
           news: events, each with what ``events.encode`` made of it.
           rows: samples, see ``samples.to_table``.
+          turns: of groups that were not scored when these events happened.
         """
         with self._transaction():
             last = self._insert(news)
+            self._keep_turns(last, turns)
+            for event, _ in news:
+                self._forget_turns(event)
             if rows is not None:
                 blob = samples.to_arrow(rows)
                 self._db.execute("INSERT INTO samples VALUES (?, ?)", (last, blob))
@@ -148,6 +167,7 @@ class Ledger:
                 "INSERT INTO samples VALUES (?, ?)",
                 [(i, samples.to_arrow(table)) for i, table in rows if table.num_rows],
             )
+            self._db.execute(_ORPHANS)
         return events, [table for _, table in rows if table.num_rows]
 
     def rewind(self, segment: int, crc32c: str) -> bool:
@@ -167,6 +187,7 @@ class Ledger:
             self._db.execute("DELETE FROM events WHERE id > ?", (last,))
             self._db.execute("DELETE FROM commits WHERE segment > ?", (segment,))
             self._db.execute("DELETE FROM samples")
+            self._db.execute(_ORPHANS)
             return True
 
     def append(self, segments: Iterable[tuple[Segment, str]]) -> None:
@@ -177,6 +198,33 @@ class Ledger:
                 self._db.execute(
                     "INSERT INTO commits VALUES (?, ?, ?, ?)",
                     (segment.number, crc32c, segment.step, last),
+                )
+
+    def turns(self) -> list[RecordedTurn]:
+        """Turns of groups that are not scored, in the order in which they were generated."""
+        rows = self._db.execute(
+            "SELECT group_id, sample, trajectory, turn, body FROM turns ORDER BY id"
+        )
+        return [turns.from_bytes(Key("train", *where), body) for *where, body in rows]
+
+    def _keep_turns(self, last_event: int, recorded: Sequence[RecordedTurn]) -> None:
+        self._db.executemany(
+            "INSERT INTO turns (event_id, group_id, sample, trajectory, turn, body) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            [(last_event, *key[1:], turns.to_bytes(one)) for one in recorded for key in [one.key]],
+        )
+
+    def _forget_turns(self, event: ev.Event) -> None:
+        """A group that is scored, or is begun anew, needs its turns no more."""
+        match event:
+            case ev.Scored() | ev.Reissued():
+                self._db.execute("DELETE FROM turns WHERE group_id = ?", (event.group,))
+            case ev.Discarded():
+                where = event.group, event.sample
+                self._db.execute(
+                    "DELETE FROM turns WHERE group_id = ? AND sample = ? AND id >= (SELECT id FROM "
+                    "turns WHERE group_id = ? AND sample = ? AND trajectory = ? AND turn = ?)",
+                    (*where, *where, event.trajectory, event.turn),
                 )
 
     def close(self) -> None:

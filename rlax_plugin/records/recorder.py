@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from rlax_plugin.records import journal, samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
+from rlax_plugin.records.turns import RecordedTurn
 from rlax_plugin.types import Judged, TrainBatch
 
 
@@ -31,6 +32,14 @@ class Commit:
     number: int
     checksum: str
     kept: tuple[int, ...]
+
+
+class _Taken(NamedTuple):
+    """What was added since the last flush."""
+
+    news: list[ev.Event]
+    judged: list[Judged]
+    turns: list[RecordedTurn]
 
 
 # At one flush in 50 ms: minutes of a disk that does not write. The run ends before memory does.
@@ -58,6 +67,7 @@ class Recorder:
         self._worker = BackgroundWorker("the recorder", _MOST_WAITING)
         self._news: list[ev.Event] = []
         self._judged: list[Judged] = []
+        self._turns: list[RecordedTurn] = []
         self._flush: asyncio.TimerHandle | None = None
         # Of that thread: what is in the ledger and in no segment yet.
         self._number, self._checksum = 0, journal.START
@@ -77,9 +87,18 @@ class Recorder:
         self._lines = [ev.encode(event) for event in tail]
         self._rows = list(rows)
 
-    def add(self, event: ev.Event, judged: Judged | None = None) -> None:
-        """Takes an event, and with ``Scored`` the group."""
+    def add(
+        self,
+        event: ev.Event,
+        judged: Judged | None = None,
+        turns: Sequence[RecordedTurn] = (),
+    ) -> None:
+        """Takes an event; with ``Scored`` the group, with ``Generated`` turns that are to be kept.
+
+        Turns are kept until the group is scored, so that nobody need sample them again.
+        """
         self._news.append(event)
+        self._turns += turns
         if judged is not None:
             self._judged.append(judged)
         if self._flush is None:
@@ -95,9 +114,9 @@ class Recorder:
         Raises:
           RlaxError: it cannot be written.
         """
-        news, judged = self._taken()
+        taken = self._taken()
         # Whoever waits may give up; what was taken must be written before what comes after it.
-        work = self._submit(self._commit, news, judged, step, batch)
+        work = self._submit(self._commit, taken, step, batch)
         return await asyncio.shield(asyncio.wrap_future(work))
 
     async def call[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -111,12 +130,12 @@ class Recorder:
 
     def close(self) -> None:
         """Writes what is left into the ledger; waits 20 s at most."""
-        news, judged = self._taken()
+        taken = self._taken()
 
         def last() -> None:
             try:
-                if news:
-                    self._to_ledger(news, judged)
+                if taken.news:
+                    self._to_ledger(taken)
             except Exception as error:  # noqa: BLE001  reported like that of any other write
                 self._on_error(error)
             finally:
@@ -124,17 +143,18 @@ class Recorder:
 
         self._worker.finish(last, _CLOSE_S)
 
-    def _taken(self) -> tuple[list[ev.Event], list[Judged]]:
+    def _taken(self) -> _Taken:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
-        news, judged, self._news, self._judged = self._news, self._judged, [], []
-        return news, judged
+        taken = _Taken(self._news, self._judged, self._turns)
+        self._news, self._judged, self._turns = [], [], []
+        return taken
 
     def _flush_now(self) -> None:
-        news, judged = self._taken()
-        if news:
-            self._submit(self._to_ledger, news, judged)
+        taken = self._taken()
+        if taken.news:
+            self._submit(self._to_ledger, taken)
 
     def _submit[**P, T](self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future = self._worker.submit(work, *args, **kwargs)
@@ -147,22 +167,21 @@ class Recorder:
 
     # --- on the thread -------------------------------------------------------------------------
 
-    def _to_ledger(self, news: list[ev.Event], judged: list[Judged]) -> None:
-        rows = samples.to_table(judged) if judged else None
-        encoded = [(event, ev.encode(event)) for event in news]
-        self._last_event = self._ledger.add(encoded, rows)
+    def _to_ledger(self, taken: _Taken) -> None:
+        rows = samples.to_table(taken.judged) if taken.judged else None
+        encoded = [(event, ev.encode(event)) for event in taken.news]
+        self._last_event = self._ledger.add(encoded, rows, taken.turns)
         self._lines += [line for _, line in encoded]
         if rows is not None:
             self._rows.append(rows)
 
     def _commit(
         self,
-        news: list[ev.Event],
-        judged: list[Judged],
+        taken: _Taken,
         step: int,
         batch: TrainBatch | None,
     ) -> Commit:
-        self._to_ledger(news, judged)
+        self._to_ledger(taken)
         rows = samples.joined(self._rows)
         in_batch = {group.id for group in batch.groups} if batch else set[int]()
         scored = dict.fromkeys(rows.column("group").to_pylist())

@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
@@ -110,13 +112,17 @@ def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) 
 
 
 def single_turn(
-    source: PromptSource, prompt: Prompt, samples: Sequence[Sampled]
+    source: PromptSource, context: np.ndarray, samples: Sequence[Sampled]
 ) -> tuple[Episode, ...]:
-    """An episode of each sample, which answers the prompt at once; its text made harmless."""
+    """An episode of each sample, which answers the prompt at once; its text made harmless.
+
+    Args:
+      context: int32 [length], what was asked.
+    """
     return tuple(
         Episode(
             index=index,
-            trajectories=(Trajectory((Turn(prompt.tokens, sampled),)),),
+            trajectories=(Trajectory((Turn(context, sampled),)),),
             text=harmless(source.decode(sampled.tokens)),
         )
         for index, sampled in enumerate(samples)

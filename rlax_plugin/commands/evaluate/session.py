@@ -100,6 +100,7 @@ async def open_session(
             context,
             registry,
             registry.part("prompt_source", choice, key, context),
+            registry.part("environment", section.environment, "rlax.environment", context),
             config_hash=config_hash,
             parameters=parameters,
             closing=closing,

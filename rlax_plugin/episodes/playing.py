@@ -1,0 +1,191 @@
+"""One episode under way: its turns so far, its limits, and what an earlier process knew of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.ports.environment import Answer, EpisodeLimit, PlayedEpisode
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.rollouts.defects import outside
+from rlax_plugin.text.harmless import harmless
+from rlax_plugin.types import Episode, Key, Sampled, Trajectory, Turn
+
+Ask = Callable[[Key, np.ndarray, int, int], Awaitable[Sampled]]
+"""(key, context, max_new_tokens, min_version) -> what was sampled behind the context."""
+
+
+class TurnLog(Protocol):
+    """Remembers turns, so that a process that takes the run over need not sample them again."""
+
+    def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
+        """The turns of a group that an earlier process has remembered."""
+        ...
+
+    def sampled(self, key: Key, turn: Turn) -> None:
+        """A turn was sampled."""
+        ...
+
+    def discarded(self, key: Key) -> None:
+        """A turn, and every later one of its episode, is void: the environment gave otherwise."""
+        ...
+
+
+class NoLog(TurnLog):
+    """For episodes that do not train."""
+
+    def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
+        return ()
+
+    def sampled(self, key: Key, turn: Turn) -> None: ...
+
+    def discarded(self, key: Key) -> None: ...
+
+
+class Playing(PlayedEpisode):
+    """An episode from its first answer on; see ``PlayedEpisode``.
+
+    What is asked for again is answered from what is known, as long as the same is given: after the
+    environment's process was lost, or the trainer's. From the first difference on it is void.
+
+    Args:
+      key: of the episode's first turn.
+      first: the first turn.
+      known: later turns that an earlier process has sampled.
+      ask: has a turn sampled.
+    """
+
+    def __init__(
+        self,
+        section: RlaxSection,
+        source: PromptSource,
+        key: Key,
+        first: Turn,
+        *,
+        ask: Ask,
+        log: TurnLog,
+        known: Sequence[tuple[Key, Turn]] = (),
+    ):
+        assert key.sample is not None
+        self._section, self._source, self._key = section, source, key
+        self._first, self._ask, self._log = first, ask, log
+        self.index = key.sample
+        self._known = {(key.trajectory, key.turn): turn for key, turn in known}
+        self._turns: list[list[Turn]] = []
+        self._contexts: list[np.ndarray] = []  # what a trajectory's first turn was given before
+        self._newest = first
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        for number, turns in enumerate(self._turns):
+            for index, turn in enumerate(turns):
+                self._known[number, index] = turn
+        self._known.pop((0, 0), None)
+        self._turns, self._contexts = [[self._first]], [np.zeros(0, np.int32)]
+        self._newest, self._last = self._first, 0
+
+    # --- what the environment sees -------------------------------------------------------------
+
+    @property
+    def answer(self) -> Answer:
+        """The newest."""
+        sampled = self._newest.sampled
+        assert sampled.finish is not None
+        return Answer(sampled.tokens, self._text(sampled.tokens), sampled.finish)
+
+    @property
+    def turns_left(self) -> int:
+        return self._section.episodes.max_turns - sum(map(len, self._turns))
+
+    @property
+    def tokens_left(self) -> int:
+        """Behind the newest answer."""
+        return self._left(self._last)
+
+    def _left(self, trajectory: int) -> int:
+        begun = [len(self._first.given), *map(len, self._contexts[1:])][trajectory]
+        most = min(begun + self._section.episode_tokens, self._section.row_tokens)
+        return most - len(self._context(trajectory))
+
+    def _context(self, trajectory: int) -> np.ndarray:
+        parts = [p for t in self._turns[trajectory] for p in (t.given, t.sampled.tokens)]
+        return np.concatenate([*parts]) if parts else self._contexts[trajectory]
+
+    def begin(self, context: Sequence[int] | str) -> int:
+        tokens = self._tokens(context)
+        if self.turns_left < 1 or len(tokens) > self._section.rollouts.max_prompt_tokens:
+            raise EpisodeLimit(f"a sequence that begins with {len(tokens)} tokens does not fit")
+        self._turns.append([])
+        self._contexts.append(tokens)
+        return len(self._turns) - 1
+
+    async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+        if not 0 <= trajectory < len(self._turns):
+            raise ValueError(f"trajectory {trajectory}: there are {len(self._turns)}")
+        turns, tokens = self._turns[trajectory], self._tokens(given)
+        left = self._left(trajectory) - len(tokens)
+        if self.turns_left < 1 or left < 1:
+            raise EpisodeLimit(
+                f"{len(tokens)} tokens are given, room is left for {self.turns_left} turns and "
+                f"{max(0, left)} tokens: rlax.episodes sets the limits"
+            )
+        before = self._context(trajectory)
+        if not turns:
+            tokens = np.concatenate([before, tokens])
+        context = np.concatenate([before, tokens]) if turns else tokens
+        if not len(context):
+            raise ValueError("nothing is given to go on from")
+        key = self._key._replace(trajectory=trajectory, turn=len(turns))
+        turn = self._known.pop((trajectory, len(turns)), None)
+        if turn is not None and not np.array_equal(turn.given, tokens):
+            self._known.clear()
+            self._log.discarded(key)
+            turn = None
+        if turn is None:
+            most = min(self._section.rollouts.max_new_tokens, left)
+            oldest = max((int(t.sampled.versions[-1]) for t in turns), default=0)
+            turn = Turn(tokens, await self._ask(key, context, most, oldest))
+            self._log.sampled(key, turn)
+        turns.append(turn)
+        self._newest, self._last = turn, trajectory
+        return self.answer
+
+    def _tokens(self, given: Sequence[int] | str) -> np.ndarray:
+        if isinstance(given, str):
+            encode = getattr(self._source, "encode_given", None)
+            if encode is None:
+                raise ValueError("the prompt source has no encode_given: give tokens, not a text")
+            given = encode(given)
+        tokens = np.asarray(given, np.int64).reshape(-1)
+        if len(tokens) and (why := outside(tokens, 0)):
+            raise ValueError(why)
+        return tokens.astype(np.int32)
+
+    def _text(self, tokens: np.ndarray) -> str:
+        return harmless(self._source.decode(tokens))
+
+    # --- when it is over -----------------------------------------------------------------------
+
+    def episode(self, text: str | None, *, cut: bool) -> Episode:
+        """What the workers have sampled, put together.
+
+        Args:
+          text: what rewards read; None: the newest answer's.
+        """
+        kept = [turns for turns in self._turns if turns]
+        trajectories = tuple(Trajectory(tuple(turns)) for turns in kept)
+        texts: list[str] = []
+        if sum(map(len, kept)) > 1:
+            for turn in (turn for turns in kept for turn in turns):
+                given = "" if turn is self._first else self._text(turn.given)
+                texts += [given, self._text(turn.sampled.tokens)]
+        return Episode(
+            index=self.index,
+            trajectories=trajectories,
+            text=self.answer.text if text is None else harmless(text),
+            ended="cut" if cut else "done",
+            texts=tuple(texts[1:]),
+        )

@@ -1,0 +1,240 @@
+"""Plays and scores the episodes of a group, once its first answers are there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.episodes.playing import NoLog, Playing, TurnLog
+from rlax_plugin.ports.environment import Environment, Outcome
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rollouts.dispatch import Dispatcher
+from rlax_plugin.rollouts.fleet import Worker
+from rlax_plugin.rollouts.requests import single_turn
+from rlax_plugin.rollouts.tickets import Answer
+from rlax_plugin.types import (
+    EMPTY,
+    Episode,
+    Key,
+    Prompt,
+    Request,
+    Sampled,
+    Score,
+    Trajectory,
+    Turn,
+    Unscored,
+)
+
+SeedOf = Callable[[int, int, int], int]
+"""(sample, trajectory, turn) -> its 64-bit seed."""
+
+
+class Scored(NamedTuple):
+    """The episodes of a group, in order.
+
+    Attributes:
+      workers: all that have generated a part of any, lost ones too.
+      reward_s: seconds that scoring took.
+    """
+
+    episodes: tuple[Episode, ...]
+    scores: tuple[Score | Unscored, ...]
+    workers: tuple[Worker, ...]
+    reward_s: float
+
+
+class EpisodeRunner:
+    """Takes the first answers to a prompt to scored episodes.
+
+    Args:
+      environment: chosen by ``rlax.environment``.
+      dispatcher: has later turns generated.
+    """
+
+    def __init__(
+        self,
+        section: RlaxSection,
+        source: PromptSource,
+        environment: Environment,
+        dispatcher: Dispatcher,
+    ):
+        self._section, self._source = section, source
+        self.environment, self._dispatcher = environment, dispatcher
+
+    async def run(
+        self,
+        prompt: Prompt,
+        answer: Answer,
+        pool: RewardPool,
+        seed_of: SeedOf,
+        *,
+        source: PromptSource | None = None,
+        log: TurnLog | None = None,
+    ) -> Scored:
+        """Plays the episodes side by side, and has them scored.
+
+        An episode that its environment failed at has no score; the others of its group have.
+
+        Args:
+          answer: to the group's request.
+          pool: whose processes play and score.
+          source: the prompt's; None: that of training.
+          log: None: the episodes do not train, and what only training needs is dropped: a long
+            evaluation has gigabytes of log-probs.
+
+        Raises:
+          RlaxError: a turn cannot be generated, or no process can be started.
+        """
+        source = source or self._source
+        if not self._section.several_turns:
+            episodes = single_turn(source, answer.request.context, answer.samples)
+            workers = answer.workers
+            if log is None:
+                episodes = tuple(map(_light, episodes))
+                del answer
+            began_s = time.perf_counter()
+            scores = tuple(await pool.score(prompt, episodes))
+            return Scored(episodes, scores, workers, time.perf_counter() - began_s)
+        group = _Group(self, prompt, answer, pool, seed_of, source, log or NoLog())
+        return await group.run()
+
+    async def ask(self, request: Request) -> Answer:
+        """Has a later turn generated."""
+        return await self._dispatcher.submit(request)
+
+
+class _Group:
+    """The episodes of one group while they are played."""
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        prompt: Prompt,
+        answer: Answer,
+        pool: RewardPool,
+        seed_of: SeedOf,
+        source: PromptSource,
+        log: TurnLog,
+    ):
+        self._runner, self._prompt, self._pool = runner, prompt, pool
+        self._first, self._seed_of = answer.request, seed_of
+        self._section, self._source, self._log = runner._section, source, log
+        self._samples = answer.samples
+        self._workers = dict.fromkeys(answer.workers)
+
+    async def run(self) -> Scored:
+        known = self._log.turns_of(self._first.key.group)
+        playing = [
+            self._playing(index, sampled, [one for one in known if one[0].sample == index])
+            for index, sampled in enumerate(self._samples)
+        ]
+        tasks = [
+            asyncio.ensure_future(self._pool.play(self._prompt, episode)) for episode in playing
+        ]
+        try:
+            outcomes = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        episodes = tuple(
+            episode.episode(
+                outcome.text if isinstance(outcome, Outcome) else None,
+                cut=not isinstance(outcome, Outcome) or outcome.ended == "cut",
+            )
+            for episode, outcome in zip(playing, outcomes, strict=True)
+        )
+        began_s = time.perf_counter()
+        scores = await self._scores(episodes, outcomes)
+        return Scored(episodes, scores, tuple(self._workers), time.perf_counter() - began_s)
+
+    def _playing(self, index: int, sampled: Sampled, known: Sequence[tuple[Key, Turn]]) -> Playing:
+        key = self._first.key._replace(sample=index)
+        later = [one for one in known if (one[0].trajectory, one[0].turn) != (0, 0)]
+        first = Turn(self._first.context, sampled)
+        return Playing(
+            self._section,
+            self._source,
+            key,
+            first,
+            ask=self._ask,
+            log=self._log,
+            known=later,
+        )
+
+    async def _ask(self, key: Key, context: np.ndarray, most: int, oldest: int) -> Sampled:
+        assert key.sample is not None
+        first = self._first
+        request = Request(
+            key=key,
+            attempt=1,
+            context=context,
+            seeds=(self._seed_of(key.sample, key.trajectory, key.turn),),
+            sampling=replace(first.sampling, max_new_tokens=most),
+            min_version=max(first.min_version, oldest),
+            exactly=first.exactly,
+            session=f"{key.purpose}/{key.group}/{key.sample}",
+        )
+        answer = await self._runner.ask(request)
+        self._workers |= dict.fromkeys(answer.workers)
+        (sampled,) = answer.samples
+        return sampled
+
+    async def _scores(
+        self, episodes: Sequence[Episode], outcomes: Sequence[Outcome | Unscored]
+    ) -> tuple[Score | Unscored, ...]:
+        played = [
+            (episode, outcome)
+            for episode, outcome in zip(episodes, outcomes, strict=True)
+            if isinstance(outcome, Outcome)
+        ]
+        scores = await self._pool.score(self._prompt, [episode for episode, _ in played])
+        found = iter(
+            _with_rewards(score, *pair) for score, pair in zip(scores, played, strict=True)
+        )
+        return tuple(
+            next(found) if isinstance(outcome, Outcome) else outcome for outcome in outcomes
+        )
+
+
+def _light(episode: Episode) -> Episode:
+    """The episode without log-probs, versions and side channels."""
+    none, nats = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    trajectories = tuple(
+        Trajectory(
+            tuple(
+                Turn(t.given, replace(t.sampled, logprobs=nats, versions=none, side=EMPTY))
+                for t in one.turns
+            )
+        )
+        for one in episode.trajectories
+    )
+    return replace(episode, trajectories=trajectories)
+
+
+def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -> Score | Unscored:
+    """The score of rewards with what the environment paid for turns, at their last tokens."""
+    if isinstance(score, Unscored) or not (outcome.rewards or outcome.metrics):
+        return score
+    paid = score.token_rewards
+    if outcome.rewards:
+        of_turns = [np.zeros(len(sampled.tokens)) for sampled in episode.sampled]
+        for turn, reward in zip(of_turns, outcome.rewards, strict=True):
+            turn[-1] = reward
+        paid = tuple(
+            of_turns
+            if not paid
+            else (one + other for one, other in zip(of_turns, paid, strict=True))
+        )
+    return replace(
+        score,
+        total=score.total + sum(outcome.rewards),
+        metrics={**score.metrics, **outcome.metrics},
+        token_rewards=paid,
+    )

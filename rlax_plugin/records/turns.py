@@ -1,0 +1,34 @@
+"""Turns of episodes that are not over, as the ledger keeps them until their group is scored."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlax_plugin.records import samples
+from rlax_plugin.records.read_samples import from_table
+from rlax_plugin.types import Episode, Key, Prompt, ScoredGroup, Trajectory, Turn, Unscored
+
+_NO_PROMPT = Prompt("", np.zeros(0, np.int32), "", "")
+
+
+class RecordedTurn(NamedTuple):
+    """A turn, and the request that it was sampled for."""
+
+    key: Key
+    turn: Turn
+
+
+def to_bytes(recorded: RecordedTurn) -> bytes:
+    """The turn, as rows of ``samples``, in Arrow's format."""
+    key, turn = recorded
+    episode = Episode(key.sample or 0, (Trajectory((turn,)),))
+    group = ScoredGroup(key.group, 1, _NO_PROMPT, (episode,), (Unscored("it is not over"),))
+    return samples.to_arrow(samples.to_table([group]))
+
+
+def from_bytes(key: Key, data: bytes) -> RecordedTurn:
+    """What ``to_bytes`` made."""
+    (recorded,) = from_table(samples.from_arrow(data))
+    return RecordedTurn(key, recorded.group.episodes[0].trajectories[0].turns[0])

@@ -1,0 +1,139 @@
+"""Contract of environments: episodes are played, end, and depend on answers as they say."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
+from rlax_plugin.testing.builders import make_prompt
+from rlax_plugin.testing.contracts.inspection import Inspection, require
+from rlax_plugin.testing.contracts.trial import Trial
+from rlax_plugin.types import Prompt
+
+_PLAY_S = 10.0  # for an episode whose answers come at once
+_MOST_TURNS = 6
+_TEXTS = ("7", "12", "-12+34=", "", "a\nb", "\ud800", "9" * 5000, "<tool>1</tool>", "yes", "50")
+
+
+class ScriptedSession(Session):
+    """Answers at once with texts that a seed chooses; a further turn beyond the limit is refused.
+
+    Attributes:
+      given: what the environment has given, in order.
+      turns: answers so far.
+    """
+
+    def __init__(self, seed: int, most_turns: int = _MOST_TURNS):
+        self._rng = np.random.default_rng(seed)
+        self._most, self.turns = most_turns, 0
+        self.given: list[object] = []
+        self.answer = self._next()
+
+    @property
+    def turns_left(self) -> int:
+        return self._most - self.turns
+
+    @property
+    def tokens_left(self) -> int:
+        return 100_000
+
+    def _next(self) -> Answer:
+        self.turns += 1
+        text = str(self._rng.choice(np.array(_TEXTS, object)))
+        tokens = self._rng.integers(2, 60, max(1, len(text) % 50)).astype(np.int32)
+        self.answer = Answer(tokens, text, "stop" if self._rng.random() < 0.8 else "length")
+        return self.answer
+
+    async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+        kind = isinstance(given, str) or all(isinstance(t, int | np.integer) for t in given)
+        require(kind, f"it gave {given!r}: expected a text, or token ids")
+        self.given.append(given if isinstance(given, str) else [int(t) for t in given])
+        await asyncio.sleep(0)
+        if self.turns_left < 1:
+            raise EpisodeLimit("no further turn fits")
+        return self._next()
+
+    async def begin(self, context: Sequence[int] | str) -> int:
+        self.given.append(context)
+        return 1
+
+
+def check_environment(trial: Trial, part: Inspection) -> None:
+    """First questions, and episodes against answers of all sorts."""
+    environment: Environment = trial.built(part)
+    prompts = [make_prompt(text) for text in ("7", "12", "42")]
+    with part.rule(
+        "first(prompt) returns int32 [length], the first question, each time the same",
+        "return prompt.tokens, or tokens that depend on the prompt alone",
+    ):
+        for prompt in prompts:
+            one, two = environment.first(prompt), environment.first(prompt)
+            right = isinstance(one, np.ndarray) and one.dtype == np.int32 and one.ndim == 1
+            require(right and len(one) > 0, f"for {prompt.text!r} it returned {one!r}")
+            require(np.array_equal(one, two), f"{one.tolist()}, then {two.tolist()}")
+    with part.rule(
+        "play(prompt, session) is a coroutine that returns an Outcome",
+        "write async def play, and wait with await only: many episodes share a process",
+    ):
+        require(inspect.iscoroutinefunction(environment.play), "play is no coroutine function")
+    if not part.sound:
+        return
+    played: dict[int, tuple[Outcome, list[object]]] = {}
+    with part.rule(
+        "an episode ends with an Outcome, whatever the policy answers",
+        "return Outcome(...); rewards has one number per turn, or none; metrics are finite",
+    ):
+        for seed in range(40):
+            outcome, session = _played(environment, prompts[seed % len(prompts)], seed)
+            _check(outcome, session.turns)
+            played[seed] = outcome, session.given
+    with part.rule(
+        "an episode for which no further turn fits is ended",
+        "let EpisodeLimit pass, or catch it and return an Outcome",
+    ):
+        for seed in range(10):
+            outcome, session = _played(environment, prompts[seed % len(prompts)], seed, most=1)
+            _check(outcome, session.turns)
+    if getattr(environment, "deterministic", False):
+        with part.rule(
+            "deterministic: the same answers lead to the same episode",
+            "keep no state between episodes and use no randomness; or do not set deterministic",
+        ):
+            for seed, (outcome, given) in reversed(played.items()):
+                again, session = _played(environment, prompts[seed % len(prompts)], seed)
+                require(again == outcome, f"{outcome}, then {again}")
+                require(session.given == given, f"it gave {given}, then {session.given}")
+
+
+def _played(
+    environment: Environment, prompt: Prompt, seed: int, most: int = _MOST_TURNS
+) -> tuple[Outcome, ScriptedSession]:
+    session = ScriptedSession(seed, most)
+
+    async def play() -> Outcome:
+        try:
+            return await asyncio.wait_for(environment.play(prompt, session), _PLAY_S)
+        except EpisodeLimit:
+            return Outcome(ended="cut")
+        except TimeoutError:
+            texts = f"{session.turns} turns, the last answer was {session.answer.text[:80]!r}"
+            require(False, f"an episode did not end within {_PLAY_S:g} s: {texts}")
+            raise
+
+    return asyncio.run(play()), session
+
+
+def _check(outcome: object, turns: int) -> None:
+    require(isinstance(outcome, Outcome), f"it returned {outcome!r}")
+    assert isinstance(outcome, Outcome)
+    require(outcome.text is None or isinstance(outcome.text, str), f"its text is {outcome.text!r}")
+    require(outcome.ended in ("done", "cut"), f"it ended {outcome.ended!r}")
+    count = len(outcome.rewards)
+    require(count in (0, turns), f"it has {count} rewards for {turns} turns")
+    values = [*outcome.rewards, *outcome.metrics.values()]
+    require(all(math.isfinite(float(v)) for v in values), f"it has the figures {values}")
