@@ -22,13 +22,14 @@ from rlax_plugin.config.base import (
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
-from rlax_plugin.config.rollouts import Batches, Curation, Rollouts, Staleness
-from rlax_plugin.config.section import Deadlines, Network, RlaxSection, Weights
+from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
+from rlax_plugin.config.section import SINGLE_TURN, Deadlines, Network, RlaxSection, Weights
 from rlax_plugin.config.speeds import Assume
 
 __all__ = [
     "INT32_MAX",
     "KL",
+    "SINGLE_TURN",
     "SLOTS",
     "YEAR_S",
     "Algorithm",
@@ -37,6 +38,7 @@ __all__ = [
     "Choice",
     "Curation",
     "Deadlines",
+    "Episodes",
     "Evaluation",
     "EvaluationSet",
     "Network",

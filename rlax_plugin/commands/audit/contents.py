@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 
@@ -207,6 +208,7 @@ class Contents:
             "prompt": one.prompt,
             "attempt": event.attempt,
             "samples": event.samples,
+            "later turns": event.later_turns,
             "tokens": event.tokens,
             "oldest version": event.oldest_version,
             "newest version": event.newest_version,
@@ -215,6 +217,7 @@ class Contents:
             "prompt": group.prompt.id,
             "attempt": group.attempt,
             "samples": len(group.episodes),
+            "later turns": sum(1 for _ in group.sampled) - len(group.episodes),
             "tokens": sum(episode.tokens for episode in group.episodes),
             "oldest version": int(versions.min()) if len(versions) else None,
             "newest version": int(versions.max()) if len(versions) else None,
@@ -247,6 +250,14 @@ class Contents:
                     f"sample {episode.index}: expected {wanted} (on_new_weights is "
                     f"{self._limits.on_new_weights}), found {_runs(sampled)}"
                 )
+        for episode in group.episodes:
+            for one in episode.trajectories:
+                for before, turn in itertools.pairwise(t.sampled.versions for t in one.turns):
+                    if turn[0] < before[-1]:
+                        return (
+                            f"sample {episode.index}: expected no turn with an older version than "
+                            f"the turn before it, found {turn[0]} after {before[-1]}"
+                        )
         return None
 
 

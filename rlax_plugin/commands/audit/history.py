@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from rlax_plugin.commands.audit.generation import Generation
 from rlax_plugin.commands.audit.limits import Limits
 from rlax_plugin.commands.audit.report import Figures, Findings, Rule
 from rlax_plugin.records import events as ev
@@ -28,7 +29,7 @@ class Alive:
     prompt: str
     min_version: int
     attempt: int = 1
-    generated: ev.Generated | None = None
+    generated: Generation | None = None
     scored: ev.Scored | None = None
     segment: int = 0
     digest: str = ""
@@ -72,6 +73,8 @@ class History:
                 self._reissued(event)
             case ev.Generated():
                 self._generated(event)
+            case ev.Discarded():
+                self._discarded(event)
             case ev.Scored():
                 self._scored(event)
             case ev.Trained():
@@ -129,14 +132,17 @@ class History:
         one = self._open(event.group, "generated")
         if one is None:
             return
-        if one.generated is not None:
+        if event.sample is not None:
+            self._later_turn(event, one)
+        elif one.generated is not None:
             self._findings.violation(
                 Rule.GENERATED_TWICE,
                 f"group {event.group} was generated at attempt {event.attempt}: expected it to be "
                 f"issued again after it was generated at attempt {one.generated.attempt}",
                 group=event.group,
             )
-        one.generated = event
+        if event.sample is None:
+            one.generated = Generation(event)
         for version in (event.oldest_version, event.newest_version):
             self._generated_with.setdefault(version, event.group)
         if event.oldest_version < one.min_version:
@@ -153,6 +159,28 @@ class History:
                 f"1 to {one.attempt}, found {event.attempt}",
                 group=event.group,
             )
+
+    def _later_turn(self, event: ev.Generated, one: Alive) -> None:
+        what = f"turn {event.turn} of sample {event.sample} was generated"
+        if one.generated is None:
+            wanted = "the first turns of the group before it"
+            self._turn_misplaced(Rule.WRONG_ORDER, event.group, what, wanted)
+        elif wanted := one.generated.add(event):
+            self._turn_misplaced(Rule.WRONG_TURN, event.group, what, wanted)
+
+    def _discarded(self, event: ev.Discarded) -> None:
+        one = self._open(event.group, "discarded in part")
+        if one is None:
+            return
+        what = f"turn {event.turn} of sample {event.sample} is discarded"
+        wanted = "it to be generated before" if one.generated is None else None
+        if wanted := wanted or (one.generated and one.generated.discard(event)):
+            self._turn_misplaced(Rule.WRONG_TURN, event.group, what, wanted)
+        self._figures.turns_discarded += 1
+
+    def _turn_misplaced(self, rule: Rule, group: int, what: str, wanted: str) -> None:
+        message = f"group {group}: {what}: expected {wanted}"
+        self._findings.violation(rule, message, group=group)
 
     def _scored(self, event: ev.Scored) -> None:
         what = "accepted" if event.rejected is None else "rejected"

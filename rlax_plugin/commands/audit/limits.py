@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 import yaml
 
-from rlax_plugin.config import Batches, Curation, Rollouts, Section, Staleness
+from rlax_plugin.config import (
+    SINGLE_TURN,
+    Batches,
+    Curation,
+    Episodes,
+    Rollouts,
+    Section,
+    Staleness,
+    plain_name,
+)
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import CONFIG, RunFiles
@@ -58,6 +67,9 @@ def read_limits(files: RunFiles) -> Limits:
     size, per_step = "group_size", "groups_per_step"
     lengths = "max_prompt_tokens", "max_new_tokens"
     rollouts = part(Rollouts, "rollouts", "on_new_weights", size, per_step, *lengths)
+    environment = section.get("environment") or {}
+    several = plain_name(str(environment.get("name", SINGLE_TURN))) != SINGLE_TURN
+    most = part(Episodes, "episodes", "max_tokens").max_tokens if several else 0
     batches = part(Batches, "batches", "rows", "sequences_per_row", "tokens")
     return Limits(
         max_staleness=part(Staleness, "staleness", "max_staleness").max_staleness,
@@ -66,7 +78,7 @@ def read_limits(files: RunFiles) -> Limits:
         groups_per_step=rollouts.groups_per_step,
         tokens_per_batch=batches.tokens,
         rows=batches.rows or rollouts.groups_per_step * rollouts.group_size,
-        row_tokens=rollouts.max_prompt_tokens + rollouts.max_new_tokens,
+        row_tokens=rollouts.max_prompt_tokens + (most or rollouts.max_new_tokens),
         sequences_per_row=batches.sequences_per_row,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
     )

@@ -17,6 +17,7 @@ class Rule(enum.StrEnum):
     UNKNOWN_GROUP = "unknown-group"  # an event is about a group that was never issued
     UNKNOWN_ATTEMPT = "unknown-attempt"  # attempts count from 1; what was generated was issued
     GENERATED_TWICE = "generated-twice"  # without being issued again in between
+    WRONG_TURN = "wrong-turn"  # turns of an episode are generated once, in order, of its sample
     TOO_OLD = "too-old"  # generated with a version older than the group was issued for
     WRONG_ORDER = "wrong-order"  # issued, generated, scored, then trained or dropped
     ENDED_TWICE = "ended-twice"  # a group has one end
@@ -67,6 +68,7 @@ class Figures:
       open: groups issued and not scored when the records end.
       ready: groups accepted and not trained then.
       samples, tokens: trained ones.
+      turns_discarded: how often turns of an episode were void after a restart.
       max_staleness: the largest among trained tokens, versions.
     """
 
@@ -82,6 +84,7 @@ class Figures:
     tokens: int = 0
     max_staleness: int = 0
     reissued: int = 0
+    turns_discarded: int = 0
     restarts: int = 0
 
 

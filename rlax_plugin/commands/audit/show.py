@@ -68,6 +68,11 @@ def _rows(figures: Figures) -> list[tuple[str, int, str]]:
         ("largest staleness", figures.max_staleness, "versions"),
         ("groups issued again", figures.reissued, "to another worker, or after a restart"),
         ("restarts", figures.restarts, ""),
+        *(
+            [("turns discarded", figures.turns_discarded, "an environment gave something else")]
+            if figures.turns_discarded
+            else []
+        ),
         ("journal segments", figures.segments, ""),
     ]
 
