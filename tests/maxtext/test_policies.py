@@ -30,8 +30,8 @@ ABOVE_REFERENCE = 0.5  # nats that the sampler's log-probs lie above the referen
 def batch(step):
     """Random tokens, the last four of each row trained; rows of staleness 1, 2, 3 in turn."""
     rng = np.random.default_rng(step)
-    dtypes = ARRAYS | HOST_ARRAYS
-    arrays = {name: np.zeros((ROWS, LENGTH), dtype) for name, dtype in dtypes.items()}
+    specs = ARRAYS | HOST_ARRAYS
+    arrays = {name: spec.zeros(ROWS, LENGTH) for name, spec in specs.items()}
     for side in ("inputs", "targets"):
         arrays[side][:] = rng.integers(0, VOCAB, (ROWS, LENGTH))
         arrays[f"{side}_position"][:] = np.arange(LENGTH)
