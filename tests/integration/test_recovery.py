@@ -25,7 +25,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.testing.packing import unpack
+from rlax_plugin.records.packing import unpack
 
 STEPS = 8
 SETTINGS = (
