@@ -138,7 +138,8 @@ OBJECTIVE_ROWS: tuple[Row, ...] = (
     (
         "<name>",
         "its own",
-        "mean of the value that a slot of a plug-in returns from its method `metrics`",
-        "if a slot of a plug-in has this method",
+        "mean of the value that a slot of a plug-in returns from its method `metrics`, or that a "
+        "batch signal has in `metrics`",
+        "if a slot of a plug-in, or a batch signal, has `metrics`",
     ),
 )
