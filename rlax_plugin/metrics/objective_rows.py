@@ -136,6 +136,12 @@ OBJECTIVE_ROWS: tuple[Row, ...] = (
         "if corrections has `veto`",
     ),
     (
+        "running_value",
+        "reward",
+        "mean of the value that a prompt had before the batch",
+        "trainer `bigram`, if its option `running_value` is above 0",
+    ),
+    (
         "<name>",
         "its own",
         "mean of the value that a slot of a plug-in returns from its method `metrics`, or that a "
