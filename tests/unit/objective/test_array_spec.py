@@ -5,7 +5,7 @@ import pytest
 
 from rlax_plugin.objective import batches
 from rlax_plugin.objective.arrays import ArraySpec
-from rlax_plugin.testing import make_batch
+from rlax_plugin.testing import make_arrays, make_batch
 
 EXPERTS = ArraySpec(np.dtype(np.int16), (5, 2))  # of 5 layers, 2 per token
 
@@ -33,6 +33,6 @@ def test_a_mismatch_says_what_is_there_and_what_was_expected(array, found):
 
 def test_a_batch_has_the_arrays_that_the_tables_declare(monkeypatch):
     monkeypatch.setitem(batches.HOST_ARRAYS, "experts", EXPERTS)
-    arrays = make_batch(length=9).arrays
+    arrays = make_arrays(make_batch(), length=9)
     assert arrays["experts"].shape == (4, 9, 5, 2) and arrays["experts"].dtype == np.int16
     assert arrays["rl_mask"].shape == (4, 9)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlax_plugin.api import ArraySpec, BatchSignal, RunFiles, SignalChain, TrainingError
-from rlax_plugin.testing import make_batch, make_group
+from rlax_plugin.testing import make_arrays, make_batch, make_group
 
 FLAGS = ArraySpec(np.dtype(np.int8), (2,))
 FLOAT64 = ArraySpec(np.dtype(np.float64))
@@ -35,7 +35,7 @@ class Signal(BatchSignal[str]):
 def two_groups():
     """Rewards 1 and 0, in two tokens each: rows 0 and 1, and again rows 2 and 3."""
     groups = [make_group((1.0, 0.0), lengths=(2, 2), id=number) for number in (0, 1)]
-    return make_batch(1, groups, length=5).arrays
+    return make_arrays(make_batch(1, groups), length=5)
 
 
 BATCH = two_groups()

@@ -8,9 +8,9 @@ import pytest
 from rlax_plugin.api import BatchSignal, RunFiles, SignalChain, TrainingError
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.testing import make_batch
+from rlax_plugin.testing import make_arrays, make_batch
 
-BATCH = make_batch().arrays
+BATCH = make_arrays(make_batch())
 FILE = "signals/00000005/counter/state.npz"
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rlax_plugin.api import RunFiles, TrainingError
-from rlax_plugin.objective.batches import build_batch
+from rlax_plugin.objective.batches import build_arrays
 from rlax_plugin.records.packing import unpack
-from rlax_plugin.testing import FakeTrainerPort, make_batch, make_group, make_prompt
+from rlax_plugin.testing import FakeTrainerPort, make_arrays, make_batch, make_group, make_prompt
 from rlax_plugin.testing.running_value import RunningValue
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
 
@@ -18,15 +18,13 @@ A, B = make_prompt("12"), make_prompt("34")
 
 
 def group(number, prompt, rewards):
-    advantages = np.zeros(len(rewards))
-    return make_group(rewards, id=number, prompt=prompt, advantages=advantages)
+    return make_group(rewards, id=number, prompt=prompt)
 
 
 def laid_out(groups, sequences_per_row):
-    samples = sum(len(g.rollouts) for g in groups)
-    return build_batch(
-        3, groups, rows=samples, length=20, sequences_per_row=sequences_per_row
-    ).arrays
+    samples = sum(len(g.episodes) for g in groups)
+    batch = make_batch(3, groups)
+    return build_arrays(batch, rows=samples, length=20, sequences_per_row=sequences_per_row)
 
 
 @pytest.mark.parametrize("sequences_per_row", [1, 3])
@@ -65,7 +63,7 @@ def batch_of(step):
         )
         for place in (0, 1)
     ]
-    return make_batch(step, groups).arrays
+    return make_arrays(make_batch(step, groups))
 
 
 def train(run, steps, *, stop_after=None, running_value=0.5):
