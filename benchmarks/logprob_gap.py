@@ -87,24 +87,25 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
     """Gaps of one trainer's first step, and the seconds its second one takes."""
     import jax
     import jax.numpy as jnp
-    from rlax_maxtext.options import TrainerOptions
-    from rlax_maxtext.policies import Policies
+    from rlax_maxtext.policies import OldPolicy
 
     from maxtext_overrides.config.loading import initialize
+    from maxtext_overrides.trainer.scoring import BatchScores
     from maxtext_overrides.trainer.train_loop import Events, Loop, fresh_weights, run_train_loop
 
     config = initialize(argv, **settings)
     # As for two updates per step: log pi_old is computed by a forward pass before the first.
     slots = ObjectiveSlots(*[None] * 5, (), Algorithm(old_policy="proximal"), updates_per_step=2)
     section = config.rlax.model_copy(update={"objective": Objective(mini_batches=2)})
-    policies = Policies(config, slots, section, TrainerOptions(), config.base_output_directory)
+    logprobs = BatchScores(config, section.rollouts.temperature)
+    old_policy = OldPolicy(slots, section, logprobs, offload=False)
     batch: dict[str, np.ndarray] = {}
     steps: list[tuple[float, np.ndarray]] = []
 
     def start(loop: Loop) -> None:
         made = sampler.batch(fresh_weights(loop))
         laid_out = build_arrays(made, rows=ROWS, length=config.max_target_length)
-        batch.update(policies.complete(loop, 1, laid_out))
+        batch.update(laid_out | old_policy.complete(loop, 1, laid_out))
 
     def policy_gradient(scores: Any, data: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         mask_bt = data["rl_mask"].astype(jnp.float32)

@@ -48,7 +48,8 @@ from rlax_plugin.metrics.tracking import (
 )
 
 # Objectives.
-from rlax_plugin.objective.advantages import Outcomes, of_batch, per_group
+from rlax_plugin.objective.advantages import Outcomes, completions, of_batch, per_group
+from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.objective.batches import ARRAYS
 from rlax_plugin.objective.inputs import TokenInputs
 from rlax_plugin.objective.loss import Aggregation, ObjectiveSlots, Ratio, make_loss, resolve
@@ -86,6 +87,11 @@ from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.rollouts.waited_for import WaitedFor
 
+# What a trainer adds to a batch.
+from rlax_plugin.signals.chain import SignalChain
+from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
+from rlax_plugin.signals.state import SignalState
+
 # Text from outside, and amounts in messages.
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.harmless import harmless, one_line, storable
@@ -118,14 +124,17 @@ if TYPE_CHECKING:
     from rlax_plugin.weights.fingerprint import fingerprint
 
 __all__ = [
+    "ADVANTAGE_INPUTS",
     "ARRAYS",
     "INT32_MAX",
     "MAX_STOP_IDS",
     "PREPARED",
     "Aggregation",
     "Answer",
+    "ArraySpec",
     "Arrays",
     "BackgroundTracker",
+    "BatchSignal",
     "BuildContext",
     "Canary",
     "CheckResult",
@@ -175,6 +184,8 @@ __all__ = [
     "Section",
     "Session",
     "SideSpec",
+    "SignalChain",
+    "SignalState",
     "Sink",
     "SlotOutput",
     "TokenInputs",
@@ -198,6 +209,7 @@ __all__ = [
     "alternatives",
     "check_file_writable",
     "check_readable",
+    "completions",
     "fingerprint",
     "fingerprint_numpy",
     "harmless",

@@ -35,11 +35,12 @@ from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
 from maxtext_overrides.variables import published
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.objective.arrays import ArraySpec
 
 log = logging.getLogger("rlax.maxtext")
 
-MAXTEXT_ARRAYS: dict[str, np.dtype] = {
-    f"{side}{suffix}": np.dtype(np.int32)
+MAXTEXT_ARRAYS: dict[str, ArraySpec] = {
+    f"{side}{suffix}": ArraySpec(np.dtype(np.int32))
     for side in ("inputs", "targets")
     for suffix in ("", "_position", "_segmentation")
 }
@@ -84,7 +85,7 @@ class Events:
     """What is called from inside the loop. An exception in any of them ends the loop with it.
 
     Attributes:
-      batches: step -> arrays [rows, length], for all of the step's updates; may block.
+      batches: step -> arrays [rows, length, ...], for all of the step's updates; may block.
       on_step_end: (loop, metrics) after each step. Metrics are device values: MaxText's scalars,
         means over the step's updates, and the objective's sums over them, under their own names.
       decide: step -> (save, stop), asked once after ``on_step_end``: whether to save a checkpoint
@@ -121,7 +122,7 @@ class _Extension:
     """The replacements of one run of the loop and what they have to remember."""
 
     def __init__(
-        self, train: Any, config: Any, events: Events, arrays: Mapping[str, np.dtype], rl: bool
+        self, train: Any, config: Any, events: Events, arrays: Mapping[str, ArraySpec], rl: bool
     ):
         self.train, self.config, self.events, self.arrays = train, config, events, arrays
         self.rl = rl
@@ -158,14 +159,9 @@ class _Extension:
     def _batch(self, step: int) -> dict[str, np.ndarray]:
         batch = self.events.batches(step)
         rows = self.config.global_batch_size_to_load * self.updates.mini_batches
-        shape = (rows, self.config.max_target_length)
-        for name, dtype in self.arrays.items():
-            found = batch.get(name)
-            if found is None or found.shape != shape or found.dtype != dtype:
-                what = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
-                raise TrainingError(
-                    f"batch of step {step}: {name} is {what}, expected {dtype}{list(shape)}"
-                )
+        for name, spec in self.arrays.items():
+            if wrong := spec.mismatch(batch.get(name), rows, self.config.max_target_length):
+                raise TrainingError(f"batch of step {step}: {name} is {wrong}")
         return {name: batch[name] for name in self.arrays}
 
     def create_data_iterator(self, config: Any, mesh: Any) -> tuple[Any, None]:
@@ -176,10 +172,12 @@ class _Extension:
         self, config: Any, batch_sharding: Any = None, is_eval: bool = False
     ) -> dict[str, jax.ShapeDtypeStruct]:
         del is_eval
-        shape = (config.global_batch_size_to_load, config.max_target_length)
+        rows, length = config.global_batch_size_to_load, config.max_target_length
         return {
-            name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
-            for name, dtype in self.arrays.items()
+            name: jax.ShapeDtypeStruct(
+                spec.shape(rows, length), spec.dtype, sharding=batch_sharding
+            )
+            for name, spec in self.arrays.items()
         }
 
     def validate_completed_steps(self, completed_steps: int, config_steps: int) -> None:
@@ -319,7 +317,7 @@ def run_train_loop(
     config: Any,
     events: Events,
     *,
-    arrays: Mapping[str, np.dtype] = MAXTEXT_ARRAYS,
+    arrays: Mapping[str, ArraySpec] = MAXTEXT_ARRAYS,
     objective: rl_loss.Objective | None = None,
 ) -> Loop:
     """Runs MaxText's ``train_loop`` from the newest checkpoint, if any, to ``config.steps``.
@@ -330,8 +328,8 @@ def run_train_loop(
       config: of ``config.loading.initialize``. With an objective, ``rlax.objective`` says how many
         updates a step has; they must divide ``steps``.
       events: see there.
-      arrays: names and dtypes of the arrays of a batch that the device gets, all
-        [rows, max_target_length].
+      arrays: names and specs of the arrays of a batch that the device gets, all
+        [rows, max_target_length, ...].
       objective: the RL objective; None trains with MaxText's own loss.
 
     Returns:

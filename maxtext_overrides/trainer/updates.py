@@ -44,7 +44,7 @@ class Updates:
 
         Args:
           step: RL step, counts from 1; with ``seed`` and epoch it decides the order.
-          batch: name -> [rows, length], ``rl_mask`` among them; ``mini_batches`` divides the rows.
+          batch: name -> [rows, length, ...], with ``rl_mask``; ``mini_batches`` divides the rows.
         """
         supervised = "rl_mask" not in batch
         if not supervised and np.count_nonzero(batch["rl_mask"].any(axis=1)) < self.mini_batches:

@@ -90,7 +90,7 @@ def _rows(tokens: np.ndarray, loop: Loop) -> dict[str, np.ndarray]:
         shape = (config.micro_batch_size_to_train_on, config.max_target_length)
     else:
         shape = (loop.mesh.size, max(count, min(config.max_target_length, _LONGEST)))
-    data = {name: np.zeros(shape, dtype) for name, dtype in MAXTEXT_ARRAYS.items()}
+    data = {name: spec.zeros(*shape) for name, spec in MAXTEXT_ARRAYS.items()}
     for side, shown in (("inputs", tokens[:-1]), ("targets", tokens[1:])):
         data[side][:, :count] = shown
         data[f"{side}_position"][:] = np.arange(shape[1])

@@ -50,7 +50,7 @@ def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dic
     Raises:
       ConfigError: a problem is longer than a row.
     """
-    arrays = {name: np.zeros((len(prompts), length), d) for name, d in MAXTEXT_ARRAYS.items()}
+    arrays = {name: spec.zeros(len(prompts), length) for name, spec in MAXTEXT_ARRAYS.items()}
     for side in ("inputs", "targets"):
         arrays[side].fill(source.pad_id)
         arrays[f"{side}_position"][:] = np.arange(length)

@@ -72,7 +72,7 @@ class MaxTextTrainer(Trainer):
         from maxtext_overrides.trainer.checkpoints import mismatch
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
         from rlax_maxtext import supervised
-        from rlax_maxtext.policies import Policies
+        from rlax_maxtext.batch_signals import signals_of
 
         argv = self._context.maxtext_argv
         config = initialize(argv, **self._first_weights())
@@ -85,41 +85,40 @@ class MaxTextTrainer(Trainer):
             config = initialize(argv, load_parameters_path=path)
 
         publish = self._publisher(port)
-        policies: Policies | None = None
-        if slots.needs_reference or slots.needs_old_logprobs:
-            run_url = self._context.run_url
-            policies = Policies(config, slots, self._section, self._options, run_url)
+        run_url = self._context.run_url
+        signals = signals_of(config, slots, self._section, self._options, run_url, self.checkpoints)
         running: Loop | None = None
 
         def on_start(loop: Loop) -> None:
             nonlocal running
             running = loop
-            if policies is not None:
-                policies.start(loop)
+            signals.start(loop, loop.completed)
             publish(loop)
 
         def batches(step: int) -> Mapping[str, np.ndarray]:
             batch = port.next_batch(step)
-            if policies is None:
-                return batch
             assert running is not None, "a loop starts before it asks for a batch"
-            return policies.complete(running, step, batch)
+            return signals.complete(running, step, batch)
+
+        def before_checkpoint(step: int) -> None:
+            signals.save(step)
+            port.before_checkpoint(step)
 
         def on_step_end(loop: Loop, metrics: Mapping[str, Any]) -> None:
             import jax
 
             publish(loop)  # dispatched first: it runs while the metrics are waited for
             found = jax.device_get(dict(metrics))
-            port.step_done(loop.completed, found | (policies.metrics if policies else {}))
+            port.step_done(loop.completed, signals.metrics | found)
 
         events = Events(
             batches=batches,
             on_step_end=on_step_end,
             decide=port.decide,
             on_start=on_start,
-            before_checkpoint=port.before_checkpoint,
+            before_checkpoint=before_checkpoint,
         )
-        arrays = ARRAYS | (policies.arrays if policies else {})
+        arrays = ARRAYS | signals.device_arrays
         try:
             run_train_loop(config, events, arrays=arrays, objective=make_loss(slots))
         except ValueError as error:

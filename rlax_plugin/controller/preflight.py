@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import psutil
 
 from rlax_plugin.build import Registry
@@ -98,7 +97,7 @@ def _check_sampling(section: RlaxSection) -> None:
 def _check_memory(section: RlaxSection) -> None:
     """The controller lays out whole batches in this machine's memory."""
     rows, length = section.batch_rows, section.row_tokens
-    a_token = sum(np.dtype(dtype).itemsize for dtype in (ARRAYS | HOST_ARRAYS).values())
+    a_token = sum(spec.bytes_per_position for spec in (ARRAYS | HOST_ARRAYS).values())
     needed, there = rows * length * a_token, psutil.virtual_memory().total
     if needed <= there:
         return

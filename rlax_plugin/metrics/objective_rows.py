@@ -136,9 +136,16 @@ OBJECTIVE_ROWS: tuple[Row, ...] = (
         "if corrections has `veto`",
     ),
     (
+        "running_value",
+        "reward",
+        "mean of the value that a prompt had before the batch",
+        "trainer `bigram`, if its option `running_value` is above 0",
+    ),
+    (
         "<name>",
         "its own",
-        "mean of the value that a slot of a plug-in returns from its method `metrics`",
-        "if a slot of a plug-in has this method",
+        "mean of the value that a slot of a plug-in returns from its method `metrics`, or that a "
+        "batch signal has in `metrics`",
+        "if a slot of a plug-in, or a batch signal, has `metrics`",
     ),
 )

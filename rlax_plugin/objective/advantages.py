@@ -153,7 +153,7 @@ def of_batch(
     Raises:
       TrainingError: see ``of_groups``.
     """
-    places = list(_completions(arrays))
+    places = list(completions(arrays))
     longest = max((len(t) for _, t in places), default=0)
 
     def spread(source_bt: np.ndarray | None) -> np.ndarray | None:
@@ -177,8 +177,12 @@ def of_batch(
     return advantages_bt
 
 
-def _completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
-    """(row, positions) of every sample that has a reward."""
+def completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+    """(row, positions of its completion's tokens) of every sample of a batch that has a reward.
+
+    Args:
+      arrays: of ``objective/batches.py``: ``rl_group`` and ``targets_segmentation`` are read.
+    """
     segments_bt = arrays["targets_segmentation"]
     for row, scored_t in enumerate(arrays["rl_group"] > 0):
         for segment in np.unique(segments_bt[row][scored_t]):

@@ -14,32 +14,35 @@ import numpy as np
 
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.types import Episode, Score, ScoredGroup, TrainBatch, Trajectory
 
-ARRAYS: dict[str, np.dtype] = {
+_INT32, _FLOAT32 = ArraySpec(np.dtype(np.int32)), ArraySpec(np.dtype(np.float32))
+
+ARRAYS: dict[str, ArraySpec] = {
     # MaxText's own. Segmentation counts a row's sequences from 1 and is 0 on padding; padding
     # attends to padding, so that no attention row is empty, in a row without any sequence either.
     # Positions start at 0 in every sequence.
-    "inputs": np.dtype(np.int32),
-    "inputs_position": np.dtype(np.int32),
-    "inputs_segmentation": np.dtype(np.int32),
-    "targets": np.dtype(np.int32),
-    "targets_position": np.dtype(np.int32),
-    "targets_segmentation": np.dtype(np.int32),
+    "inputs": _INT32,
+    "inputs_position": _INT32,
+    "inputs_segmentation": _INT32,
+    "targets": _INT32,
+    "targets_position": _INT32,
+    "targets_segmentation": _INT32,
     # The objective's, on sampled tokens (stop token included) of scored episodes, 0 elsewhere.
     # Mask: 1 where a token trains; all of them do, but for ``mask_truncated``.
-    "rl_mask": np.dtype(np.int32),
-    "rl_advantages": np.dtype(np.float32),
+    "rl_mask": _INT32,
+    "rl_advantages": _FLOAT32,
     # log-probability under the sampler (``Sampled.logprobs``), nats.
-    "rl_behaviour_logprobs": np.dtype(np.float32),
+    "rl_behaviour_logprobs": _FLOAT32,
     # Version that the batch's update produces minus the token's version; 1 is on-policy.
-    "rl_staleness": np.dtype(np.int32),
+    "rl_staleness": _INT32,
 }
-HOST_ARRAYS: dict[str, np.dtype] = {
+HOST_ARRAYS: dict[str, ArraySpec] = {
     # For advantages (``advantages.of_batch``); they need not reach a device. The group's place in
     # the batch, from 1, on sampled tokens of scored episodes, 0 elsewhere; and the reward there.
-    "rl_group": np.dtype(np.int32),
-    "rl_rewards": np.dtype(np.float64),
+    "rl_group": _INT32,
+    "rl_rewards": ArraySpec(np.dtype(np.float64)),
 }
 
 
@@ -147,8 +150,7 @@ def build_arrays(
             f"{sequences_per_row} sequences at most"
         )
 
-    dtypes = ARRAYS | HOST_ARRAYS
-    arrays = {name: np.zeros((rows, length), dtype) for name, dtype in dtypes.items()}
+    arrays = {name: spec.zeros(rows, length) for name, spec in (ARRAYS | HOST_ARRAYS).items()}
     position_t = np.arange(length, dtype=np.int32)
     for side in ("inputs", "targets"):
         arrays[side].fill(pad_id)

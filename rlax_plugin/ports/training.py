@@ -71,7 +71,10 @@ class TrainerPort(Protocol):
     """All that a trainer knows of the controller; called on the trainer's thread."""
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
-        """Blocks until the batch of ``step`` (from 1) is there; name -> array [rows, length].
+        """Blocks until the batch of ``step`` (from 1) is there.
+
+        Returns:
+          name -> array [rows, length, ...], see ``objective.arrays.ArraySpec``.
 
         Raises:
           DeadlineError, WorkerError: no batch will come.

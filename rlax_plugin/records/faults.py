@@ -26,6 +26,7 @@ class FaultPoint(enum.StrEnum):
     SEGMENT_WRITTEN = "segment-written"  # the journal says so, the ledger does not
     COMMIT_ENDED = "commit-ended"  # the ledger does as well; the batch is not trained yet
     STEP_TRAINED = "step-trained"  # the update is done and nowhere but in memory
+    SIGNALS_WRITTEN = "signals-written"  # their state of a step, before its snapshot
     SNAPSHOT_BEGUN = "snapshot-begun"  # the journal is complete, the snapshot not written
     SNAPSHOT_WRITTEN = "snapshot-written"  # the checkpoint it belongs to does not exist yet
     CHECKPOINT_WRITTEN = "checkpoint-written"  # the step is committed; rlax_plugin.testing only

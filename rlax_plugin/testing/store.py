@@ -14,7 +14,7 @@ from rlax_plugin.errors import (
 )
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.testing.packing import pack, unpack
+from rlax_plugin.records.packing import pack, unpack
 
 FILE = "weights.npz"
 

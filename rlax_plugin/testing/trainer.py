@@ -18,8 +18,10 @@ from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer, TrainerPort
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.packing import pack, unpack
+from rlax_plugin.signals.chain import SignalChain
 from rlax_plugin.testing import policy
-from rlax_plugin.testing.packing import pack, unpack
+from rlax_plugin.testing.running_value import RunningValue, less_value
 from rlax_plugin.testing.task import check_vocabulary
 from rlax_plugin.types import Canary, Descent
 
@@ -33,7 +35,8 @@ CANARY_TOLERANCE = 1e-4  # nats; the same code on another machine differs by 1e-
 class BigramConfig(Section):
     """Trains a toy bigram policy with plain REINFORCE, without JAX.
 
-    It uses the advantages of rlax.objective and ignores the other slots.
+    It uses the advantages of rlax.objective, unless running_value is set, and ignores the other
+    slots.
     """
 
     learning_rate: Annotated[float, Field(gt=0)] = Field(
@@ -43,6 +46,11 @@ class BigramConfig(Section):
     checkpoint_every: PositiveInt = Field(
         default=5,
         description="number of steps between checkpoints; the last step also writes a checkpoint",
+    )
+    running_value: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="weight of the newest group in an exponential mean of the rewards of each "
+        "prompt; above 0, the advantage of a sample is its reward less the mean before this batch",
     )
     train_s: Annotated[float, Field(ge=0, le=YEAR_S)] = Field(
         default=0.0, description="additional time per training step"
@@ -80,10 +88,10 @@ class Checkpoints:
 
 
 class BigramTrainer(Trainer):
-    """Calls the port in the order of MaxText's loop. The weights are all the state there is.
+    """Calls the port in the order of MaxText's loop. Beside the weights only signals have a state.
 
     The objective is REINFORCE, in one update, whatever slots ``rlax.objective`` has; its advantages
-    are the config's, because the controller computes them.
+    are the config's, because the controller computes them, or those of ``running_value``.
 
     Args:
       files: the run's directory.
@@ -98,6 +106,13 @@ class BigramTrainer(Trainer):
         self._config, self._steps = config, steps
         self._seed, self._temperature = seed, temperature
         self._checkpoints = Checkpoints(files)
+        rate = config.running_value
+        self._signals: SignalChain[policy.Weights] = SignalChain(
+            [RunningValue(rate)] if rate else [],
+            files,
+            less_value,
+            checkpoints=self._checkpoints.names,
+        )
         self._descent: Descent | None = None
 
     @classmethod
@@ -137,9 +152,10 @@ class BigramTrainer(Trainer):
 
     def run(self, port: TrainerPort) -> None:
         start, weights = self._checkpoints.newest() or (0, self._first_weights())
+        self._signals.start(weights, start)
         _publish(port, start, weights)
         for step in range(start + 1, self._steps + 1):
-            batch = port.next_batch(step)
+            batch = self._signals.complete(weights, step, port.next_batch(step))
             if step == self._config.fail_at:
                 raise RuntimeError("the trainer broke")
             weights, metrics = self._update(weights, batch)
@@ -148,7 +164,7 @@ class BigramTrainer(Trainer):
             if due:
                 self._checkpoint(port, step, weights)
             _publish(port, step, weights)
-            port.step_done(step, metrics)
+            port.step_done(step, self._signals.metrics | metrics)
             decision = port.decide(step)
             if decision.save and not due:
                 self._checkpoint(port, step, weights)
@@ -200,6 +216,7 @@ class BigramTrainer(Trainer):
         return updated, _metric_sums(batch, logprobs_n)
 
     def _checkpoint(self, port: TrainerPort, step: int, weights: policy.Weights) -> None:
+        self._signals.save(step)
         port.before_checkpoint(step)
         self._checkpoints.save(step, weights)
         reached(FaultPoint.CHECKPOINT_WRITTEN)

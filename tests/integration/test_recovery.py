@@ -20,12 +20,13 @@ import pytest
 from processes import finished
 from runs import CONFIG, DEADLINE_S
 
+import rlax_plugin.testing  # noqa: F401  registers objects://
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.testing.packing import unpack
+from rlax_plugin.records.packing import unpack
 
 STEPS = 8
 SETTINGS = (
@@ -35,6 +36,8 @@ SETTINGS = (
     "rlax.launcher.workers=1",
     f"steps={STEPS}",
 )
+# The trainer has a state beside its weights. Prompts come again, so that it matters.
+SIGNAL = ("rlax.trainer.running_value=0.5", "rlax.prompt_source.count=12")
 
 # Kills one after the other, each of what goes on from the last one: a point, and the time at which
 # that process reaches it.
@@ -45,7 +48,7 @@ CHAINS = (
     ),
     (
         *("config-written:1", "batch-written:2", "segment-written:1", "snapshot-begun:1"),
-        *("checkpoint-written:1", "weights-written:2", "metrics-written:1"),
+        *("signals-written:1", "checkpoint-written:1", "weights-written:2", "metrics-written:1"),
     ),
     (
         *("evaluation-written:1", "ledger-written:9", "commit-begun:1", "rollouts-written:1"),
@@ -63,6 +66,16 @@ def train(directory: Path, *overrides: str, kill_at: str = "") -> subprocess.Com
 def final_weights(files: RunFiles) -> dict[str, np.ndarray]:
     names = sorted(files.names("checkpoints"), key=lambda name: int(name.partition(".")[0]))
     return unpack(files.get(f"checkpoints/{names[-1]}"))
+
+
+def running_values(files: RunFiles) -> dict[str, list[float]]:
+    """The state of the trainer's signal at the last step; older ones went with the checkpoints."""
+    steps = [int(name) for name in files.names("signals")]
+    checkpoints = [int(name.partition(".")[0]) for name in files.names("checkpoints")]
+    assert sorted(steps) == sorted(checkpoints)
+    state = unpack(files.get(f"signals/{STEPS:08d}/running_value/state.npz"))
+    assert len(state["prompts"]) > 1 and len(set(state["values"].tolist())) > 1
+    return {name: array.tolist() for name, array in state.items()}
 
 
 def prompt_order(files: RunFiles) -> list[str]:
@@ -84,6 +97,7 @@ def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
     assert weights.keys() == expected.keys()
     for name, array in expected.items():
         assert weights[name].tobytes() == array.tobytes(), name
+    assert running_values(files) == running_values(undisturbed)
     assert prompt_order(files) == prompt_order(undisturbed)
     assert trained(files) == trained(undisturbed)
     report = audit(files)
@@ -101,10 +115,13 @@ def assert_replays(directory: Path) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> RunFiles:
     directory = tmp_path_factory.mktemp("undisturbed")
-    done = train(directory)
+    done = train(directory, *SIGNAL)
     assert done.returncode == 0, done.stdout + done.stderr
     files = RunFiles(directory / "runs/testing")
     assert audit(files).violation is None
+    metrics = [json.loads(line) for line in files.get("metrics.jsonl").decode().splitlines()]
+    values = [m["objective/running_value"] for m in metrics]
+    assert values[0] == 0 and min(values[STEPS // 2 :]) > 0
     return files
 
 
@@ -117,12 +134,12 @@ def test_the_chains_of_kills_have_every_point():
 def test_a_trainer_killed_again_and_again_ends_as_if_it_had_not_been(chain, tmp_path, undisturbed):
     files = RunFiles(tmp_path / "runs/testing")
     for kill in chain:
-        killed = train(tmp_path, kill_at=kill)
+        killed = train(tmp_path, *SIGNAL, kill_at=kill)
         assert killed.returncode == -signal.SIGKILL, f"{kill} was not reached: {killed.stdout}"
         if kill not in BEFORE_THE_JOURNAL:
             report = audit(files)
             assert report.violation is None, f"{kill}: {report.violation}"
-    again = train(tmp_path)
+    again = train(tmp_path, *SIGNAL)
     assert again.returncode == 0, again.stdout + again.stderr
     assert_same_run(files, undisturbed)
     assert_replays(tmp_path)
@@ -133,6 +150,7 @@ def test_packed_batches_of_tokens_end_the_same_and_are_replayed(tmp_path):
         "rlax.batches.tokens=75",
         "rlax.batches.rows=18",
         "rlax.batches.sequences_per_row=3",
+        *SIGNAL,
     )
     directories = [tmp_path / "undisturbed", tmp_path / "killed"]
     for directory in directories:
@@ -167,7 +185,7 @@ def test_packed_batches_of_tokens_end_the_same_and_are_replayed(tmp_path):
 
 def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undisturbed):
     bucket = f"objects:/{tmp_path}/bucket"
-    where = (f"base_output_directory={bucket}", f"rlax.state_dir={tmp_path}/state")
+    where = (*SIGNAL, f"base_output_directory={bucket}", f"rlax.state_dir={tmp_path}/state")
     killed = train(tmp_path, *where, kill_at="segment-written:5")
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     shutil.rmtree(tmp_path / "state")
@@ -178,6 +196,7 @@ def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undistu
     assert {n: a.tobytes() for n, a in weights.items()} == {
         n: a.tobytes() for n, a in expected.items()
     }
+    assert running_values(files) == running_values(undisturbed)
     assert prompt_order(files) == prompt_order(undisturbed)
     assert audit(files).violation is None
 

@@ -15,6 +15,7 @@ from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_trai
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective import advantages, batches, loss
+from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.types import Group, Prompt, Rollout
 
@@ -33,8 +34,8 @@ DESCENT = (
     "gradient_clipping_threshold=0.0",
 )
 ARRAYS = batches.ARRAYS | {
-    "rl_reference_logprobs": np.dtype(np.float32),
-    "rl_objective": np.dtype(np.int32),
+    "rl_reference_logprobs": ArraySpec(np.dtype(np.float32)),
+    "rl_objective": ArraySpec(np.dtype(np.int32), (2, 1)),  # any number of axes reaches the loss
 }
 
 
@@ -94,10 +95,10 @@ def batch_of(step, rows, sequences_per_row):
         step, groups, rows=rows, length=LENGTH, sequences_per_row=sequences_per_row
     ).arrays
     reference_bt = arrays["rl_behaviour_logprobs"] + 0.3 * np.sin(arrays["targets"])
-    which_bt = np.full((rows, LENGTH), step - 1, np.int32)
+    which = np.full((rows, LENGTH, 2, 1), step - 1, np.int32)
     return arrays | {
         "rl_reference_logprobs": reference_bt.astype(np.float32),
-        "rl_objective": which_bt,
+        "rl_objective": which,
     }
 
 

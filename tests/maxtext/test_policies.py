@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from rlax_maxtext.batch_signals import signals_of
 from rlax_maxtext.options import TrainerOptions
-from rlax_maxtext.policies import Policies
 
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
@@ -30,8 +30,8 @@ ABOVE_REFERENCE = 0.5  # nats that the sampler's log-probs lie above the referen
 def batch(step):
     """Random tokens, the last four of each row trained; rows of staleness 1, 2, 3 in turn."""
     rng = np.random.default_rng(step)
-    dtypes = ARRAYS | HOST_ARRAYS
-    arrays = {name: np.zeros((ROWS, LENGTH), dtype) for name, dtype in dtypes.items()}
+    specs = ARRAYS | HOST_ARRAYS
+    arrays = {name: spec.zeros(ROWS, LENGTH) for name, spec in specs.items()}
     for side in ("inputs", "targets"):
         arrays[side][:] = rng.integers(0, VOCAB, (ROWS, LENGTH))
         arrays[f"{side}_position"][:] = np.arange(LENGTH)
@@ -80,7 +80,8 @@ def policies(config, directory):
     """Three that differ in all they can; what only one of them needs is kept by that one only."""
 
     def policies_of(slots, section, name, **options):
-        return Policies(config, slots, section, TrainerOptions(**options), f"{directory}/{name}")
+        given = TrainerOptions(**options)
+        return signals_of(config, slots, section, given, f"{directory}/{name}", lambda: ())
 
     twice = section(epochs=2)
     return {
@@ -133,7 +134,7 @@ def run(tmp_path, on_start, stop_after, weights):
         found.loop, found.logits = loop, compiled_logits(loop.graph)
         weights[loop.completed] = fresh_weights(loop)
         for each in every.values():
-            each.start(loop)
+            each.start(loop, loop.completed)
         on_start(loop, config)
 
     def batches(step):
@@ -155,9 +156,11 @@ def run(tmp_path, on_start, stop_after, weights):
         decide=lambda step: (step == stop_after,) * 2,
         on_start=start,
     )
-    arrays = ARRAYS | every["in_loss"].arrays
+    arrays = ARRAYS | every["in_loss"].device_arrays
     run_train_loop(config, events, arrays=arrays, objective=make_loss(IN_LOSS))
-    found.compilations = [each._logprobs._compiled._cache_size() for each in every.values()]
+    scores = [[signal._logprobs for signal in chain._signals] for chain in every.values()]
+    found.compilations = [[s._compiled._cache_size() for s in those] for those in scores]
+    assert all(one is those[0] for those in scores for one in those)
     return found
 
 
@@ -186,7 +189,8 @@ def resumed(tmp, weights, three_steps):
         def start(name, directory, loop=loop, **reference):
             with pytest.raises(ConfigError) as error:
                 given = section(reference=reference)
-                Policies(config, IN_LOSS, given, TrainerOptions(), str(directory)).start(loop)
+                chain = signals_of(config, IN_LOSS, given, TrainerOptions(), str(directory), dict)
+                chain.start(loop, loop.completed)
             rejections[name] = str(error.value)
 
         start("absent", tmp / "elsewhere")
@@ -209,10 +213,10 @@ def test_each_adds_what_its_objective_reads(three_steps):
     old = {"rl_old_logprobs", "rl_old_known"}
     assert added == {
         "in_loss": old | {"rl_reference_logprobs"},
-        "in_reward": old,
+        "in_reward": old | {"rl_token_rewards"},  # read on the host
         "reprefill": old,
     }
-    assert three_steps.compilations == [1, 1, 1]
+    assert three_steps.compilations == [[1, 1], [1, 1], [1]]
 
 
 def test_reference_stays_what_training_started_from(three_steps, resumed, weights):
@@ -242,6 +246,13 @@ def test_kl_in_the_reward_is_taken_from_advantages(three_steps, resumed):
         reported = run_.reported[step]["in_reward"]
         assert reported["objective/reference_kl_k1"] == pytest.approx(64 * 0.5, rel=1e-5)
         assert reported["objective/reference_kl_k3"] == pytest.approx(64 * 0.1065307, rel=1e-5)
+        # 4 tokens a row, twice: rows 0 .. 7 less 0.2 sum to 26.4, and to 26.8 without signs.
+        assert reported["objective/advantage"] == pytest.approx(8 * 26.4, rel=1e-5)
+        assert reported["objective/advantage_abs"] == pytest.approx(8 * 26.8, rel=1e-5)
+        # Where the loss has the reference, advantages stay those of the recorded batch.
+        recorded_bt = run_.batches[step]["in_loss"]["rl_advantages"]
+        np.testing.assert_array_equal(recorded_bt, batch(step)["rl_advantages"])
+        assert "objective/advantage" not in run_.reported[step]["in_loss"]
 
 
 def test_proximal_is_the_policy_before_the_first_update(three_steps, weights):

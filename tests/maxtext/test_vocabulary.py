@@ -199,7 +199,10 @@ def temporary_bytes(directory, *argv):
     config = tests.configure(directory, *argv, steps=1)
     loss_fn = make_loss_fn(lean_imports.import_trainer(), entropy_too, 1.0)
     shape = (config.global_batch_size_to_load, config.max_target_length)
-    data = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in tests.ARRAYS.items()}
+    data = {
+        name: jax.ShapeDtypeStruct(spec.shape(*shape), spec.dtype)
+        for name, spec in tests.ARRAYS.items()
+    }
     found = []
 
     def on_start(loop):

@@ -23,7 +23,7 @@ def configure(tmp_path, *argv, **overrides):
 def batch(step):
     """Random tokens; row r trains on its last r + 1 targets: the halves differ in weight."""
     rng = np.random.default_rng(step)
-    arrays = {name: np.zeros((ROWS, LENGTH), dtype) for name, dtype in ARRAYS.items()}
+    arrays = {name: spec.zeros(ROWS, LENGTH) for name, spec in ARRAYS.items()}
     arrays["inputs"][:] = rng.integers(0, VOCAB, (ROWS, LENGTH))
     arrays["targets"][:] = rng.integers(0, VOCAB, (ROWS, LENGTH))
     for side in ("inputs", "targets"):

@@ -19,8 +19,8 @@ from rlax_plugin.controller.run_directory import check_same_run
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.packing import pack
 from rlax_plugin.testing import policy
-from rlax_plugin.testing.packing import pack
 from rlax_plugin.testing.trainer import BigramTrainer
 from rlax_plugin.types import Descent
 

@@ -67,6 +67,7 @@ def test_every_metric_that_the_objectives_explain_is_in_the_table() -> None:
         "objective/<name>",
         "objective/decoupled_masked_fraction",  # explained as `..._masked_fraction`
         "objective/tis_masked_fraction",
+        "objective/running_value",  # of a trainer's signal
     }
 
 

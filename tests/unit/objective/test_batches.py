@@ -13,7 +13,7 @@ from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, batch_of, build_batch, place, sizes
 from rlax_plugin.types import Group, Prompt, Rollout
 
-DTYPES = ARRAYS | HOST_ARRAYS
+SPECS = ARRAYS | HOST_ARRAYS
 
 
 def rollout(index, tokens, logprobs, versions, reward=1.0, group_id=7, finish_reason="stop"):
@@ -65,9 +65,9 @@ def test_rows_are_shifted_masked_and_stamped_as_worked_out_by_hand():
         "rl_group": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
         "rl_rewards": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
     }
-    assert set(batch.arrays) == set(DTYPES) == set(expected)
+    assert set(batch.arrays) == set(SPECS) == set(expected)
     for name, array in batch.arrays.items():
-        assert array.dtype == DTYPES[name], name
+        assert array.dtype == SPECS[name].dtype, name
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
     assert batch.step == 5 and [g.id for g in batch.groups] == [7]
 
@@ -103,7 +103,7 @@ def test_packed_samples_restart_positions_and_count_segments_as_worked_out_by_ha
         expected[f"targets_{side}"] = expected[f"inputs_{side}"]
     assert set(batch.arrays) == set(expected)
     for name, array in batch.arrays.items():
-        assert array.dtype == DTYPES[name], name
+        assert array.dtype == SPECS[name].dtype, name
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 

@@ -1,0 +1,166 @@
+"""The signals of a run, one after the other, around the advantages of each batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.objective.advantages import AdvantageSlot, of_batch
+from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
+from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
+from rlax_plugin.signals.state import SignalState, prune
+
+_REWARDS, _VALUES = "rl_token_rewards", "rl_values"
+
+
+class SignalChain[Model]:
+    """Completes batches, and keeps the state of its signals beside the trainer's checkpoints.
+
+    Advantages are computed here only where a signal adds one of ``ADVANTAGE_INPUTS``; otherwise
+    they stay those of the recorded batch.
+
+    Args:
+      signals: in order; each sees what those before it added. With none, all of this does nothing.
+      files: the run's directory.
+      advantages: the slot that turns rewards, token rewards and values into advantages.
+      checkpoints: the steps of which the trainer has a checkpoint.
+      epochs: how often the loss meets every token of a batch.
+
+    Attributes:
+      device_arrays: name -> spec of what ``complete`` adds for the loss.
+      metrics: of the latest batch, sums over tokens as the loss's, added up over all epochs: those
+        of the signals, and where advantages were computed here ``objective/advantage`` and
+        ``objective/advantage_abs``.
+
+    Raises:
+      TrainingError: two signals have one name or add the same array, or one adds an array that the
+        batch has already.
+    """
+
+    def __init__(
+        self,
+        signals: Sequence[BatchSignal[Model]],
+        files: RunFiles,
+        advantages: AdvantageSlot,
+        *,
+        checkpoints: Callable[[], Collection[int]],
+        epochs: int = 1,
+    ):
+        self._signals, self._files = tuple(signals), files
+        self._advantages, self._checkpoints, self._epochs = advantages, checkpoints, epochs
+        self._saved: int | None = None  # the newest step whose state this process has written
+        self.metrics: dict[str, float] = {}
+        added = _checked(self._signals)
+        self.device_arrays = {n: s for n, s in added.items() if n not in ADVANTAGE_INPUTS}
+        self._computes = bool(added.keys() & ADVANTAGE_INPUTS.keys())
+
+    def start(self, model: Model, step: int) -> None:
+        """To be called before the first step.
+
+        Args:
+          step: of the checkpoint that the trainer restored; 0: it starts anew.
+
+        Raises:
+          TrainingError: the state of a signal is missing or damaged.
+        """
+        for signal in self._signals:
+            signal.start(model)
+            if step:
+                signal.restore(step, SignalState(self._files, step, signal.name))
+
+    def complete(
+        self, model: Model, step: int, batch: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The batch with what the signals add, and the advantages that follow; they learn from it.
+
+        Args:
+          model: its weights are version ``step - 1``.
+          step: counts from 1; once per step.
+          batch: of ``objective.batches``, the whole batch of the step.
+
+        Raises:
+          TrainingError: a signal returned other arrays than it declares, or the advantages are not
+            finite.
+        """
+        completed = dict(batch)
+        for signal in self._signals:
+            completed |= _added(signal, model, step, completed)
+        self.metrics = self._with_advantages(completed) if self._computes else {}
+        for signal in self._signals:
+            signal.learn(model, step, completed)
+            self.metrics |= signal.metrics
+        self.metrics = {name: total * self._epochs for name, total in self.metrics.items()}
+        return completed
+
+    def _with_advantages(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
+        """Replaces the advantages of a batch; their metrics."""
+        found_bt = of_batch(self._advantages, batch, batch.get(_REWARDS), batch.get(_VALUES))
+        batch["rl_advantages"] = found_bt.astype(ARRAYS["rl_advantages"].dtype)
+        trained_n = found_bt[batch["rl_mask"] > 0]
+        sums = {"advantage": trained_n.sum(), "advantage_abs": np.abs(trained_n).sum()}
+        return {f"objective/{name}": float(total) for name, total in sums.items()}
+
+    def save(self, step: int) -> None:
+        """Writes the state of all signals; to be called before the trainer's checkpoint of a step.
+
+        Raises:
+          RlaxError: it cannot be written.
+        """
+        if not self._signals:
+            return
+        for signal in self._signals:
+            signal.save(step, SignalState(self._files, step, signal.name))
+        reached(FaultPoint.SIGNALS_WRITTEN)
+        # The checkpoint before this one may still be on its way.
+        keep = {step} if self._saved is None else {step, self._saved}
+        self._saved = step
+        prune(self._files, self._checkpoints(), keep)
+
+
+def _checked[Model](signals: Sequence[BatchSignal[Model]]) -> dict[str, ArraySpec]:
+    """Name -> spec of everything that the signals add."""
+    names: set[str] = set()
+    owner = dict.fromkeys(ARRAYS | HOST_ARRAYS, "the batch")
+    added: dict[str, ArraySpec] = {}
+    for signal in signals:
+        if not re.fullmatch(r"\w+", signal.name) or signal.name in names:
+            raise TrainingError(
+                f"a signal is named {signal.name!r}: names consist of letters, digits and _, and "
+                "no two signals of a run have the same"
+            )
+        names.add(signal.name)
+        for name, spec in signal.arrays.items():
+            if name in owner and name != _REWARDS:
+                raise TrainingError(
+                    f"signal {signal.name!r} adds {name}, which {owner[name]} has already"
+                )
+            if (expected := ADVANTAGE_INPUTS.get(name, spec)) != spec:
+                raise TrainingError(
+                    f"signal {signal.name!r} adds {name} as {spec}, expected {expected}"
+                )
+            owner[name], added[name] = f"signal {signal.name!r}", spec
+    return added
+
+
+def _added[Model](
+    signal: BatchSignal[Model], model: Model, step: int, batch: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    found = {n: np.asarray(a) for n, a in signal.complete(model, step, batch).items()}
+    if found.keys() != signal.arrays.keys():
+        raise TrainingError(
+            f"step {step}: signal {signal.name!r} returned {sorted(found)}, "
+            f"expected {sorted(signal.arrays)}"
+        )
+    rows, length = batch["rl_mask"].shape
+    for name, spec in signal.arrays.items():
+        if wrong := spec.mismatch(found[name], rows, length):
+            raise TrainingError(f"step {step}: {name} of signal {signal.name!r} is {wrong}")
+    if _REWARDS in found and _REWARDS in batch:
+        found[_REWARDS] = batch[_REWARDS] + found[_REWARDS]
+    return found

@@ -1,0 +1,78 @@
+"""The interface of a batch signal, and the arrays by which one has a say in the advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.signals.state import SignalState
+
+ADVANTAGE_INPUTS: dict[str, ArraySpec] = {
+    # Read at the completion tokens of scored samples; they need not reach a device. The token
+    # rewards of several signals add up.
+    "rl_token_rewards": ArraySpec(np.dtype(np.float64)),
+    "rl_values": ArraySpec(np.dtype(np.float64)),
+}
+"""What ``Outcomes`` has beside rewards. A signal that adds one of them has the trainer compute the
+advantages."""
+
+
+class BatchSignal[Model]:
+    """Derive from it, and write what is needed; a trainer calls all of it on its own thread.
+
+    For every step, ``complete`` is called before and ``learn`` after the advantages of the batch
+    are computed, both before the first update with the batch.
+
+    A step may be trained again after a kill, from the newest checkpoint and with the same batch. So
+    whatever a later step depends on belongs into ``save`` and ``restore``; a signal without such a
+    state needs neither.
+
+    Attributes:
+      name: of the signal, unique among those of a run, and of the folder of its state: letters,
+        digits, ``_``.
+      arrays: what ``complete`` returns.
+      metrics: of the latest batch: ``objective/<name>`` -> sum over its trained tokens. The mean is
+        reported.
+    """
+
+    name: str
+    arrays: Mapping[str, ArraySpec] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
+
+    def start(self, model: Model) -> None:
+        """Called once, before the first step.
+
+        Args:
+          model: what the trainer shows of the weights that training starts or goes on from.
+        """
+
+    def complete(self, model: Model, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
+        """What this signal adds to a batch.
+
+        Args:
+          model: its weights are version ``step - 1``.
+          step: counts from 1.
+          batch: of ``objective.batches``, whole, with what earlier signals added; not to be
+            changed. Its ``rl_advantages`` may be replaced later.
+
+        Returns:
+          name -> array, of the specs in ``arrays``.
+        """
+        return {}
+
+    def learn(self, model: Model, step: int, batch: Mapping[str, np.ndarray]) -> None:
+        """Learns from a batch, which now has the advantages that are trained."""
+
+    def save(self, step: int, state: SignalState) -> None:
+        """Writes what ``restore`` needs, before the trainer's checkpoint of ``step``."""
+
+    def restore(self, step: int, state: SignalState) -> None:
+        """Goes back to what ``save`` wrote at ``step``; called after ``start``, if at all.
+
+        Raises:
+          TrainingError: it is missing or damaged; ``state.get`` says so.
+        """

@@ -1,0 +1,84 @@
+"""The state of signals in a run's directory: ``signals/<step>/<signal>/``, put file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.packing import pack, unpack
+
+_FOLDER = "signals"
+
+
+class SignalState:
+    """The files of one signal that belong to the trainer's checkpoint of one step.
+
+    Args:
+      files: the run's directory.
+    """
+
+    def __init__(self, files: RunFiles, step: int, signal: str):
+        self._files, self._step, self._signal = files, step, signal
+
+    def put(self, arrays: Arrays, name: str = "state") -> None:
+        """Writes arrays as one file with a checksum, in place of an earlier one.
+
+        Raises:
+          ValueError: an array holds Python objects.
+          RlaxError: the file cannot be written.
+        """
+        self._files.put(self._path(f"{name}.npz"), pack(arrays))
+
+    def get(self, name: str = "state") -> dict[str, np.ndarray]:
+        """The arrays of a file.
+
+        Raises:
+          TrainingError: it is missing or damaged.
+          RlaxError: it cannot be read.
+        """
+        where = self.location(f"{name}.npz")
+        try:
+            return unpack(self._files.get(self._path(f"{name}.npz")))
+        except FileNotFoundError:
+            raise TrainingError(
+                f"the trainer resumed at step {self._step}, but {where} is missing: without the "
+                f"state of signal {self._signal!r} the run would continue with other batches. "
+                "Start a new run_name, or remove the checkpoints of the steps that have no such "
+                "file"
+            ) from None
+        except ValueError as error:
+            raise TrainingError(f"{where} is damaged: {error}") from error
+
+    def location(self, name: str) -> str:
+        """Path or URL of a file, for a state that another library writes."""
+        return self._files.location(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{_folder(self._step)}/{self._signal}/{name}"
+
+
+def prune(files: RunFiles, checkpoints: Collection[int], keep: Collection[int]) -> None:
+    """Removes the states of steps whose checkpoints are gone.
+
+    A state without a checkpoint may be one whose checkpoint is still being written. So those after
+    the newest checkpoint stay.
+
+    Args:
+      checkpoints: steps of which the trainer has one.
+      keep: further steps whose state stays.
+    """
+    newest = max(checkpoints, default=0)
+    for name in files.names(_FOLDER):
+        if not name.isdecimal():
+            continue
+        step = int(name)
+        if step < newest and step not in checkpoints and step not in keep:
+            files.delete(_folder(step))
+
+
+def _folder(step: int) -> str:
+    return f"{_FOLDER}/{step:08d}"

@@ -1,0 +1,83 @@
+"""Signal ``running_value``: a baseline per prompt that is learnt from the rewards of the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from rlax_plugin.objective.advantages import Outcomes, completions
+from rlax_plugin.ports.protocols import Arrays
+from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
+from rlax_plugin.signals.state import SignalState
+
+_VALUES = "rl_values"
+
+
+class RunningValue(BatchSignal[object]):
+    """The value of a prompt: an exponential mean of its groups' mean rewards; 0 before the first.
+
+    A batch gets the values that were known before it. A prompt is known by its tokens.
+
+    Args:
+      rate: weight of the newest group, above 0 and at most 1; the first one counts whole.
+
+    Attributes:
+      metrics: ``objective/running_value``, of the trained tokens.
+    """
+
+    name = "running_value"
+
+    def __init__(self, rate: float):
+        self._rate = rate
+        self._values: dict[int, float] = {}
+        self.arrays = {_VALUES: ADVANTAGE_INPUTS[_VALUES]}
+
+    def complete(self, model: object, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
+        values_bt = self.arrays[_VALUES].zeros(*batch["rl_mask"].shape)
+        for prompt, row, t in _samples(batch):
+            values_bt[row, t] = self._values.get(prompt, 0.0)
+        self.metrics = {"objective/running_value": float(values_bt[batch["rl_mask"] > 0].sum())}
+        return {_VALUES: values_bt}
+
+    def learn(self, model: object, step: int, batch: Mapping[str, np.ndarray]) -> None:
+        """Takes in the groups of a batch, in their order."""
+        rewards: dict[tuple[int, int], list[float]] = {}  # of (group's number, prompt)
+        for prompt, row, t in _samples(batch):
+            group = int(batch["rl_group"][row, t[0]])
+            rewards.setdefault((group, prompt), []).append(float(batch["rl_rewards"][row, t[0]]))
+        for (_, prompt), paid in sorted(rewards.items()):
+            mean = sum(paid) / len(paid)
+            before = self._values.get(prompt, mean)
+            self._values[prompt] = before + self._rate * (mean - before)
+
+    def save(self, step: int, state: SignalState) -> None:
+        prompts, values = self._values.keys(), self._values.values()
+        state.put(
+            {
+                "prompts": np.fromiter(prompts, np.uint64, len(prompts)),
+                "values": np.fromiter(values, np.float64, len(values)),
+            }
+        )
+
+    def restore(self, step: int, state: SignalState) -> None:
+        found = state.get()
+        pairs = zip(found["prompts"].tolist(), found["values"].tolist(), strict=True)
+        self._values = dict(pairs)
+
+
+def less_value(outcomes: Outcomes) -> np.ndarray:
+    """An advantage slot: all that a sample was paid less the value of each of its states."""
+    assert outcomes.values_nt is not None, "a signal gives them"
+    return outcomes.totals_n[:, None] - outcomes.values_nt
+
+
+def _samples(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[int, int, np.ndarray]]:
+    """(hash of the prompt's tokens, row, positions of the completion) of every scored sample."""
+    for row, t in completions(batch):
+        segments_t = batch["inputs_segmentation"][row]
+        start = int(np.argmax(segments_t == segments_t[t[0]]))
+        tokens = batch["inputs"][row, start : t[0] + 1]
+        digest = hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=8).digest()
+        yield int.from_bytes(digest), row, t

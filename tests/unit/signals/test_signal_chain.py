@@ -1,0 +1,157 @@
+"""Signals around the advantages of a batch: their order, their sums, what is rejected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlax_plugin.api import ArraySpec, BatchSignal, RunFiles, SignalChain, TrainingError
+from rlax_plugin.testing import make_arrays, make_batch, make_group
+
+FLAGS = ArraySpec(np.dtype(np.int8), (2,))
+FLOAT64 = ArraySpec(np.dtype(np.float64))
+
+
+class Signal(BatchSignal[str]):
+    """Adds what it is told to, and notes what it is shown."""
+
+    def __init__(self, name: str, arrays: dict[str, ArraySpec], found: dict[str, Any], log: list):
+        self.name, self.arrays, self._found, self._log = name, arrays, found, log
+
+    def start(self, model):
+        self._log.append((self.name, "start", model))
+
+    def complete(self, model, step, batch):
+        self._log.append((self.name, "complete", model, step, sorted(batch.keys() - PLAIN)))
+        self.metrics = {f"objective/{self.name}": float(step)}
+        return self._found
+
+    def learn(self, model, step, batch):
+        self._log.append((self.name, "learn", model, step, batch["rl_advantages"].copy()))
+
+
+def two_groups():
+    """Rewards 1 and 0, in two tokens each: rows 0 and 1, and again rows 2 and 3."""
+    groups = [make_group((1.0, 0.0), lengths=(2, 2), id=number) for number in (0, 1)]
+    return make_arrays(make_batch(1, groups), length=5)
+
+
+BATCH = two_groups()
+PLAIN = BATCH.keys()
+ROWS, LENGTH = BATCH["rl_mask"].shape
+COMPLETION = BATCH["rl_mask"] > 0
+
+
+def returns(outcomes):
+    """Return-to-go less the value of the state."""
+    values_nt = 0 if outcomes.values_nt is None else outcomes.values_nt
+    return outcomes.returns_nt - values_nt
+
+
+def chain_of(tmp_path, *signals, advantages=returns, **options):
+    return SignalChain(signals, RunFiles(tmp_path), advantages, checkpoints=tuple, **options)
+
+
+def test_every_signal_sees_what_came_before_and_learns_after_the_advantages(tmp_path):
+    log: list = []
+    flags = np.ones((ROWS, LENGTH, 2), np.int8)
+    values_bt = np.full((ROWS, LENGTH), 0.25)
+    chain = chain_of(
+        tmp_path,
+        Signal("first", {"flags": FLAGS}, {"flags": flags}, log),
+        Signal("second", {"rl_values": FLOAT64}, {"rl_values": values_bt}, log),
+        epochs=3,
+    )
+    assert chain.device_arrays == {"flags": FLAGS}
+    chain.start("weights 0", 0)
+    completed = chain.complete("weights 0", 1, BATCH)
+    assert log[:4] == [
+        ("first", "start", "weights 0"),
+        ("second", "start", "weights 0"),
+        ("first", "complete", "weights 0", 1, []),
+        ("second", "complete", "weights 0", 1, ["flags"]),
+    ]
+    # The reward, 1 or 0, less 0.25.
+    expected_bt = np.where(COMPLETION, np.array([0.75, -0.25] * 2)[:, None], 0.0)
+    for entry, name in zip(log[4:], ("first", "second"), strict=True):
+        assert entry[:4] == (name, "learn", "weights 0", 1)
+        np.testing.assert_array_equal(entry[4], expected_bt)
+    np.testing.assert_array_equal(completed["rl_advantages"], expected_bt)
+    assert completed["rl_advantages"].dtype == np.float32
+    assert completed.keys() == PLAIN | {"flags", "rl_values"}
+    # 8 tokens, three times: 4 of 0.75 and 4 of -0.25.
+    assert chain.metrics == {
+        "objective/advantage": 3 * 2.0,
+        "objective/advantage_abs": 3 * 4.0,
+        "objective/first": 3.0,
+        "objective/second": 3.0,
+    }
+    np.testing.assert_array_equal(BATCH["rl_advantages"], two_groups()["rl_advantages"])
+
+
+def test_token_rewards_of_several_signals_add_up(tmp_path):
+    spec = {"rl_token_rewards": FLOAT64}
+    paid = [np.where(COMPLETION, amount, 0.0) for amount in (0.5, -0.125)]
+    signals = [
+        Signal(f"s{i}", spec, {"rl_token_rewards": paid_bt}, []) for i, paid_bt in enumerate(paid)
+    ]
+    chain = chain_of(tmp_path, *signals)
+    assert chain.device_arrays == {}
+    advantages_bt = chain.complete("", 1, BATCH)["rl_advantages"]
+    # 0.375 for this token, and as much for the one that follows the first.
+    np.testing.assert_array_equal(
+        advantages_bt[COMPLETION].reshape(4, 2), [[1.75, 1.375], [0.75, 0.375]] * 2
+    )
+
+
+def test_without_an_input_of_theirs_the_advantages_stay_the_recorded_ones(tmp_path):
+    def never(outcomes):
+        raise AssertionError("nothing is to be computed")
+
+    flags = np.zeros((ROWS, LENGTH, 2), np.int8)
+    signal = Signal("first", {"flags": FLAGS}, {"flags": flags}, [])
+    chain = chain_of(tmp_path, signal, advantages=never)
+    completed = chain.complete("", 7, BATCH)
+    assert completed["rl_advantages"] is BATCH["rl_advantages"]
+    assert chain.metrics == {"objective/first": 7.0}
+    empty = chain_of(tmp_path, advantages=never)
+    assert empty.complete("", 7, BATCH) == BATCH and empty.metrics == {}
+    empty.save(1)
+    assert RunFiles(tmp_path).names("") == []
+
+
+@pytest.mark.parametrize(
+    ("signals", "expected"),
+    [
+        ([("a", {"flags": FLAGS}), ("a", {})], "a signal is named 'a': names consist of"),
+        ([("../a", {})], r"a signal is named '\.\./a'"),
+        (
+            [("a", {"flags": FLAGS}), ("b", {"flags": FLAGS})],
+            "signal 'b' adds flags, which signal 'a' has already",
+        ),
+        ([("a", {"rl_advantages": FLOAT64})], "adds rl_advantages, which the batch has already"),
+        ([("a", {"rl_values": FLAGS})], r"adds rl_values as ArraySpec\(.*expected ArraySpec\("),
+    ],
+)
+def test_signals_that_do_not_go_together_are_rejected(signals, expected, tmp_path):
+    with pytest.raises(TrainingError, match=expected):
+        chain_of(tmp_path, *(Signal(name, arrays, {}, []) for name, arrays in signals))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({}, r"step 4: signal 'a' returned \[\], expected \['flags'\]"),
+        ({"flags": 0, "other": 0}, r"returned \['flags', 'other'\], expected \['flags'\]"),
+        (
+            {"flags": np.zeros((ROWS, LENGTH), np.int8)},
+            r"flags of signal 'a' is int8\[4, 5\], expected int8\[4, 5, 2\]",
+        ),
+    ],
+)
+def test_other_arrays_than_declared_are_rejected(found, expected, tmp_path):
+    chain = chain_of(tmp_path, Signal("a", {"flags": FLAGS}, found, []))
+    with pytest.raises(TrainingError, match=expected):
+        chain.complete("", 4, BATCH)
