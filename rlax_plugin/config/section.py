@@ -22,7 +22,6 @@ from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, S
 from rlax_plugin.config.speeds import Assume
 from rlax_plugin.errors import ConfigError
 
-
 SINGLE_TURN = "single_turn"
 
 

@@ -11,12 +11,16 @@ import grpc
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.handing import to_bytes
+from rlax_plugin.config.identity import sample_hash
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.ports.protocols import BuildContext, Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rollouts.capabilities import Needs
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rollouts.pace import Pace
@@ -42,10 +46,10 @@ class Generation:
 
     Args:
       source: of the training prompts.
-      config_hash: of workers that may join.
       parameters: the parameter server to serve beside the fleet, or host:port of one elsewhere.
+      trains: whether samples are to be trained on, which needs their log-probs.
       closing: gets what ends all that is started.
-      note: shows in one line what went wrong with rewards; the run goes on.
+      note: shows in one line what went wrong with rewards or a worker; the run goes on.
       warn: see ``Pace``.
       reissuing: see ``Dispatcher``.
 
@@ -64,8 +68,8 @@ class Generation:
         registry: Registry,
         source: PromptSource,
         *,
-        config_hash: str,
         parameters: ParameterServer | str,
+        trains: bool,
         closing: Closing,
         note: Callable[[str], None],
         warn: Callable[[str], None] | None = None,
@@ -74,6 +78,7 @@ class Generation:
         self._context, self._closing, self._note = context, closing, note
         section: RlaxSection = context.section
         self._deadlines = section.deadlines
+        config: ResolvedConfig = context.config or ResolvedConfig(section)
 
         def part(kind: str, choice: Choice, key: str) -> Any:
             return registry.part(kind, choice, key, context)
@@ -105,8 +110,11 @@ class Generation:
             self.parameter_server = parameters
         self.fleet = Fleet(
             deadlines=self._deadlines,
-            config_hash=config_hash,
+            config_hash=sample_hash(config.content),
             parameter_server=self.parameter_server,
+            config=to_bytes(config),
+            needs=Needs.of(section, trains=trains),
+            note=note,
         )
         rpc.add_FleetServicer_to_server(self.fleet, self._server)
         self.pace = Pace(section, self.fleet.workers, registry.workers(section), warn)
@@ -144,7 +152,7 @@ class Generation:
         run_dir = self._context.run_dir
         await asyncio.gather(
             *(pool.start() for pool in self._pools),
-            self.launcher.start(self._context.maxtext_argv, self.address, run_dir),
+            self.launcher.start(self.address, run_dir),
         )
         supervision.spawn(self.fleet.watch())
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlax_plugin.types import EMPTY, Finish, Prompt
 
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What the policy has sampled in one turn.

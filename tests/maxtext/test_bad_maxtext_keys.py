@@ -9,6 +9,7 @@ from command_line import rlax
 from tiny_loop import TINY
 
 from maxtext_overrides.config import loading as rlax_config
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError
 
 MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
@@ -24,7 +25,7 @@ MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
 )
 def test_no_number_of_maxtext_is_nan_or_infinite(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        rlax_config.load((MAXTEXT, override))
+        rlax_config.load(resolve(MAXTEXT, [override]))
     assert str(error.value) == message
 
 
@@ -95,6 +96,6 @@ def test_check_rejects_what_the_whole_config_cannot_be() -> None:
 )
 def test_bad_values_are_config_errors_that_name_the_key(argv: str, expected: str) -> None:
     with pytest.raises(ConfigError) as error:
-        rlax_config.load((TINY, *argv.split()))
+        rlax_config.load(resolve(TINY, argv.split()))
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
