@@ -111,7 +111,7 @@ def load(config: ResolvedConfig, **overrides: Any) -> Config:
     overrides = {**_cache_as_it_is(config), **said, **overrides}
     try:
         with tempfile.TemporaryDirectory(prefix="rlax-maxtext-") as directory:
-            path = Path(directory, "maxtext.yml")
+            path = Path(directory, "keys.yml")
             path.write_text(dumped(filed))
             # The first argument stands for the program, as in sys.argv.
             argv = ["", str(path)]

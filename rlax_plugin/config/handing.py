@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlax_plugin.config.identity import hashed, is_local, leaves
+from rlax_plugin.config.identity import KEPT_BACK, hashed, is_local, leaves
 from rlax_plugin.config.loading import ResolvedConfig, overridden, resolved
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.config.yaml_values import check_values
@@ -22,7 +22,6 @@ MAX_BYTES = 1 << 20
 FROM_RUN = "the controller's config"
 
 # No worker needs them, and their values may be secrets.
-_KEPT_BACK = ("hf_access_token",)
 _KEPT_BACK_RLAX = ("trackers", "observers")
 
 
@@ -32,7 +31,7 @@ def to_bytes(config: ResolvedConfig) -> bytes:
     Raises:
       ConfigError: it is too large.
     """
-    content = {key: value for key, value in config.content.items() if key not in _KEPT_BACK}
+    content = {key: value for key, value in config.content.items() if key not in KEPT_BACK}
     section = content.get("rlax") or {}
     content["rlax"] = {k: v for k, v in section.items() if k not in _KEPT_BACK_RLAX}
     arguments = sorted(config.arguments & content.keys())

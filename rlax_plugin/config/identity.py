@@ -15,7 +15,8 @@ _NOT_HASHED = ("steps", "run_name", "base_output_directory", "base_config")
 _NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers", "observers")
 # Of ``rlax:``, what decides a sample, or whether a worker can read its weights at all.
 _SAMPLED = ("rlax.deterministic", "rlax.rollouts.", "rlax.staleness.", "rlax.weights.store")
-_NOT_SAMPLED = frozenset(("rlax.rollouts.groups_per_step", "rlax.rollouts.progress_s"))
+KEPT_BACK = ("hf_access_token",)  # of MaxText's keys; a secret, which no worker is sent
+_NOT_SAMPLED = frozenset((*KEPT_BACK, "rlax.rollouts.groups_per_step", "rlax.rollouts.progress_s"))
 # What a worker may say for itself. MaxText's keys among them: devices, and directories.
 LOCAL = (
     "rlax.deadlines",

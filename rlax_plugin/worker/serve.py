@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import grpc
 
+from rlax_plugin.build import registry_for
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.handing import for_worker
 from rlax_plugin.config.identity import sample_hash
@@ -156,6 +157,8 @@ def serve(
         end_with_parent()
     log_to_stderr()
     own = None if config_path is None else resolve(config_path, overrides)
+    if own is not None:
+        registry_for(own.section)  # what is wrong with it shows before a controller is there
     startup_s = _startup_s(overrides, own)
     handed = asyncio.run(fetch_config(controller, startup_s))
     config = for_worker(handed, overrides, own)

@@ -1,9 +1,11 @@
 """What a config file, the command line and a named model make of MaxText's keys."""
 
+import pytest
 from tiny_loop import TINY
 
 from maxtext_overrides.config import loading as rlax_config
 from rlax_plugin.config.loading import resolve
+from rlax_plugin.errors import ConfigError
 
 
 def test_config_reads_the_section_and_the_command_line():
@@ -20,6 +22,19 @@ def test_an_option_of_the_trainer_is_merged_with_those_of_the_file():
     config = rlax_config.load(resolve(TINY, [allowed, "rlax.trainer.warm_start.steps=5"]))
     warm = config.rlax.trainer.options["warm_start"]
     assert config.allow_untested and (warm["steps"], warm["batch_rows"]) == (5, 32)
+
+
+def test_maxtext_is_given_its_own_keys_alone():
+    """What arguments set, it rejects where a model says otherwise; a file's keys it passes over."""
+    given = resolve(TINY, ["steps=7", "rlax.seed=3"])
+    config = rlax_config.load(given, run_name="x")
+    assert (
+        "rlax" not in config.get_keys()
+        and "rlax" not in rlax_config._CheckedMaxTextConfig.model_fields
+    )
+    assert config.copy().rlax is config.rlax is given.section and config.rlax.seed == 3
+    with pytest.raises(ConfigError, match="base_emb_dim"):
+        rlax_config.load_to_check(resolve(TINY, ["model_name=qwen3-0.6b", "base_emb_dim=8"]))
 
 
 def test_relative_directories_become_absolute_and_buckets_stay(tmp_path, monkeypatch):
