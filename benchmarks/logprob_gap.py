@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlax_plugin.config import Algorithm, Objective
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.objective.batches import ARRAYS, build_arrays
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.testing import make_batch, make_episode, make_group, make_prompt, make_sampled
@@ -58,7 +59,7 @@ class Sampler:
         from maxtext_overrides.config.loading import load
         from maxtext_overrides.sampler.decode import FASTEST_LAYOUT, DecodeEngine
 
-        self._engine = DecodeEngine(load(argv, **FASTEST_LAYOUT))
+        self._engine = DecodeEngine(load(resolve(argv[0], argv[1:]), **FASTEST_LAYOUT))
 
     def batch(self, weights: Mapping[str, Any]) -> TrainBatch:
         """Completions of one random prompt each, always as long as possible."""
@@ -93,7 +94,7 @@ def gaps(argv: list[str], settings: Mapping[str, Any], sampler: Sampler) -> dict
     from maxtext_overrides.trainer.scoring import BatchScores
     from maxtext_overrides.trainer.train_loop import Events, Loop, fresh_weights, run_train_loop
 
-    config = initialize(argv, **settings)
+    config = initialize(resolve(argv[0], argv[1:]), **settings)
     # As for two updates per step: log pi_old is computed by a forward pass before the first.
     slots = ObjectiveSlots(*[None] * 5, (), Algorithm(old_policy="proximal"), updates_per_step=2)
     section = config.rlax.model_copy(update={"objective": Objective(mini_batches=2)})

@@ -63,13 +63,14 @@ def step_times(
     from maxtext_overrides.config.loading import initialize
     from maxtext_overrides.trainer.train_loop import Events, Loop, run_train_loop
     from rlax_plugin.build import build_part
+    from rlax_plugin.config.loading import resolve as resolve_config
     from rlax_plugin.objective import batches as layout
     from rlax_plugin.objective.loss import make_loss, resolve
     from rlax_plugin.ports.protocols import BuildContext
 
-    config = initialize(
+    given = resolve_config(
+        CONFIG,
         [
-            str(CONFIG),
             *MODEL,
             f"base_output_directory={directory}",
             f"steps={len(batches)}",
@@ -77,8 +78,9 @@ def step_times(
             f"max_target_length={PROMPT + COMPLETION}",
             f"rlax.batches.sequences_per_row={sequences_per_row}",
             f"rlax.rollouts.max_new_tokens={COMPLETION}",
-        ]
+        ],
     )
+    config = initialize(given)
     context = BuildContext(run_dir=Path(directory), seed=0, section=config.rlax)
     slots = resolve(config.rlax, lambda kind, choice, key: build_part(kind, choice, key, context))
     ends_s = []

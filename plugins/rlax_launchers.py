@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -66,13 +65,13 @@ class Local(Launcher):
     def stop_s(self) -> float:
         return 2 * self._config.stop_s + _REAPED_S
 
-    async def start(self, argv: Sequence[str], controller: str, run_dir: Path) -> None:
+    async def start(self, controller: str, run_dir: Path) -> None:
         logs = run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         for index in range(self._config.workers):
             name = f"local-{index}"
-            command = [sys.executable, "-m", "rlax_plugin", "serve", *argv]
-            command += ["--controller", controller, "--name", name, "--with-parent"]
+            command = [sys.executable, "-m", "rlax_plugin", "serve", "--controller", controller]
+            command += ["--name", name, "--with-parent"]
             watcher = asyncio.ensure_future(self._keep(name, index, command, logs / f"{name}.log"))
             watcher.add_done_callback(self._given_up)
             self._watchers.append(watcher)
@@ -148,15 +147,15 @@ def _last_line(path: Path, most: int = 4096) -> str:
 
 
 class StaticConfig(NoOptions):
-    """Starts no workers: you start them with ``rlax serve CONFIG --controller HOST:PORT``."""
+    """Starts no workers: you start them with ``rlax serve --controller HOST:PORT``."""
 
 
 class Static(Launcher):
-    """Starts nothing: somebody else runs ``rlax serve CONFIG --controller HOST:PORT``."""
+    """Starts nothing: somebody else runs ``rlax serve --controller HOST:PORT``."""
 
     restarts = 0
 
-    async def start(self, argv: Sequence[str], controller: str, run_dir: Path) -> None:
+    async def start(self, controller: str, run_dir: Path) -> None:
         log.info("waiting for workers to register with %s", controller)
 
     async def stop(self) -> None:

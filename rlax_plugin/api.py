@@ -23,7 +23,7 @@ from rlax_plugin.config import (
     Seconds,
     Section,
 )
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.config.loading import ResolvedConfig, load_section
 
 # Errors, and words for their messages.
 from rlax_plugin.errors import (
@@ -57,6 +57,7 @@ from rlax_plugin.objective.presets import Preset, presets_from_yaml
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 
 # Hooks, and the interfaces of parts.
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
 from rlax_plugin.ports.hookspecs import hookimpl
 from rlax_plugin.ports.observer import Observer
@@ -137,6 +138,7 @@ __all__ = [
     "BatchSignal",
     "BuildContext",
     "Canary",
+    "Capabilities",
     "CheckResult",
     "Choice",
     "ConfigError",
@@ -168,6 +170,7 @@ __all__ = [
     "Ratio",
     "Reading",
     "Request",
+    "ResolvedConfig",
     "Reward",
     "RlaxError",
     "RlaxSection",

@@ -1,11 +1,15 @@
-"""MaxText's config with the ``rlax:`` section in it, and MaxText's own start-up of a trainer."""
+"""MaxText's config from the keys of a resolved one, and MaxText's own start-up of a trainer.
+
+MaxText is given its own keys and never sees ``rlax:``.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +26,15 @@ from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared.config import LOADING
 from maxtext_overrides.upstream.signatures import check
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import merged
+from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.config.yaml_values import dumped
 from rlax_plugin.errors import ConfigError
 
 OVERRIDES = LOADING
 
 
-class RlaxMaxTextConfig(MaxTextConfig):
-    """Every key of MaxText, and ``rlax``."""
-
-    rlax: RlaxSection
+class _CheckedMaxTextConfig(MaxTextConfig):
+    """Every key of MaxText, without values that RL cannot train with."""
 
     @model_validator(mode="before")
     @classmethod
@@ -68,11 +71,19 @@ class RlaxMaxTextConfig(MaxTextConfig):
 
 
 class Config(pyconfig.HyperParameters):
-    """What MaxText reads its settings from; ``rlax`` is the validated section."""
+    """What MaxText reads its settings from, with the validated ``rlax`` section beside them."""
+
+    def __init__(self, model: MaxTextConfig, rlax: RlaxSection):
+        super().__init__(model)
+        object.__setattr__(self, "_rlax", rlax)
 
     @property
     def rlax(self) -> RlaxSection:
-        return object.__getattribute__(self, "_pydantic_config").rlax
+        return object.__getattribute__(self, "_rlax")
+
+    def copy(self) -> Config:
+        """Another one, whose values can be set without those of this one changing."""
+        return Config(object.__getattribute__(self, "_pydantic_config"), self.rlax)
 
     @property
     def allow_untested(self) -> bool:
@@ -80,46 +91,47 @@ class Config(pyconfig.HyperParameters):
         return self.rlax.trainer.options.get("allow_untested") is True
 
 
-def load(argv: Sequence[str], **overrides: Any) -> Config:
-    """Reads and validates a config.
+def load(config: ResolvedConfig, **overrides: Any) -> Config:
+    """Has MaxText validate its keys of a config.
 
     Nothing else in the process changes, unless the config asks for it: ``dump_hlo`` sets XLA's
     flags, and ``jax_cache_dir`` moves JAX's compilation cache. MaxText's default of the latter is
     for processes whose JAX has been told of no directory, as by ``JAX_COMPILATION_CACHE_DIR``.
 
     Args:
-      argv: path of a ``.yml`` file, then ``key=value`` overrides; ``rlax.x.y=z`` works.
+      config: MaxText gets those of its keys that a file set as a file, in which a named model's
+        keys win, and those that arguments set as arguments, which must not contradict the model.
       overrides: MaxText keys that win over both.
 
     Raises:
       ConfigError: names the dotted key, its value, and what would be right.
     """
-    path, *rest = argv
-    if not (str(path).endswith(".yml") and Path(path).is_file()):
-        raise ConfigError("config", str(path), "no such .yml file")
-    overrides = {**_cache_as_it_is(argv), **overrides}
+    said = {key: config.maxtext[key] for key in config.arguments & config.maxtext.keys()}
+    filed = {key: value for key, value in config.maxtext.items() if key not in said}
+    overrides = {**_cache_as_it_is(config), **said, **overrides}
     try:
-        # The first argument stands for the program, as in sys.argv.
-        model = pyconfig._initialize_pydantic(
-            ["", str(path), *rest], config_class=RlaxMaxTextConfig, **overrides
-        )
-        return Config(model)
+        with tempfile.TemporaryDirectory(prefix="rlax-maxtext-") as directory:
+            path = Path(directory, "keys.yml")
+            path.write_text(dumped(filed))
+            # The first argument stands for the program, as in sys.argv.
+            argv = ["", str(path)]
+            model = pyconfig._initialize_pydantic(
+                argv, config_class=_CheckedMaxTextConfig, **overrides
+            )
+        return Config(model, config.section)
     except ValidationError as error:
-        fields = RlaxMaxTextConfig.model_fields
-        raise errors.of_validation(error, fields, _given(argv)) from None
+        fields = _CheckedMaxTextConfig.model_fields
+        raise errors.of_validation(error, fields, config.maxtext) from None
     except (omegaconf.errors.OmegaConfBaseException, yaml.YAMLError) as error:
-        raise ConfigError("config", str(path), " ".join(str(error).split())) from None
+        raise ConfigError("config", config.source, " ".join(str(error).split())) from None
     except _MAXTEXT_RAISES as error:
-        raise _explained(error, argv) from None
+        raise _explained(error, config) from None
 
 
-def _cache_as_it_is(argv: Sequence[str]) -> dict[str, str]:
+def _cache_as_it_is(config: ResolvedConfig) -> dict[str, str]:
     """``jax_cache_dir`` as JAX knows it, where the user says nothing of it: else it would move."""
     directory = jax.config.jax_compilation_cache_dir
-    said: dict[str, Any] = {}
-    with suppress(ConfigError):  # MaxText reads the files next, and rejects what is wrong
-        said = merged(argv[0], argv[1:])
-    if not directory or "jax_cache_dir" in said or "M_JAX_CACHE_DIR" in os.environ:
+    if not directory or "jax_cache_dir" in config.maxtext or "M_JAX_CACHE_DIR" in os.environ:
         return {}
     return {"jax_cache_dir": directory}
 
@@ -137,15 +149,15 @@ _MAXTEXT_RAISES = (
 )
 
 
-def load_to_check(argv: Sequence[str], **overrides: Any) -> Config:
+def load_to_check(config: ResolvedConfig, **overrides: Any) -> Config:
     """``load`` on this machine's processor, whatever devices the config is meant for."""
     # MaxText's validation counts devices: let it count a processor.
     jax.config.update("jax_platforms", "cpu")
-    return load(argv, skip_jax_distributed_system=True, **overrides)
+    return load(config, skip_jax_distributed_system=True, **overrides)
 
 
 @contextmanager
-def passed_on(argv: Sequence[str]) -> Iterator[None]:
+def passed_on(config: ResolvedConfig) -> Iterator[None]:
     """Turns what MaxText raises inside into one ConfigError, and keeps its warnings back.
 
     Raises:
@@ -156,12 +168,12 @@ def passed_on(argv: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except _MAXTEXT_RAISES as error:
-        raise _explained(error, argv) from error
+        raise _explained(error, config) from error
     finally:
         logging.disable(disabled)
 
 
-def without_effect(config: Config, argv: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+def without_effect(config: Config, given: ResolvedConfig) -> dict[str, tuple[Any, Any]]:
     """Numbers that a file sets and ``model_name`` sets otherwise: key -> (given, in effect).
 
     MaxText rejects that on the command line, and in a file lets the model's win.
@@ -170,28 +182,18 @@ def without_effect(config: Config, argv: Sequence[str]) -> dict[str, tuple[Any, 
         return {}
     return {
         key: (value, getattr(config, key))
-        for key, value in _given(argv).items()
+        for key, value in given.maxtext.items()
         if isinstance(value, int | float) and getattr(config, key) != value
     }
 
 
-def _explained(error: Exception, argv: Sequence[str]) -> ConfigError:
-    fields = RlaxMaxTextConfig.model_fields
+def _explained(error: Exception, config: ResolvedConfig) -> ConfigError:
+    fields = _CheckedMaxTextConfig.model_fields
     message = str(error) or type(error).__name__
-    return errors.of_text(message, fields, _given(argv), str(argv[0]))
+    return errors.of_text(message, fields, config.maxtext, config.source)
 
 
-def _given(argv: Sequence[str]) -> dict[str, Any]:
-    """MaxText's keys as the file and the arguments set them."""
-    path, *rest = argv
-    merged = omegaconf.OmegaConf.merge(
-        omegaconf.OmegaConf.load(path), omegaconf.OmegaConf.from_cli(list(rest))
-    )
-    content: Any = omegaconf.OmegaConf.to_container(merged)
-    return {str(key): value for key, value in content.items() if key != "rlax"}
-
-
-def initialize(argv: Sequence[str], **overrides: Any) -> Config:
+def initialize(resolved: ResolvedConfig, **overrides: Any) -> Config:
     """``load`` for a trainer: also does to the process what MaxText's ``train.initialize`` does.
 
     Different from upstream: TensorFlow is not imported, so that nothing of it needs hiding;
@@ -208,7 +210,7 @@ def initialize(argv: Sequence[str], **overrides: Any) -> Config:
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     if "xla_tpu_spmd_rng_bit_generator_unsafe" not in flags:
         os.environ["LIBTPU_INIT_ARGS"] = f"{flags} --xla_tpu_spmd_rng_bit_generator_unsafe=true"
-    config = load(argv, **overrides)
+    config = load(resolved, **overrides)
     vertex = bool(config.use_vertex_tensorboard or os.environ.get("UPLOAD_DATA_TO_TENSORBOARD"))
     train = lean_imports.import_trainer(vertex)
     check(OVERRIDES, config.allow_untested)
@@ -220,7 +222,7 @@ def initialize(argv: Sequence[str], **overrides: Any) -> Config:
     try:
         train.train_utils.validate_train_config(config)
     except (AssertionError, ValueError) as error:
-        raise _explained(error, argv) from None
+        raise _explained(error, resolved) from None
     jax.config.update("jax_use_shardy_partitioner", config.shardy)
     jax.config.update(
         "jax_remove_size_one_mesh_axis_from_type", config.remove_size_one_mesh_axis_from_type

@@ -94,7 +94,7 @@ def _abstract_model(config: Config, mode: str) -> Any:
     plain = config
     if config.hardware != "cpu":
         # Kernels of accelerators do not trace on a processor; they change no shape.
-        plain = Config(config._pydantic_config)
+        plain = config.copy()
         plain.get_keys()["attention"] = "dot_product"
     return create_nnx_abstract_model(plain, _mesh(plain), model_mode=mode)[1]
 

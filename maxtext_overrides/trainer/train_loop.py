@@ -209,7 +209,7 @@ class _Extension:
     def train_step(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def train_step(model: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
             # Only this function sees the flag: the model's layers read their own config.
-            recording = type(config)(config._pydantic_config)
+            recording = config.copy()
             recording.get_keys()["record_internal_nn_metrics"] = 1
             return stock(model, recording, *args, **kwargs)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.api import (
     Arrays,
+    Capabilities,
     DecodeSlots,
     Job,
     Key,
@@ -210,9 +211,18 @@ class JetstreamEngine(RolloutEngine):
         return {(job.request.key, job.request.attempt): n for job, n in figures.items()}
 
     @property
-    def vocabulary(self) -> int:
-        """Token ids are below it; 0 before the slots are built."""
-        return self._slots.vocabulary if self._slots else 0
+    def capabilities(self) -> Capabilities:
+        """See ``RolloutEngine``; the vocabulary is known once the slots are built."""
+        return Capabilities(
+            slots=self.rollouts.slots,
+            vocabulary=self._slots.vocabulary if self._slots else 0,
+            context_tokens=self.rollouts.max_prompt_tokens + self.rollouts.max_new_tokens,
+            seeded=True,
+            logprobs=True,
+            resumes=True,
+            scores=True,
+            verification="canary",
+        )
 
     @property
     def ready(self) -> bool:
@@ -227,7 +237,7 @@ class JetstreamEngine(RolloutEngine):
 
     def rejection(self, request: Request) -> str | None:
         """Why the slots cannot hold a request; None if they can."""
-        return rejection(request, self.rollouts, self._deterministic, self.vocabulary)
+        return rejection(request, self.rollouts, self._deterministic, self.capabilities.vocabulary)
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Queues groups; one that needs nothing generated is delivered at once. Any thread.

@@ -9,7 +9,14 @@ import jax
 from maxtext_overrides.config.loading import load, load_to_check, passed_on
 from maxtext_overrides.upstream.lean_imports import unavailable
 from rlax_jetstream.engine import longest_call
-from rlax_plugin.api import BuildContext, CheckResult, ConfigError, DecodeSlots, Rollouts
+from rlax_plugin.api import (
+    BuildContext,
+    CheckResult,
+    ConfigError,
+    DecodeSlots,
+    ResolvedConfig,
+    Rollouts,
+)
 
 if TYPE_CHECKING:
     from rlax_jetstream import JetstreamConfig
@@ -33,7 +40,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
         )
     overrides = FASTEST_LAYOUT | _sizes(rollouts, devices) | config.maxtext
     return DecodeEngine(
-        load(context.maxtext_argv, **overrides),
+        load(_given(context), **overrides),
         group_size=rollouts.group_size,
         prompt_tokens=rollouts.max_prompt_tokens,
     )
@@ -45,9 +52,10 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
     Raises:
       ConfigError: MaxText rejects the config.
     """
-    with passed_on(context.maxtext_argv):
+    given = _given(context)
+    with passed_on(given):
         overrides = _sizes(context.section.rollouts, 1) | config.maxtext
-        worker = load_to_check(context.maxtext_argv, **overrides)
+        worker = load_to_check(given, **overrides)
         from maxtext_overrides.config import memory
 
         weights, caches = memory.of_decoding(worker)
@@ -61,6 +69,12 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
         weights_bytes=weights,
         silent_tokens=longest_call(context.section.rollouts, config),
     )
+
+
+def _given(context: BuildContext) -> ResolvedConfig:
+    if context.config is None:
+        raise ConfigError("rlax.rollouts.engine", "jetstream", "needs a MaxText config")
+    return context.config
 
 
 def _sizes(rollouts: Rollouts, devices: int) -> dict[str, Any]:

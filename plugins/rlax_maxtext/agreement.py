@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlax_plugin.api import BuildContext, ConfigError, RlaxSection
+from rlax_plugin.api import BuildContext, ConfigError, ResolvedConfig, RlaxSection
+
+
+def given_config(context: BuildContext) -> ResolvedConfig:
+    """The resolved config, whose keys MaxText is given.
+
+    Raises:
+      ConfigError: there is only a section.
+    """
+    if context.config is None:
+        raise ConfigError("rlax.trainer", "maxtext", "needs a MaxText config")
+    return context.config
 
 
 def answered_prompts(context: BuildContext) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlax_maxtext.agreement import answered_prompts, check_shapes
+from rlax_maxtext.agreement import answered_prompts, check_shapes, given_config
 from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
 from rlax_plugin.api import (
     BuildContext,
@@ -28,9 +28,9 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     """
     from maxtext_overrides.config.loading import load_to_check, passed_on, without_effect
 
-    argv, section = context.maxtext_argv, context.section
-    with passed_on(argv):
-        config = load_to_check(argv)
+    given, section = given_config(context), context.section
+    with passed_on(given):
+        config = load_to_check(given)
         check_shapes(config, section)
         devices = _devices(config, section)
         from maxtext_overrides.config import memory
@@ -45,7 +45,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         says=_says(config, section, needed.parameters, devices) | _says_of_start(warm),
         memory=_memory(config, context, options, needed, devices),
         warnings=[
-            *_warnings(config, options, without_effect(config, argv)),
+            *_warnings(config, options, without_effect(config, given)),
             *_warnings_of_memory(config, needed),
         ],
         weights_bytes=needed.weights,

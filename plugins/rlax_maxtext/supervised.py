@@ -22,6 +22,7 @@ from rlax_plugin.api import (
     ConfigError,
     Prompt,
     PromptSource,
+    ResolvedConfig,
     RunFiles,
     TrainingError,
 )
@@ -93,7 +94,7 @@ class PassAt1:
         return answer_logprob_b
 
 
-def _configure(argv: Sequence[str], rl_config: Config, warm: WarmStart) -> Config:
+def _configure(given: ResolvedConfig, rl_config: Config, warm: WarmStart) -> Config:
     devices = rl_config.num_target_devices
     if warm.batch_rows % devices:
         raise ConfigError(
@@ -102,7 +103,7 @@ def _configure(argv: Sequence[str], rl_config: Config, warm: WarmStart) -> Confi
             f"must be a multiple of {devices} devices",
         )
     return initialize(
-        argv,
+        given,
         run_name=f"{rl_config.run_name}/{_FOLDER}",
         steps=warm.steps,
         per_device_batch_size=warm.batch_rows // devices,
@@ -129,7 +130,7 @@ def _finished(files: RunFiles) -> str | None:
 
 
 def warm_start(
-    argv: Sequence[str],
+    given: ResolvedConfig,
     rl_config: Config,
     warm: WarmStart,
     source: AnsweredPrompts,
@@ -141,8 +142,8 @@ def warm_start(
     MaxText's loop under ``<run_name>/prepared/warm_start``.
 
     Args:
-      argv: of the RL run.
-      rl_config: loaded from it.
+      given: the config of the RL run.
+      rl_config: MaxText's, loaded from it.
       warm: the trainer's options for it.
       source: of problems and answers; "train" is trained on, "validation" looked at.
       on_progress: called with step and pass@1 at every look.
@@ -162,7 +163,7 @@ def warm_start(
         raise ConfigError(
             "rlax.trainer.warm_start.directory", warm.directory, "no warm start has ended there"
         )
-    config = _configure(argv, rl_config, warm)
+    config = _configure(given, rl_config, warm)
     shown = source.prompts("train")[: warm.train_problems or None]
     examples = rows(source, shown, config.max_target_length)
     held_out = source.prompts("validation")[: warm.problems]

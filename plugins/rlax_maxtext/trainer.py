@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes
+from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes, given_config
 from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
 from rlax_plugin.api import (
     ARRAYS,
@@ -74,15 +74,15 @@ class MaxTextTrainer(Trainer):
         from rlax_maxtext import supervised
         from rlax_maxtext.batch_signals import signals_of
 
-        argv = self._context.maxtext_argv
-        config = initialize(argv, **self._first_weights())
+        given = given_config(self._context)
+        config = initialize(given, **self._first_weights())
         check_rows(config, self._section)
         check_shapes(config, self._section)
         slots = resolve(self._section, self._context.part)
         if self._options.warm_start.enabled and self._descent is None:
             warm, source = self._warm_start(), answered_prompts(self._context)
-            path = supervised.warm_start(argv, config, warm, source, self._reporter(port))
-            config = initialize(argv, load_parameters_path=path)
+            path = supervised.warm_start(given, config, warm, source, self._reporter(port))
+            config = initialize(given, load_parameters_path=path)
 
         publish = self._publisher(port)
         run_url = self._context.run_url
@@ -177,7 +177,7 @@ class MaxTextTrainer(Trainer):
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 
         config = initialize(
-            self._context.maxtext_argv,
+            given_config(self._context),
             base_output_directory=str(self._context.run_dir),
             run_name="restored",
             load_full_state_path=items(self._context.run_url, name),

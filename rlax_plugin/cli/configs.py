@@ -112,18 +112,17 @@ def check(
         from rlax_plugin.build import registry_for
         from rlax_plugin.commands import check
         from rlax_plugin.commands.check.words import plural
-        from rlax_plugin.config.loading import load_section
+        from rlax_plugin.config.loading import resolve
 
-        section, maxtext = load_section(config, overrides or ())
-        registry = registry_for(section)
-        argv = (config, *(overrides or ()))
-        found = check.examine(section, maxtext, registry, argv)
+        resolved = resolve(config, overrides or ())
+        section = resolved.section
+        found = check.examine(resolved, registry_for(section))
         listed = f" and {plural(len(section.plugins), 'plug-in')}" if section.plugins else ""
         lines = [f"ok  section rlax:{listed} of {config}"]
         if not as_json:
             typer.echo(lines[-1])
         if not fast:
-            found = check.examine_parts(found, argv)
+            found = check.examine_parts(found)
             what = ", ".join(found.checked or ()) or "none of them has checks of its own"
             lines.append(f"ok  the parts' own checks: {what}")
             if not as_json:

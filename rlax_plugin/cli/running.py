@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -44,17 +46,18 @@ def train(
     raise typer.Exit(status)
 
 
-@command(RUNNING, "rlax serve runs/demo --port 9000")
+@command(RUNNING, "rlax serve --controller 127.0.0.1:4711 rlax.rollouts.slots=4")
 def serve(
-    what: Annotated[
-        str,
+    arguments: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="RUN|CONFIG",
-            help="directory of a run whose weights are served to other programs; or, with "
-            "--controller, the config of a running trainer",
+            metavar="[RUN] [KEY=VALUE...]",
+            show_default=False,
+            help="directory of a run whose weights are served to other programs; with "
+            "--controller not needed. Then keys to override: with RUN any, with --controller "
+            "those that are local to a worker",
         ),
-    ],
-    overrides: Overrides = None,
+    ] = None,
     *,
     port: Annotated[
         int | None,
@@ -68,11 +71,14 @@ def serve(
     ] = None,
     controller: Annotated[
         str | None,
-        typer.Option(help="with CONFIG: host:port on which the running trainer listens"),
+        typer.Option(help="host:port on which a running trainer listens, to generate for it"),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="with CONFIG: name of this worker, unique among the run's workers"),
+        typer.Option(
+            help="with --controller: name of this worker, unique among the run's workers; "
+            "default: made of host name and process id"
+        ),
     ] = None,
     with_parent: Annotated[
         bool, typer.Option("--with-parent", help="end when the parent process ends")
@@ -90,18 +96,26 @@ def serve(
     the run keeps, and with the run's settings; KEY=VALUE arguments change them, such as
     rlax.rollouts.temperature=0. After SIGTERM it finishes its open requests and ends.
 
-    rlax serve CONFIG --controller HOST:PORT --name NAME adds a worker to a running trainer. The
-    worker registers itself, loads the current weights, and generates until the run ends. Workers
-    may join and leave at any time. Use the config and arguments that the trainer was started with.
+    rlax serve --controller HOST:PORT adds a worker to a running trainer. It needs neither the run's
+    directory nor its config: the trainer sends the config. The worker loads the current weights and
+    generates until the run ends. Workers may join and leave at any time.
+
+    With --controller, KEY=VALUE arguments set what is local to this worker: rlax.rollouts.slots,
+    rlax.rollouts.engine, rlax.deadlines, rlax.network, rlax.plugins, and MaxText's hardware, ici_*
+    and dcn_* keys. Another key must have the run's value. A config (.yml) may be given as well; its
+    local keys count. A worker that lacks what the run needs is rejected with the reason.
     """
     with exit_status():
+        what, overrides = _what_and_overrides(arguments or [], controller)
         if controller is None:
             from rlax_plugin.worker.standalone import serve_run
 
+            if what is None:
+                raise ConfigError("RUN", None, "must be given, or --controller HOST:PORT")
             _reject_without_controller(what, name, with_parent)
             serve_run(
                 what,
-                overrides or (),
+                overrides,
                 port=port or 0,
                 version=version,
                 prometheus_port=prometheus_port,
@@ -115,16 +129,26 @@ def serve(
             if value is not None:
                 reason = "cannot be used with --controller, only with the directory of a run"
                 raise ConfigError(option, value, reason)
-        if name is None:
-            raise ConfigError("--name", None, "must be given with --controller")
         run(
             what,
-            overrides or (),
+            overrides,
             controller=controller,
-            name=name,
+            name=_default_name() if name is None else name,
             with_parent=with_parent,
             prometheus_port=prometheus_port,
         )
+
+
+def _what_and_overrides(words: list[str], controller: str | None) -> tuple[str | None, list[str]]:
+    """The run or config, if one is given, and the arguments behind it."""
+    if words and (controller is None or "=" not in words[0] or words[0].endswith(".yml")):
+        return words[0], words[1:]
+    return None, words
+
+
+def _default_name() -> str:
+    """Of a worker, unlike that of any other that lives."""
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 @command(RUNNING, "rlax parameter-server configs/demo.yml --port 9100", name="parameter-server")

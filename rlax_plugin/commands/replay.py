@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Algorithm, Choice, RlaxSection
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.controller import descent
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import batches, loss
@@ -154,12 +154,11 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
         )
         raise ConfigError("RUN", files.url, reason)
     _empty(directory)
-    config_path = directory / CONFIG
-    config_path.write_bytes(config)
+    (directory / CONFIG).write_bytes(config)
     overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]
     origin = descent.recorded(files)
-    argv = (str(config_path), *overrides)
-    section, _ = load_section(config_path, overrides)
+    resolved = of_yaml(config, files.location(CONFIG), overrides)
+    section = resolved.section
     registry = registry_for(section)
     registry.validate(section)
     last_step = min(to or len(segments), len(segments))
@@ -167,7 +166,7 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
         run_dir=directory,
         seed=section.seed,
         section=section,
-        maxtext_argv=argv,
+        config=resolved,
         run_url=str(directory.resolve() / "replayed"),
         replays=files.location(),
     )

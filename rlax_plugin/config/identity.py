@@ -4,33 +4,76 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlax_plugin.config.loading import _BASE, merged, overridden
+from rlax_plugin.config.loading import overridden
 
 # What may differ between a run and its continuation, or between its processes: how long, how
 # patiently, where, and who watches. Everything else decides what is computed.
-_NOT_HASHED = ("steps", "run_name", "base_output_directory", _BASE)
+_NOT_HASHED = ("steps", "run_name", "base_output_directory", "base_config")
 _NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers", "observers")
+# Of ``rlax:``, what decides a sample, or whether a worker can read its weights at all.
+_SAMPLED = ("rlax.deterministic", "rlax.rollouts.", "rlax.staleness.", "rlax.weights.store")
+KEPT_BACK = ("hf_access_token",)  # of MaxText's keys; a secret, which no worker is sent
+_NOT_SAMPLED = frozenset((*KEPT_BACK, "rlax.rollouts.groups_per_step", "rlax.rollouts.progress_s"))
+# What a worker may say for itself. MaxText's keys among them: devices, and directories.
+LOCAL = (
+    "rlax.deadlines",
+    "rlax.network",
+    "rlax.plugins",
+    "rlax.rollouts.engine",
+    "rlax.rollouts.slots",
+    "base_output_directory",
+    "hardware",
+    "jax_cache_dir",
+    "skip_jax_distributed_system",
+)
+_LOCAL = frozenset(LOCAL)
+_LOCAL_BELOW = (*(f"{key}." for key in LOCAL), "dcn_", "ici_")
 
 
-def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> str:
-    """12 hex digits of what the files and arguments say, wherever and in whatever order they do.
+def config_hash(content: Mapping[str, Any]) -> str:
+    """12 hex digits of what files and arguments say, wherever and in whatever order they do.
 
     Left out is what may change when a run continues: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
     trackers, observers and curation.max_refill.
 
-    Raises:
-      ConfigError: the files cannot be read.
+    Args:
+      content: see ``ResolvedConfig``.
     """
-    text = json.dumps(_hashed(merged(config_path, overrides)), sort_keys=True, default=str)
+    return _digest(hashed(content))
+
+
+def sample_hash(content: Mapping[str, Any]) -> str:
+    """12 hex digits of what decides a sample: workers of one run agree on it.
+
+    What a worker chooses for itself (see ``config/handing.py``), such as engine, slots and mesh,
+    does not count. Of MaxText's keys the others all do: which of them make the model, only MaxText
+    knows.
+    """
+    found = dict(leaves(hashed(content)))
+    return _digest({key: value for key, value in found.items() if _samples(key)})
+
+
+def _samples(key: str) -> bool:
+    if is_local(key) or key in _NOT_SAMPLED:
+        return False
+    return not key.startswith("rlax.") or key.startswith(_SAMPLED)
+
+
+def is_local(key: str) -> bool:
+    """Whether a worker may say a key for itself: it decides where and how fast, and no sample."""
+    return key in _LOCAL or key.startswith(_LOCAL_BELOW)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _hashed(content: Mapping[str, Any]) -> dict[str, Any]:
+def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
     """What of a config a run and its continuation must agree on."""
     content = {k: v for k, v in content.items() if k not in _NOT_HASHED}
     if isinstance(content.get("rlax"), Mapping):
@@ -50,7 +93,7 @@ def decides(override: str) -> bool:
     Raises:
       ConfigError: it is no ``key=value``.
     """
-    return any(value != {} for _, value in leaves(_hashed(overridden({}, [override]))))
+    return any(value != {} for _, value in leaves(hashed(overridden({}, [override]))))
 
 
 def differences(
@@ -60,7 +103,7 @@ def differences(
 
     A key that is not there has the value None.
     """
-    ours, theirs = dict(leaves(_hashed(one))), dict(leaves(_hashed(other)))
+    ours, theirs = dict(leaves(hashed(one))), dict(leaves(hashed(other)))
     return [
         (key, ours.get(key), theirs.get(key))
         for key in sorted(ours.keys() | theirs.keys())

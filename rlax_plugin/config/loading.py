@@ -1,7 +1,8 @@
-"""Reads the ``rlax:`` section of a MaxText config without MaxText.
+"""The one reader of configs: files and arguments in, a ``ResolvedConfig`` out, without MaxText.
 
 Files, ``base_config``, and ``key=value`` arguments are merged as MaxText (OmegaConf) merges them:
-mappings key by key, lists as a whole. MaxText's own base files hold no ``rlax:`` and are not read.
+mappings key by key, lists as a whole. MaxText's own base files hold no ``rlax:`` and are not read:
+MaxText merges them itself when it is given its own keys, among which ``rlax`` is not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlax_plugin.config import PositiveInt, RlaxSection, default_parts, plain_name
 from rlax_plugin.config.validation import validate
-from rlax_plugin.config.yaml_values import parse
+from rlax_plugin.config.yaml_values import dumped, parse
 from rlax_plugin.errors import ConfigError
 
 _BASE = "base_config"
@@ -28,30 +30,79 @@ _DEFAULT_NAMES = dict(default_parts(RlaxSection, "rlax"))
 _LONGEST_NAME = 128  # bytes; names of files are made of it, and file systems take 255
 
 
-def load_section(
-    config_path: str | os.PathLike[str], overrides: Sequence[str] = ()
-) -> tuple[RlaxSection, dict[str, Any]]:
-    """Reads and validates the ``rlax:`` section.
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """What files and arguments say, merged and validated once; every other form comes from it.
+
+    Attributes:
+      section: the validated ``rlax:`` section.
+      maxtext: MaxText's own keys as far as files and arguments set them (unchecked); no ``rlax``.
+      content: both, as they were said.
+      arguments: those of MaxText's keys that arguments set. MaxText rejects them where a named
+        model says otherwise; of a file's keys it prefers the model's.
+      source: for messages: the file.
+    """
+
+    section: RlaxSection
+    maxtext: Mapping[str, Any] = field(default_factory=dict)
+    content: Mapping[str, Any] = field(default_factory=dict)
+    arguments: frozenset[str] = frozenset()
+    source: str = "config"
+
+    def with_content(self, content: Mapping[str, Any]) -> ResolvedConfig:
+        """This config with further content merged into it, as of arguments."""
+        names = self.arguments | content.keys()
+        return resolved(_merge(self.content, content, ""), arguments=names, source=self.source)
+
+    def to_yaml(self) -> bytes:
+        """As a run keeps it in its directory; ``of_yaml`` reads it."""
+        return dumped(self.content).encode()
+
+
+def resolve(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ResolvedConfig:
+    """Reads and validates a config.
 
     Args:
       config_path: a MaxText config (``.yml``) with an ``rlax:`` section.
       overrides: ``key=value`` arguments, e.g. ``steps=10`` and ``rlax.rollouts.group_size=4``.
-
-    Returns:
-      The section, and MaxText's own keys as far as the files and arguments set them (unchecked).
 
     Raises:
       ConfigError: the file is missing or no YAML, the section is missing, a key or value in it is
         wrong, or one of MaxText's keys that are read here as well: ``steps`` is no whole number
         from 1, ``run_name`` no name of a directory, ``base_output_directory`` no path.
     """
-    content = merged(config_path, overrides)
-    raw = content.pop("rlax", None)
+    path = os.fspath(config_path)
+    return _of_file(merged(path), path, overrides)
+
+
+def of_yaml(text: bytes, source: str, overrides: Sequence[str] = ()) -> ResolvedConfig:
+    """A config that a run has kept, with ``key=value`` arguments; raises what ``resolve`` does.
+
+    Args:
+      source: where it is kept, for messages.
+    """
+    content = parse(text, source)
+    if not isinstance(content, dict):
+        raise ConfigError(source, None, "must be a mapping of keys to values")
+    return _of_file(content, source, overrides)
+
+
+def _of_file(content: dict[str, Any], source: str, overrides: Sequence[str]) -> ResolvedConfig:
+    names = {override.partition("=")[0].partition(".")[0] for override in overrides}
+    return resolved(overridden(content, overrides), arguments=frozenset(names), source=source)
+
+
+def resolved(
+    content: Mapping[str, Any], *, arguments: frozenset[str] = frozenset(), source: str = "config"
+) -> ResolvedConfig:
+    """Validates what is merged; raises what ``resolve`` does."""
+    maxtext = dict(content)
+    raw = maxtext.pop("rlax", None)
     if raw is None:
         raise ConfigError(
             "rlax",
             None,
-            f"{config_path} has no rlax: section; it needs at least prompt_source and rewards",
+            f"{source} has no rlax: section; it needs at least prompt_source and rewards",
         )
     if not isinstance(raw, Mapping):
         raise ConfigError("rlax", raw, "must be a mapping of keys to values")
@@ -61,14 +112,23 @@ def load_section(
             reason = (
                 f"is also set by the environment variable {variable}, for MaxText only: unset it"
             )
-            raise ConfigError(key, content.get(key), reason)
-        _reject_interpolation(key, content.get(key))
-    _reject_interpolation("rlax", raw)
-    if (steps := content.get("steps")) is not None:
-        content["steps"] = _whole_steps(steps)
-    _check_run_name(content.get("run_name"))
-    _check_output_directory(content.get("base_output_directory"))
-    return validate(RlaxSection, raw, "rlax"), content
+            raise ConfigError(key, maxtext.get(key), reason)
+    for key, value in content.items():
+        _reject_interpolation(key, value)
+    if (steps := maxtext.get("steps")) is not None:
+        maxtext["steps"] = _whole_steps(steps)
+    _check_run_name(maxtext.get("run_name"))
+    _check_output_directory(maxtext.get("base_output_directory"))
+    section = validate(RlaxSection, raw, "rlax")
+    return ResolvedConfig(section, maxtext, content, arguments - {"rlax"}, source)
+
+
+def load_section(
+    config_path: str | os.PathLike[str], overrides: Sequence[str] = ()
+) -> tuple[RlaxSection, Mapping[str, Any]]:
+    """``resolve``, for those who want no more than the section and MaxText's own keys."""
+    config = resolve(config_path, overrides)
+    return config.section, config.maxtext
 
 
 def _whole_steps(value: Any) -> int:

@@ -37,11 +37,26 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+_SCIENTIFIC = re.compile(r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that would be read as something else: by ``_Loader`` as well as by PyYAML."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: resolvers[:] for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
+}
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _SCIENTIFIC, list("-+.0123456789"))
+
+
+def dumped(content: Mapping[str, Any]) -> str:
+    """YAML that ``parse`` and OmegaConf read as the same content."""
+    return yaml.dump(dict(content), Dumper=_Dumper, allow_unicode=True)
 
 
 def parse(text: str | bytes, where: str, given: str | None = None) -> Any:
@@ -67,12 +82,16 @@ def parse(text: str | bytes, where: str, given: str | None = None) -> Any:
     except (ValueError, LookupError, AttributeError) as error:
         # PyYAML converts without looking: !!int and !!bool of anything, numbers of 5000 digits.
         raise ConfigError(where, given, f"is not valid YAML: {error}") from None
-    _check(content, where, given is None)
+    check_values(content, where, is_file=given is None)
     return content
 
 
-def _check(content: Any, where: str, is_file: bool) -> None:
-    """Rejects what cannot be written as JSON, or not within reason."""
+def check_values(content: Any, where: str, *, is_file: bool = True) -> None:
+    """Rejects what cannot be written as JSON, or not within reason.
+
+    Raises:
+      ConfigError: names the key.
+    """
     left: list[tuple[str, Any, int]] = [("" if is_file else where, content, 0)]
     seen = 0
     while left:

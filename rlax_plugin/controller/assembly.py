@@ -104,10 +104,10 @@ class _Assembly:
             setup.registry,
             source,
             environment,
-            config_hash=setup.config_hash,
             parameters=parameters
             if isinstance(parameters, ParameterServer)
             else s.weights.parameter_server,
+            trains=True,
             closing=closing,
             note=setup.dashboard.message,
             warn=setup.dashboard.message,

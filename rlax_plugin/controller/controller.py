@@ -36,6 +36,7 @@ class RunSetup:
     """What is known of a run before anything of it is started.
 
     Attributes:
+      argv: of the command: config file and overrides.
       origin: whose weights the run starts from; None: its own.
       last_step: the run's last training step.
     """
@@ -43,6 +44,7 @@ class RunSetup:
     context: BuildContext
     files: RunFiles
     registry: Registry
+    argv: tuple[str, ...]
     config_hash: str
     origin: Descent | None
     last_step: int

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.controller.run_directory import WEIGHT_KEYS, holds_results
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext
@@ -132,13 +132,12 @@ def _found(
         reason = "must be a run directory (with a config.yml) or RUN@STEP"
         raise ConfigError(OPTION, wanted, reason) from None
     with tempfile.TemporaryDirectory(prefix="rlax-from-") as directory:
-        path = Path(directory) / CONFIG
-        path.write_bytes(config)
         try:
-            theirs = load_section(path)[0]
+            their_config = of_yaml(config, run.location(CONFIG))
         except ConfigError as error:
             reason = f"has a config that is no longer valid: {error}"
             raise ConfigError(OPTION, wanted, reason) from error
+        theirs = their_config.section
         name = section.trainer.plain_name
         if theirs.trainer.plain_name != name:
             reason = f"has trainer {theirs.trainer.name}, whose checkpoints {name} cannot read"
@@ -147,7 +146,7 @@ def _found(
             run_dir=Path(directory),
             seed=theirs.seed,
             section=theirs,
-            maxtext_argv=(str(path),),
+            config=their_config,
             run_url=run.url,
         )
         trainer = registry.part("trainer", theirs.trainer, "rlax.trainer", context)

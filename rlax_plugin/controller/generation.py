@@ -11,6 +11,9 @@ import grpc
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.handing import to_bytes
+from rlax_plugin.config.identity import sample_hash
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import ConfigError, DeadlineError
@@ -19,6 +22,7 @@ from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import BuildContext, Launcher, PromptSource
 from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rollouts.capabilities import Needs
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rollouts.pace import Pace
@@ -45,10 +49,10 @@ class Generation:
     Args:
       source: of the training prompts.
       environment: what their answers lead to.
-      config_hash: of workers that may join.
       parameters: the parameter server to serve beside the fleet, or host:port of one elsewhere.
+      trains: whether samples are to be trained on, which needs their log-probs.
       closing: gets what ends all that is started.
-      note: shows in one line what went wrong with rewards; the run goes on.
+      note: shows in one line what went wrong with rewards or a worker; the run goes on.
       warn: see ``Pace``.
       reissuing: see ``Dispatcher``.
 
@@ -68,8 +72,8 @@ class Generation:
         source: PromptSource,
         environment: Environment,
         *,
-        config_hash: str,
         parameters: ParameterServer | str,
+        trains: bool,
         closing: Closing,
         note: Callable[[str], None],
         warn: Callable[[str], None] | None = None,
@@ -78,6 +82,7 @@ class Generation:
         self._context, self._closing, self._note = context, closing, note
         section: RlaxSection = context.section
         self._deadlines = section.deadlines
+        config: ResolvedConfig = context.config or ResolvedConfig(section)
 
         def part(kind: str, choice: Choice, key: str) -> Any:
             return registry.part(kind, choice, key, context)
@@ -109,8 +114,11 @@ class Generation:
             self.parameter_server = parameters
         self.fleet = Fleet(
             deadlines=self._deadlines,
-            config_hash=config_hash,
+            config_hash=sample_hash(config.content),
             parameter_server=self.parameter_server,
+            config=to_bytes(config),
+            needs=Needs.of(section, trains=trains),
+            note=note,
         )
         rpc.add_FleetServicer_to_server(self.fleet, self._server)
         self.pace = Pace(section, self.fleet.workers, registry.workers(section), warn)
@@ -149,7 +157,7 @@ class Generation:
         run_dir = self._context.run_dir
         await asyncio.gather(
             *(pool.start() for pool in self._pools),
-            self.launcher.start(self._context.maxtext_argv, self.address, run_dir),
+            self.launcher.start(self.address, run_dir),
         )
         supervision.spawn(self.fleet.watch())
 

@@ -13,6 +13,8 @@ import psutil
 
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.handing import to_bytes
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import advantages
@@ -25,19 +27,10 @@ from rlax_plugin.rpc.message_sizes import check_messages
 from rlax_plugin.text.amounts import in_bytes
 
 
-def check_start(
-    section: RlaxSection,
-    maxtext: Mapping[str, Any],
-    registry: Registry,
-    argv: tuple[str, ...],
-    *,
-    remote: bool,
-) -> ObjectiveSlots:
+def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> ObjectiveSlots:
     """Looks at all that shows at once; builds nothing but the objective.
 
     Args:
-      maxtext: MaxText's keys as far as files and arguments set them.
-      argv: MaxText's own command line.
       remote: whether URLs are looked at; see ``check_places``.
 
     Returns:
@@ -46,10 +39,12 @@ def check_start(
     Raises:
       ConfigError, PluginError, TrainingError: what is wrong.
     """
+    section, maxtext = config.section, config.maxtext
     registry.validate(section)
     _check_training(section, maxtext)
     check_messages(section)
-    context = BuildContext.outside_run(section, argv)
+    to_bytes(config)  # workers can be given it
+    context = BuildContext.outside_run(section, config)
     slots = registry.slots(context)
     advantages.probe(slots.advantages, section.rollouts.group_size)
     check_places(section, maxtext, remote=remote)

@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import yaml
 from rich.console import Console
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config.identity import config_hash
-from rlax_plugin.config.loading import load_section, merged
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.controller import descent
 from rlax_plugin.controller.assembly import Assembled, assemble
 from rlax_plugin.controller.closing import Closing
@@ -64,14 +63,15 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
       RlaxError: whatever made it fail; what was computed stays in the run directory.
     """
     began_s = time.perf_counter()
-    section, maxtext = load_section(config_path, overrides)
+    config = resolve(config_path, overrides)
+    section, maxtext = config.section, config.maxtext
     registry = registry_for(section)
     directory, argv = run_directory(maxtext), (config_path, *overrides)
-    check_start(section, maxtext, registry, argv, remote=True)
+    check_start(config, registry, remote=True)
     files = RunFiles(directory)
     state_dir = state_directory(section, files)
-    digest, config = config_hash(config_path, overrides), merged(config_path, overrides)
-    check_same_run(files, digest, config, argv)
+    digest = config_hash(config.content)
+    check_same_run(files, digest, config.content, argv)
     origin = descent.decide(files, wanted, registry, section, maxtext)
     make_state_directory(state_dir, section, maxtext)
     updates = section.objective.updates_per_step
@@ -86,7 +86,7 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
         try:
             descent.record(files, origin)
             files.put_json("config.json", written)
-            files.put(CONFIG, yaml.safe_dump(config).encode())
+            files.put(CONFIG, config.to_yaml())
         except RlaxError as error:
             base = maxtext["base_output_directory"]
             raise ConfigError("base_output_directory", base, str(error)) from error
@@ -95,13 +95,14 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
             run_dir=state_dir,
             seed=section.seed,
             section=section,
-            maxtext_argv=argv,
+            config=config,
             run_url=files.url,
         )
         setup = RunSetup(
             context=context,
             files=files,
             registry=registry,
+            argv=argv,
             config_hash=digest,
             origin=origin,
             last_step=last_step,
@@ -226,7 +227,7 @@ class _Run:
         reached(FaultPoint.SUMMARY_WRITTEN)
 
     def _report(self, controller: Controller, stopped: bool) -> None:
-        argv, out = self._setup.context.maxtext_argv, self._console
+        argv, out = self._setup.argv, self._console
         if stopped:
             step = controller.run_state.next_step - 1
             out.print(f"interrupted after step {step}")

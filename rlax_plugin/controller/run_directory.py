@@ -25,7 +25,7 @@ _SHOWN_DIFFERENCES = 4
 WEIGHT_KEYS = ("load_parameters_path", "load_full_state_path")  # MaxText's, for first weights
 
 
-def run_directory(maxtext: dict[str, Any]) -> str:
+def run_directory(maxtext: Mapping[str, Any]) -> str:
     """Where MaxText keeps the run, and so where everything of the run is kept: a path or URL.
 
     Raises:

@@ -22,7 +22,6 @@ from pydantic import Field
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Seconds, Section
 from rlax_plugin.config.identity import leaves
-from rlax_plugin.config.loading import merged
 from rlax_plugin.errors import BacklogError, ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext, Tracker
 from rlax_plugin.records.files import RunFiles
@@ -63,12 +62,11 @@ class TrackedRun:
 
     @classmethod
     def of(cls, context: BuildContext) -> TrackedRun:
-        """Reads the config once more: parts are given its ``rlax:`` section only."""
-        argv = context.maxtext_argv
-        config = merged(argv[0], argv[1:]) if argv else {}
+        """What a context says of its run."""
+        config = {} if context.config is None else dict(context.config.content)
         section = config.get("rlax") or {}
         shown = {key: value for key, value in section.items() if key != "trackers"}
-        updates = context.section.objective.updates_per_step if argv else 1
+        updates = context.section.objective.updates_per_step
         return cls(
             name=Path(context.run_url or context.run_dir).name,
             directory=context.run_dir,

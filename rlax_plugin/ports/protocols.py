@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import BaseModel
 
 from rlax_plugin.config import Choice
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import PluginError
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.types import Key, Prompt, Request, Sampled, ScoredGroup, WeightVersion
 
 if TYPE_CHECKING:
@@ -84,7 +86,8 @@ class BuildContext:
         is used.
       seed: ``rlax.seed``.
       section: the whole validated ``rlax:`` section (``rlax_plugin.config.RlaxSection``).
-      maxtext_argv: MaxText's own command line (config path and overrides), for parts that need it.
+      config: the whole resolved config, for parts that need MaxText's keys (``config.maxtext``);
+        None where there is only a section, such as in reward processes.
       part: (kind, choice, dotted config key) -> another part of the config, built; for parts that
         are made of others, such as a trainer.
     """
@@ -92,15 +95,20 @@ class BuildContext:
     run_dir: Path
     seed: int
     section: Any
-    maxtext_argv: tuple[str, ...] = ()
+    config: ResolvedConfig | None = None
     run_url: str = ""
     replays: str = ""
     part: Callable[[str, Choice, str], Any] = _no_part
 
     @classmethod
-    def outside_run(cls, section: Any, maxtext_argv: tuple[str, ...] = ()) -> BuildContext:
+    def outside_run(cls, section: Any, config: ResolvedConfig | None = None) -> BuildContext:
         """For a process that owns no run: what parts keep there is not meant to be found again."""
-        return cls(Path(), section.seed, section, maxtext_argv)
+        return cls(Path(), section.seed, section, config)
+
+    @property
+    def maxtext(self) -> Mapping[str, Any]:
+        """MaxText's own keys, as far as the config sets them."""
+        return {} if self.config is None else self.config.maxtext
 
 
 class PromptSource(Protocol):
@@ -174,8 +182,7 @@ class Filter(Protocol):
 class RolloutEngine(Protocol):
     """Generates completions. Lives in a worker process; safe to call from the worker's event loop.
 
-    May also have ``vocabulary``, an int above all token ids, 0 while it is not known: prompts and
-    samples are held against it; ``progress()``, see below; ``close()``;
+    May also have ``progress()``, see below; ``close()``;
     ``add_services(server, engine) -> concurrent.futures.Future``, which adds services for other
     programs to the worker's gRPC server and is done once they answer; and
     ``client_example(address) -> str``, a shell command that asks such a service.
@@ -189,6 +196,11 @@ class RolloutEngine(Protocol):
     A worker awaits ``prepare()``, if there is such a coroutine, before it registers with its
     controller: it returns once the engine is built and its programs are compiled.
     """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do: told when its worker registers, and again when it has changed."""
+        ...
 
     async def generate(
         self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
@@ -229,11 +241,6 @@ class RolloutEngine(Protocol):
         ``CheckResult``; ``Reading.figures``.
         """
         ...
-
-
-def vocabulary_of(engine: RolloutEngine) -> int:
-    """Token ids of an engine are below this; 0: it has not said."""
-    return int(getattr(engine, "vocabulary", 0))
 
 
 class WeightStore(Protocol):
@@ -282,8 +289,13 @@ class Launcher(Protocol):
     May also have ``stop_s``, the seconds that ``stop`` takes at most; without it that is 60.
     """
 
-    async def start(self, argv: Sequence[str], controller: str, run_dir: Path) -> None:
-        """Starts workers that run ``rlax serve`` with ``argv`` and register with ``controller``."""
+    async def start(self, controller: str, run_dir: Path) -> None:
+        """Starts workers with ``rlax serve --controller CONTROLLER``, which hands them the config.
+
+        Args:
+          controller: host:port.
+          run_dir: see ``BuildContext``; for logs.
+        """
         ...
 
     async def stop(self) -> None:

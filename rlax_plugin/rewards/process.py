@@ -115,9 +115,7 @@ def main() -> None:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(jobs, lines), daemon=True).start()
     section = RlaxSection.model_validate(start["section"])
-    context = BuildContext(
-        run_dir=Path(start["run_dir"]), seed=section.seed, section=section, maxtext_argv=()
-    )
+    context = BuildContext(run_dir=Path(start["run_dir"]), seed=section.seed, section=section)
     rewards = [
         build_part("reward", choice, f"{start['key']}.{i}", context)
         for i, choice in enumerate(section.rewards)

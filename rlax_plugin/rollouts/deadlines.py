@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,25 +91,25 @@ def needs(
     section: RlaxSection,
     rates: Rates,
     *,
-    workers: int,
+    slots: Sequence[int],
     weights_bytes: int | None,
     silent_tokens: int | None,
 ) -> dict[str, Need]:
     """Key below ``rlax.deadlines`` -> its minimum.
 
     Args:
-      workers: that share the groups of a step.
+      slots: of each of the workers that share the groups of a step.
       weights_bytes: of one weight version; None: unknown, then only what generating takes counts.
       silent_tokens: tokens of a sequence that an engine decodes at most before it shows progress;
         None: unknown, then it may show none before a sample is complete.
     """
     found = {
-        "group_s": _group(section, rates, silent_tokens),
-        "batch_s": _batch(section, rates, workers, None),
+        "group_s": _group(section, rates, max(slots), silent_tokens),
+        "batch_s": _batch(section, rates, slots, None),
     }
     if weights_bytes is not None:
         found |= {
-            "batch_s": _batch(section, rates, workers, weights_bytes),
+            "batch_s": _batch(section, rates, slots, weights_bytes),
             "weights_s": _weights(section, rates, weights_bytes),
             "startup_s": _startup(section, rates, weights_bytes),
         }
@@ -158,11 +158,11 @@ def _size(version: WeightVersion) -> int | None:
         return None
 
 
-def _group(section: RlaxSection, rates: Rates, silent_tokens: int | None) -> Need:
+def _group(section: RlaxSection, rates: Rates, slots: int, silent_tokens: int | None) -> Need:
     """A group expires if its worker has shown no progress of it for this long."""
     most = section.rollouts.max_new_tokens
     tokens = most if silent_tokens is None else min(silent_tokens, most)
-    prefill_tokens = _prefill_tokens(section)
+    prefill_tokens = _prefill_tokens(section, slots)
     prefill_s = prefill_tokens / rates.prefill_tokens_per_s
     needed_s = prefill_s + tokens / rates.tokens_per_s
     why = f"{tokens:,} tokens of a sequence take {in_seconds(needed_s)}"
@@ -173,18 +173,20 @@ def _group(section: RlaxSection, rates: Rates, silent_tokens: int | None) -> Nee
     return _need(section, "group_s", needed_s, why, rates, _GENERATING)
 
 
-def _batch(section: RlaxSection, rates: Rates, workers: int, weights_bytes: int | None) -> Need:
+def _batch(
+    section: RlaxSection, rates: Rates, slots: Sequence[int], weights_bytes: int | None
+) -> Need:
     """The trainer asks as soon as it has handed over a weight version.
 
     In lockstep no group is begun before workers hold that version. Further ahead, and with
     ``finish``, running samples end first. Groups that filters reject are not counted.
     """
     rollouts = section.rollouts
-    samples, at_once = rollouts.groups_per_step * rollouts.group_size, rollouts.slots * workers
+    samples, at_once = rollouts.groups_per_step * rollouts.group_size, sum(slots)
     if section.deterministic:  # one group after the other
-        at_once = rollouts.group_size * workers
+        at_once = rollouts.group_size * len(slots)
     waves = math.ceil(samples / at_once)
-    one_s = sample_s(section, rates)
+    one_s = sample_s(section, rates, max(slots))
     turns = "1 turn" if waves == 1 else f"{waves} turns"
     parts = [(waves * one_s, f"{samples:,} samples in {turns} of {in_seconds(one_s)}")]
     if rollouts.on_new_weights == "finish" and section.staleness.steps_ahead > 1:
@@ -219,23 +221,23 @@ def _startup(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
     return _need(section, "startup_s", needed_s, why, rates, _MOVING)
 
 
-def sample_s(section: RlaxSection, rates: Rates) -> float:
-    """Seconds of one sample, from entering a slot to its last token."""
+def sample_s(section: RlaxSection, rates: Rates, slots: int) -> float:
+    """Seconds of one sample, from entering a slot of so many to its last token."""
     return (
-        _prefill_tokens(section) / rates.prefill_tokens_per_s
+        _prefill_tokens(section, slots) / rates.prefill_tokens_per_s
         + section.rollouts.max_new_tokens / rates.tokens_per_s
     )
 
 
-def _prefill_tokens(section: RlaxSection) -> int:
-    """Tokens that a worker prefills, at most, while one sample waits.
+def _prefill_tokens(section: RlaxSection, slots: int) -> int:
+    """Tokens that a worker with so many slots prefills, at most, while one sample waits.
 
     These are the prompts of all groups that fit in its slots; with ``continue`` also all running
     samples once, because it continues them with new weights.
     """
     rollouts = section.rollouts
-    prompts = math.ceil(rollouts.slots / rollouts.group_size)
-    again = rollouts.slots * section.row_tokens if rollouts.on_new_weights == "continue" else 0
+    prompts = math.ceil(slots / rollouts.group_size)
+    again = slots * section.row_tokens if rollouts.on_new_weights == "continue" else 0
     return prompts * rollouts.max_prompt_tokens + again
 
 

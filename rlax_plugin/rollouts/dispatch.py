@@ -127,7 +127,16 @@ class Dispatcher(FleetListener):
             self._assign_from(queue, [w for w in workers if w.serves(exactly)])
             if all(ticket.done.done() for ticket in queue):
                 del self._waiting[exactly]
-        self._watch_for_nobody(bool(self._waiting) and not any(w.ready for w in workers))
+        self._watch_for_nobody(bool(self._without_worker()))
+
+    def _without_worker(self) -> list[Ticket]:
+        """Groups that wait although no worker is there that could take them."""
+        ready = [worker for worker in self._fleet.workers.values() if worker.ready]
+        limited = any(worker.capabilities.context_tokens for worker in ready)
+        if ready and not limited:
+            return []
+        waiting = (ticket for queue in self._waiting.values() for ticket in queue)
+        return [t for t in waiting if not t.done.done() and not any(_takes(w, t) for w in ready)]
 
     def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
@@ -139,11 +148,13 @@ class Dispatcher(FleetListener):
             worker = _choose(ticket, ready)
             if worker is None:
                 held_back.append(ticket)
-                if ticket.failed_on:
+                if ticket.failed_on or not all(_takes(w, ticket) for w in ready):
                     continue
                 break
             worker.assign(len(ticket.request.seeds))
             ticket.forget_distrusted()
+            if not worker.capabilities.resumes:
+                ticket.start_afresh()
             self.tokens_resumed += tokens(ticket.request.resume)
             batches.setdefault(worker.name, []).append(ticket)
         queue.extendleft(reversed(held_back))
@@ -174,14 +185,19 @@ class Dispatcher(FleetListener):
 
     def _nobody_came(self) -> None:
         self._nobody = None
-        waiting = [ticket for queue in self._waiting.values() for ticket in queue]
-        self._waiting.clear()
+        waiting = self._without_worker()
         what = f"the return of a rollout worker, for which {len(waiting)} groups wait,"
+        if longest := max((_tokens(ticket) for ticket in waiting), default=0):
+            limits = [w.capabilities.context_tokens for w in self._fleet.workers.values()]
+            if any(limits):
+                what = f"a rollout worker whose engine takes {longest} tokens (those that are "
+                what += f"there take at most {max(limits)}), for which {len(waiting)} groups wait,"
         deadline_s, needed_s = (
             self._deadlines.startup_s,
             self._pace and self._pace.needed_s("startup_s"),
         )
         fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
+        self.wake()
 
     async def _run(self, call: Call) -> None:
         worker = call.worker
@@ -304,7 +320,7 @@ class Dispatcher(FleetListener):
             newest,
             worker=worker.name,
             exactly=None if ticket.done.done() else request.exactly,
-            vocabulary=worker.vocabulary,
+            vocabulary=worker.capabilities.vocabulary,
             side=SIDE_CHANNELS,
         )
         workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
@@ -374,11 +390,25 @@ def _before(request: Request) -> Sequence[Sampled | None]:
     return request.resume or [None] * len(request.seeds)
 
 
+def _tokens(ticket: Ticket) -> int:
+    """Of one of its sequences, at most."""
+    request = ticket.request
+    return len(request.context) + request.sampling.max_new_tokens
+
+
+def _takes(worker: Worker, ticket: Ticket) -> bool:
+    """Whether a worker can generate the request at all."""
+    return worker.takes(_tokens(ticket))
+
+
 def _choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     """The worker to ask; None if those that should be have no room."""
     size = len(ticket.request.seeds)
-    may = [w for w in ready if w.identity not in ticket.failed_on] or ready
+    may = [w for w in ready if _takes(w, ticket)]
+    may = [w for w in may if w.identity not in ticket.failed_on] or may
     free = [w for w in may if not w.assigned or w.assigned + size <= 2 * w.slots]
     able = [w for w in free if w.version >= ticket.request.min_version] or free
+    if ticket.request.resume:
+        able = [w for w in able if w.capabilities.resumes] or able
     # The least loaded one, by share of its slots: equal work for unequal machines.
     return min(able, key=lambda w: w.assigned / w.slots, default=None)

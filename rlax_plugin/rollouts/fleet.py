@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
 
 from rlax_plugin.config import Deadlines
+from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.rollouts.capabilities import Needs, of_proto
 from rlax_plugin.rollouts.progress import Progress
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -21,6 +24,7 @@ MAX_NONSENSE = 3
 """Replies of one process that contradict what was asked: one or two may be a fault that passes,
 such as a flipped bit; then it is the process, and what it gave before is no better."""
 _LONGEST_NAME = 128  # of a worker
+_MOST_NOTED = 100  # workers that were rejected: what they say of themselves may be anything
 
 
 @dataclass(slots=True, eq=False)
@@ -35,21 +39,20 @@ class Worker:
       keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
       kept: the version that it says it keeps; -1: none.
       progress: of the requests that it was sent.
-      vocabulary: token ids are below it; 0: it has not said.
+      capabilities: what its engine can do.
       lost: why it is gone; empty while it is a member.
       trusted: False once its weights were wrong, or it has answered nonsense.
     """
 
     name: str
     address: str
-    slots: int
+    capabilities: Capabilities
     version: int
     process: str
     channel: grpc.aio.Channel
     stub: rpc.RolloutStub
     last_seen: float
     progress: Progress
-    vocabulary: int = 0
     draining: bool = False
     assigned: int = 0
     requests: int = 0
@@ -58,6 +61,15 @@ class Worker:
     lost: str = ""
     trusted: bool = True
     figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def slots(self) -> int:
+        """Sequences that it decodes at once."""
+        return self.capabilities.slots
+
+    def takes(self, tokens: int) -> bool:
+        """Whether its engine has room for a sequence of so many tokens."""
+        return not 0 < self.capabilities.context_tokens < tokens
 
     @property
     def ready(self) -> bool:
@@ -109,6 +121,9 @@ class Fleet(rpc.FleetServicer):
       deadlines: heartbeat interval and how many may be missed.
       config_hash: workers started from another config are rejected.
       parameter_server: host:port told to workers.
+      config: handed to workers that ask for it, see ``config/handing.py``.
+      needs: workers that lack any of it are rejected.
+      note: shows one line to people: why a worker was rejected.
 
     Attributes:
       latest_version: the newest published version, which workers learn from each heartbeat's reply;
@@ -127,6 +142,9 @@ class Fleet(rpc.FleetServicer):
         deadlines: Deadlines,
         config_hash: str,
         parameter_server: str,
+        config: bytes = b"",
+        needs: Needs | None = None,
+        note: Callable[[str], None] = lambda line: None,
     ):
         self.workers: dict[str, Worker] = {}
         self.seen: set[str] = set()
@@ -142,6 +160,8 @@ class Fleet(rpc.FleetServicer):
         self._deadlines = deadlines
         self._config_hash = config_hash
         self._parameter_server = parameter_server
+        self._config, self._needs, self._note = config, needs or Needs(), note
+        self._noted: set[str] = set()
         self.latest_version = -1
         self.listeners: list[FleetListener] = []
 
@@ -153,8 +173,6 @@ class Fleet(rpc.FleetServicer):
                 f"worker {request.worker} was started from another config "
                 f"({request.config_hash}; this run has {self._config_hash})"
             )
-        if request.slots < 1:
-            return f"it offers {request.slots} slots"
         return self._rejected.get((request.worker, request.process))
 
     def _name_taken(self, request: pb.RegisterRequest) -> str | None:
@@ -172,9 +190,29 @@ class Fleet(rpc.FleetServicer):
             "ago): choose another --name, or stop that worker"
         )
 
+    async def Config(self, request: pb.ConfigRequest, context: object) -> pb.ConfigReply:
+        return pb.ConfigReply(config=self._config)
+
+    def _unfit(self, name: str, message: pb.Capabilities) -> tuple[Capabilities | None, str]:
+        """What a worker declares, or None and why it cannot be a member."""
+        try:
+            found = of_proto(message)
+        except ValueError as error:
+            return None, str(error)
+        if (lacking := self._needs.lacking(found)) is None:
+            return found, ""
+        line = f"worker {name} was rejected: {lacking}"
+        if line not in self._noted and len(self._noted) < _MOST_NOTED:
+            self._noted.add(line)
+            self._note(line)
+        return None, lacking
+
     async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
         if why := self._rejection(request):
             return pb.RegisterReply(accepted=False, reason=why)
+        capabilities, why = self._unfit(request.worker, request.capabilities)
+        if capabilities is None:
+            return pb.RegisterReply(accepted=False, reason=why, unfit=True)
         if why := self._name_taken(request):
             return pb.RegisterReply(accepted=False, reason=why, name_taken=True)
         # A process that this one does not know may hold weights of an earlier trainer process: the
@@ -186,14 +224,13 @@ class Fleet(rpc.FleetServicer):
         worker = Worker(
             name=request.worker,
             address=request.address,
-            slots=request.slots,
+            capabilities=capabilities,
             version=request.version if known else -1,
             process=request.process,
             channel=channel,
             stub=rpc.RolloutStub(channel),
             last_seen=time.monotonic(),
             progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
-            vocabulary=request.vocabulary,
         )
         self.workers[worker.name] = worker
         self.seen.add(worker.name)
@@ -213,11 +250,16 @@ class Fleet(rpc.FleetServicer):
             if worker is not None:
                 self.lose(worker, "the run is over")
             return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
+        if request.HasField("capabilities"):
+            capabilities, why = self._unfit(worker.name, request.capabilities)
+            if capabilities is None:
+                self.lose(worker, why)
+                return pb.HeartbeatReply(known=False)
+            worker.capabilities = capabilities
         before = worker.ready, worker.kept
         now = time.monotonic()
         elapsed_s, worker.last_seen = now - worker.last_seen, now
         worker.version = request.version
-        worker.vocabulary = request.vocabulary
         worker.draining = request.draining
         worker.kept = request.pin if request.HasField("pin") else -1
         worker.figures = dict(request.figures)

@@ -89,11 +89,15 @@ class Pace(FleetListener):
         return needs(
             self._section,
             self._rates(),
-            # Those that are still to come count: each takes its share of a batch.
-            workers=max(len(self._workers), self._launched),
+            slots=self._slots(),
             weights_bytes=self._weights_bytes,
             silent_tokens=self._silent_tokens(),
         )
+
+    def _slots(self) -> list[int]:
+        """Of each worker. Those that are still to come count: each takes its share of a batch."""
+        live = [worker.slots for worker in list(self._workers.values())]
+        return live + [self._section.rollouts.slots] * (self._launched - len(live))
 
     def _silent_tokens(self) -> int | None:
         """As the workers say it; see ``CheckResult``."""

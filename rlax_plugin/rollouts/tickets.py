@@ -61,6 +61,12 @@ class Ticket:
         if not trusted(self.partials_workers):
             self.partials, self.partials_workers = self.request.resume, self.resume_workers
 
+    def start_afresh(self) -> None:
+        """Forgets what is generated of it: it goes to a worker that cannot go on from there."""
+        if self.request.resume:
+            self.request = dataclasses.replace(self.request, resume=())
+        self.partials, self.partials_workers, self.resume_workers = (), (), ()
+
 
 @dataclass(slots=True, eq=False)
 class Call:

@@ -133,39 +133,88 @@ class HealthReply(_message.Message):
     draining: bool
     def __init__(self, version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
+class ConfigRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ConfigReply(_message.Message):
+    __slots__ = ("config",)
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    config: bytes
+    def __init__(self, config: _Optional[bytes] = ...) -> None: ...
+
+class SideChannel(_message.Message):
+    __slots__ = ("dtype", "trailing", "over")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TRAILING_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    trailing: _containers.RepeatedScalarFieldContainer[int]
+    over: str
+    def __init__(self, dtype: _Optional[str] = ..., trailing: _Optional[_Iterable[int]] = ..., over: _Optional[str] = ...) -> None: ...
+
+class Capabilities(_message.Message):
+    __slots__ = ("slots", "vocabulary", "context_tokens", "seeded", "logprobs", "resumes", "scores", "verification", "side")
+    class SideEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: SideChannel
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[SideChannel, _Mapping]] = ...) -> None: ...
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEEDED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    slots: int
+    vocabulary: int
+    context_tokens: int
+    seeded: bool
+    logprobs: bool
+    resumes: bool
+    scores: bool
+    verification: str
+    side: _containers.MessageMap[str, SideChannel]
+    def __init__(self, slots: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seeded: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., resumes: _Optional[bool] = ..., scores: _Optional[bool] = ..., verification: _Optional[str] = ..., side: _Optional[_Mapping[str, SideChannel]] = ...) -> None: ...
+
 class RegisterRequest(_message.Message):
-    __slots__ = ("worker", "address", "slots", "config_hash", "version", "process", "vocabulary")
+    __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    SLOTS_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
-    slots: int
     config_hash: str
     version: int
     process: str
-    vocabulary: int
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., slots: _Optional[int] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., vocabulary: _Optional[int] = ...) -> None: ...
+    capabilities: Capabilities
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation", "name_taken")
+    __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation", "name_taken", "unfit")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_SERVER_FIELD_NUMBER: _ClassVar[int]
     LATEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     parameter_server: str
     latest_version: int
     incarnation: str
     name_taken: bool
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., name_taken: _Optional[bool] = ...) -> None: ...
+    unfit: bool
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., parameter_server: _Optional[str] = ..., latest_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., name_taken: _Optional[bool] = ..., unfit: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("key", "attempt", "moves")
@@ -178,7 +227,7 @@ class Progress(_message.Message):
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "version", "figures", "draining", "process", "pin", "progress", "vocabulary")
+    __slots__ = ("worker", "version", "figures", "draining", "process", "pin", "progress", "capabilities")
     class FiguresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -193,7 +242,7 @@ class HeartbeatRequest(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     version: int
     figures: _containers.ScalarMap[str, float]
@@ -201,8 +250,8 @@ class HeartbeatRequest(_message.Message):
     process: str
     pin: int
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
-    vocabulary: int
-    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ..., pin: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
+    capabilities: Capabilities
+    def __init__(self, worker: _Optional[str] = ..., version: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ..., draining: _Optional[bool] = ..., process: _Optional[str] = ..., pin: _Optional[int] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("known", "latest_version", "stop", "pin")

@@ -154,6 +154,11 @@ class FleetStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Config = channel.unary_unary(
+                '/rlax.v1.Fleet/Config',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.ConfigRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.ConfigReply.FromString,
+                _registered_method=True)
         self.Register = channel.unary_unary(
                 '/rlax.v1.Fleet/Register',
                 request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.RegisterRequest.SerializeToString,
@@ -174,6 +179,13 @@ class FleetStub:
 class FleetServicer:
     """Served by the controller.
     """
+
+    def Config(self, request, context):
+        """The run's resolved config, which a worker fetches before it builds its engine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Register(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -196,6 +208,11 @@ class FleetServicer:
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Config': grpc.unary_unary_rpc_method_handler(
+                    servicer.Config,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.ConfigRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.ConfigReply.SerializeToString,
+            ),
             'Register': grpc.unary_unary_rpc_method_handler(
                     servicer.Register,
                     request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.RegisterRequest.FromString,
@@ -222,6 +239,33 @@ def add_FleetServicer_to_server(servicer, server):
 class Fleet:
     """Served by the controller.
     """
+
+    @staticmethod
+    def Config(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlax.v1.Fleet/Config',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.ConfigRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.ConfigReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Register(request,

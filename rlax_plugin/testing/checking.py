@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlax_plugin.build import Registry, registry_of
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.loading import resolved
 from rlax_plugin.errors import ConfigError, ContractError, PluginError, alternatives
 from rlax_plugin.ports.hookspecs import EVENTS
 from rlax_plugin.ports.kinds import ALL, BY_NAME, Kind, choose
@@ -243,24 +242,22 @@ class _Check:
             ) from None
 
     def _context(self) -> BuildContext:
-        """Of a run of its own: an empty directory, and a config file."""
+        """Of a run of its own, in an empty directory."""
         self._run_dirs += 1
         run_dir = self._folder / f"run-{self._run_dirs}"
         run_dir.mkdir()
-        config = self._folder / f"run-{self._run_dirs}.yml"
         content = {
             "run_name": run_dir.name,
             "base_output_directory": str(self._folder),
             "steps": STEPS,
             "rlax": self._section.model_dump(mode="json"),
         }
-        config.write_text(yaml.safe_dump(content))
         return BuildContext(
             run_dir=run_dir,
             run_url=str(run_dir),
             seed=self._section.seed,
             section=self._section,
-            maxtext_argv=(str(config),),
+            config=resolved(content),
         )
 
     def _parts(self, offered: Sequence[tuple[str, str]]) -> Iterator[tuple[Checked, Inspection]]:

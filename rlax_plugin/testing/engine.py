@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
 from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing import policy
@@ -50,6 +51,20 @@ class ScriptedConfig(Section):
         description="true: behave like an engine that holds only one set of weights. With "
         "on_new_weights: finish, new weights then wait until the running groups end, "
         "and no other group begins meanwhile",
+    )
+    seeded: bool = Field(
+        default=True,
+        description="false: behave like an engine whose samples do not depend on the seed of the "
+        "request",
+    )
+    logprobs: bool = Field(
+        default=True,
+        description="false: behave like an engine that cannot report log-probs; all of them are 0",
+    )
+    context_tokens: NonNegativeInt = Field(
+        default=0,
+        description="maximum number of tokens of one sequence, prompt and completion together; 0: "
+        "no limit",
     )
     broken: bool = Field(default=False, description="true: raise an error when the engine is built")
     weight_fault: WeightFault = Field(
@@ -101,9 +116,20 @@ class _Sample:
     def unfinished(self) -> bool:
         return self.finish is None
 
-    def sample_token(self, logprobs_v: np.ndarray, version: int, sampling: SamplingParams) -> None:
-        """Adds a token, given the log-probs [vocabulary] of what may follow."""
-        uniform = policy.uniform(self.seed, len(self.tokens))
+    def sample_token(
+        self,
+        logprobs_v: np.ndarray,
+        version: int,
+        sampling: SamplingParams,
+        uniform: float | None = None,
+    ) -> None:
+        """Adds a token, given the log-probs [vocabulary] of what may follow.
+
+        Args:
+          uniform: a random number in [0, 1); None: that of the sample's seed.
+        """
+        if uniform is None:
+            uniform = policy.uniform(self.seed, len(self.tokens))
         token, full, truncated = policy.choose(logprobs_v, uniform, sampling)
         self.tokens.append(token)
         self.logprobs.append(full)
@@ -129,8 +155,8 @@ class _Sample:
 class ScriptedEngine(RolloutEngine):
     """Generates every group by itself, one token of each of its samples at a time.
 
-    A token depends on the weights, the tokens before it, its sample's seed and its place, and on
-    nothing else: neither on slots, workers nor interruptions.
+    Unless ``seeded`` is false, a token depends on the weights, the tokens before it, its sample's
+    seed and its place, and on nothing else: neither on slots, workers nor interruptions.
 
     Args:
       config: the script.
@@ -143,6 +169,7 @@ class ScriptedEngine(RolloutEngine):
             raise WorkerError("this engine is broken")
         self._config, self._store = config, store
         self._rollouts = section.rollouts
+        self._unseeded = np.random.default_rng()
         self._held = _Held(-1, {})
         self._changed = asyncio.Condition()
         self._steps_total, self._decode_s, self._reading = 0, 0.0, Reading()
@@ -168,9 +195,18 @@ class ScriptedEngine(RolloutEngine):
         }
 
     @property
-    def vocabulary(self) -> int:
-        """Token ids are below it."""
-        return VOCABULARY
+    def capabilities(self) -> Capabilities:
+        """See ``RolloutEngine``: what the options say, and all of the rest."""
+        return Capabilities(
+            slots=self._rollouts.slots,
+            vocabulary=VOCABULARY,
+            context_tokens=self._config.context_tokens,
+            seeded=self._config.seeded,
+            logprobs=self._config.logprobs,
+            resumes=True,
+            scores=True,
+            verification="canary",
+        )
 
     def progress(self) -> dict[tuple[Key, int], int]:
         """See ``RolloutEngine``: tokens of what runs; of what waits, all tokens so far."""
@@ -211,7 +247,15 @@ class ScriptedEngine(RolloutEngine):
     async def generate(
         self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
-        """See ``RolloutEngine``. Cancelling it, at the caller's deadline, ends all its groups."""
+        """See ``RolloutEngine``. Cancelling it, at the caller's deadline, ends all its groups.
+
+        Raises:
+          WorkerError: a request has more tokens than ``context_tokens``.
+        """
+        for request in requests:
+            tokens = len(request.context) + request.sampling.max_new_tokens
+            if 0 < (most := self._config.context_tokens) < tokens:
+                raise WorkerError(f"{tokens} tokens were asked for, and at most {most} fit")
         groups = [asyncio.ensure_future(self._group(r, on_reply)) for r in requests]
         try:
             await asyncio.gather(*groups)
@@ -288,6 +332,9 @@ class ScriptedEngine(RolloutEngine):
         temperature = request.sampling.temperature or 1.0
         logprobs_nv = policy.log_probs(held.weights, previous_n, temperature)
         for sample, logprobs_v in zip(samples, logprobs_nv, strict=True):
-            sample.sample_token(logprobs_v, held.version, request.sampling)
+            uniform = None if self._config.seeded else self._unseeded.random()
+            sample.sample_token(logprobs_v, held.version, request.sampling, uniform)
+            if not self._config.logprobs:
+                sample.logprobs[-1] = sample.truncated[-1] = 0.0
         self._tokens_total += len(samples)
         self._progress[request.key, request.attempt] += len(samples)

@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import Field
 
 from rlax_plugin.config import YEAR_S, NonNegativeInt, PositiveInt, Section
-from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.objective.diagnostics import GAP_BINS, GAP_EDGES
 from rlax_plugin.ports.protocols import BuildContext
@@ -126,7 +125,7 @@ class BigramTrainer(Trainer):
         return cls(
             config,
             RunFiles(context.run_url),
-            steps=int(_maxtext_keys(context)["steps"]),
+            steps=int(context.maxtext["steps"]),
             seed=context.seed,
             temperature=context.section.rollouts.temperature,
         )
@@ -144,7 +143,7 @@ class BigramTrainer(Trainer):
             if (given := getattr(section.objective, key)) != 1:
                 reason = "must be 1 with trainer bigram, which updates once per step"
                 raise ConfigError(f"rlax.objective.{key}", given, reason)
-        for key, value in _maxtext_keys(context).items():
+        for key, value in context.maxtext.items():
             if key not in _KEYS:
                 reason = f"trainer bigram reads no such key; {alternatives(key, _KEYS)}"
                 raise ConfigError(key, value, reason)
@@ -220,11 +219,6 @@ class BigramTrainer(Trainer):
         port.before_checkpoint(step)
         self._checkpoints.save(step, weights)
         reached(FaultPoint.CHECKPOINT_WRITTEN)
-
-
-def _maxtext_keys(context: BuildContext) -> dict[str, Any]:
-    """What stands outside ``rlax:``."""
-    return load_section(context.maxtext_argv[0], context.maxtext_argv[1:])[1]
 
 
 def _publish(port: TrainerPort, step: int, weights: policy.Weights) -> None:

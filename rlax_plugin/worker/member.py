@@ -19,7 +19,9 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
     WeightsUnreadableError,
 )
-from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
+from rlax_plugin.ports.capabilities import capabilities_of
+from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.rollouts.capabilities import to_proto
 from rlax_plugin.rollouts.deadlines import while_loading
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -80,6 +82,7 @@ class Member:
         self._restarted = asyncio.Event()
         self._parameter_server = ""
         self._registered = False
+        self._declared = pb.Capabilities()  # with which it has registered
         self._loading = False
         self._forget_weights()
         self.draining = False
@@ -102,13 +105,14 @@ class Member:
         request = pb.RegisterRequest(
             worker=self._name,
             address=self._address,
-            slots=self._section.rollouts.slots,
             config_hash=self._config_hash,
             version=self._held,
             process=self._process,
-            vocabulary=vocabulary_of(self._engine),
+            capabilities=to_proto(capabilities_of(self._engine)),
         )
-        reply = await join(self._fleet, request, self._deadlines)
+        engine = self._section.rollouts.engine.name
+        reply = await join(self._fleet, request, self._deadlines, engine)
+        self._declared = request.capabilities
         self._registered = True
         self._told_to_keep(None)
         if reply.incarnation != self._incarnation:
@@ -148,8 +152,9 @@ class Member:
             process=self._process,
             pin=self._pin if self._keeps_pin else None,
             progress=self._progress(health, self._loading),
-            vocabulary=vocabulary_of(self._engine),
         )
+        if (declares := to_proto(capabilities_of(self._engine))) != self._declared:
+            request.capabilities.CopyFrom(declares)
         return await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
 
     async def heartbeat(self) -> None:

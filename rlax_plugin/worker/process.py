@@ -6,14 +6,14 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 
 import grpc
 
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.metrics.prometheus import Exporter
 from rlax_plugin.metrics.worker_metrics import WorkerMetrics
@@ -101,7 +101,14 @@ class Endpoint:
             self._exporter.close()
 
 
-def run(config_path: str, overrides: Sequence[str], name: str, life: Life) -> None:
+def log_to_stderr() -> None:
+    """For a process whose output is its log."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+
+
+def run(config: ResolvedConfig, name: str, life: Life) -> None:
     """Builds a config's engine, and runs ``life`` on an event loop to its end.
 
     Args:
@@ -111,12 +118,9 @@ def run(config_path: str, overrides: Sequence[str], name: str, life: Life) -> No
     Raises:
       RlaxError: configuration, start-up and engine failures.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
     os.environ[NAME] = name
-    section, _ = load_section(config_path, overrides)
-    context = BuildContext.outside_run(section, (config_path, *overrides))
+    section = config.section
+    context = BuildContext.outside_run(section, config)
     engine: RolloutEngine = build_part(
         "rollout_engine", section.rollouts.engine, "rlax.rollouts.engine", context
     )

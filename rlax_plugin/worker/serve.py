@@ -9,15 +9,21 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import grpc
 
-from rlax_plugin.config import RlaxSection, identity
+from rlax_plugin.build import registry_for
+from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.config.handing import for_worker
+from rlax_plugin.config.identity import sample_hash
+from rlax_plugin.config.loading import ResolvedConfig, overridden, resolve
+from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.worker.joining import fetch_config
 from rlax_plugin.worker.member import Member
-from rlax_plugin.worker.process import Endpoint, run
+from rlax_plugin.worker.process import Endpoint, log_to_stderr, run
 from rlax_plugin.worker.service import RolloutService
 
 log = logging.getLogger("rlax.worker")
@@ -125,7 +131,7 @@ async def _drain(
 
 
 def serve(
-    config_path: str,
+    config_path: str | None,
     overrides: Sequence[str],
     *,
     controller: str,
@@ -136,6 +142,9 @@ def serve(
     """Runs a worker until its run ends, it is told to leave, or it fails.
 
     Args:
+      config_path: a config of its own; of it, too, only what is local to a worker counts. None:
+        the controller's alone.
+      overrides: see ``config/handing.py``.
       controller: host:port of the controller's Fleet service.
       name: unique among the run's live workers.
       with_parent: end when the process that started this one ends.
@@ -146,6 +155,13 @@ def serve(
     """
     if with_parent:
         end_with_parent()
+    log_to_stderr()
+    own = None if config_path is None else resolve(config_path, overrides)
+    if own is not None:
+        registry_for(own.section)  # what is wrong with it shows before a controller is there
+    startup_s = _startup_s(overrides, own)
+    handed = asyncio.run(fetch_config(controller, startup_s))
+    config = for_worker(handed, overrides, own)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
         try:
@@ -154,7 +170,7 @@ def serve(
                 engine,
                 name=name,
                 controller=controller,
-                config_hash=identity.config_hash(config_path, overrides),
+                config_hash=sample_hash(config.content),
                 terminated=terminated,
                 prometheus_port=prometheus_port,
             )
@@ -162,4 +178,13 @@ def serve(
             log.exception("worker %s failed", name)
             raise
 
-    run(config_path, overrides, name, life)
+    run(config, name, life)
+
+
+def _startup_s(overrides: Sequence[str], own: ResolvedConfig | None) -> float:
+    """How long to wait for a controller whose config is yet to be read."""
+    if own is not None:
+        return own.section.deadlines.startup_s
+    said = overridden({}, overrides).get("rlax")
+    deadlines = said.get("deadlines") if isinstance(said, Mapping) else None
+    return validate(Deadlines, deadlines or {}, "rlax.deadlines").startup_s

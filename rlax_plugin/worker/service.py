@@ -14,7 +14,8 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.protocols import RolloutEngine, vocabulary_of
+from rlax_plugin.ports.capabilities import capabilities_of
+from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollouts.defects import defect, outside
 from rlax_plugin.rollouts.jobs import SIDE_CHANNELS
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -138,7 +139,7 @@ class RolloutService(rpc.RolloutServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
         if not self._has_weights():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
-        vocabulary = vocabulary_of(self._engine)
+        vocabulary = capabilities_of(self._engine).vocabulary
         for message in request.requests:
             if why := rejection(message, self._section, vocabulary):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)

@@ -10,19 +10,18 @@ import asyncio
 import contextlib
 import functools
 import logging
-import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.errors import DeadlineError, WeightsUnreadableError
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import kept_version
-from rlax_plugin.worker.process import Endpoint
+from rlax_plugin.worker.process import Endpoint, log_to_stderr
 from rlax_plugin.worker.process import run as run_engine
 from rlax_plugin.worker.service import RolloutService
 
@@ -55,7 +54,7 @@ def serve_run(
         or a port is taken.
     """
     files = RunFiles(run)
-    config = files.config()
+    config = of_yaml(files.config(), files.location(CONFIG), overrides)
     chosen = kept_version(files, version)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
@@ -81,20 +80,8 @@ def serve_run(
                 # gRPC's grace lets running calls end and rejects new ones.
                 await endpoint.server.stop(section.deadlines.drain_s)
 
-    with _local(files, config) as path:
-        run_engine(path, overrides, NAME, life)
-
-
-@contextlib.contextmanager
-def _local(files: RunFiles, config: bytes) -> Iterator[str]:
-    """The run's config as a local file, which MaxText wants."""
-    if files.is_local:
-        yield files.location(CONFIG)
-        return
-    with tempfile.TemporaryDirectory(prefix="rlax-serve-") as directory:
-        path = Path(directory, CONFIG)
-        path.write_bytes(config)
-        yield str(path)
+    log_to_stderr()
+    run_engine(config, NAME, life)
 
 
 async def _load(

@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 
 from rlax_plugin.config import Deadlines
+from rlax_plugin.rollouts.capabilities import Needs
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -92,13 +93,16 @@ class Losses(FleetListener):
         self.lost.append(f"{worker.name}: {reason}")
 
 
-def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher, list[str]]:
+def make(
+    refresh: Any = refresh, needs: Needs | None = None, **deadlines: float
+) -> tuple[Fleet, Dispatcher, list[str]]:
 
     settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 600.0} | deadlines))
     fleet = Fleet(
         deadlines=settings,
         config_hash="abc",
         parameter_server="127.0.0.1:1",
+        needs=needs,
     )
     fleet.latest_version = 9
     reissued, losses = Reissued(refresh), Losses()
@@ -108,13 +112,25 @@ def make(refresh: Any = refresh, **deadlines: float) -> tuple[Fleet, Dispatcher,
     return fleet, dispatcher, losses.lost
 
 
+def declared(slots: int = 4, **others: Any) -> pb.Capabilities:
+    """What a worker that can do everything declares."""
+    able = {"seeded": True, "logprobs": True, "resumes": True, "verification": "canary"}
+    return pb.Capabilities(slots=slots, **(able | others))
+
+
 async def join(
-    fleet: Fleet, name: str, script: Script, slots: int = 4, version: int = 0, process: str = "p"
+    fleet: Fleet,
+    name: str,
+    script: Script,
+    slots: int = 4,
+    version: int = 0,
+    process: str = "p",
+    **capabilities: Any,
 ) -> Stub:
     request = pb.RegisterRequest(
         worker=name,
         address="127.0.0.1:1",
-        slots=slots,
+        capabilities=declared(slots, **capabilities),
         config_hash="abc",
         version=-1,
         process=process,

@@ -88,8 +88,8 @@ PARTS = """
         return ("trainer", context.part("reward", context.section.rewards[0], "rlax.rewards.0"))
 
     def check(config, context):
-        if context.maxtext_argv:
-            raise ConfigError("steps", context.maxtext_argv[0], "must be none")
+        if context.config is not None:
+            raise ConfigError("steps", context.config.source, "must be none")
 
     @hookimpl
     def rlax_register_trainer(): return {"train": Extension(NoOptions, build, check)}

@@ -80,7 +80,7 @@ def test_a_prompt_outside_of_the_vocabulary_is_rejected_everywhere():
             await one.publish(0)
             worker = Worker("w", Lying(3, every=3), settings, one.address)
             await until(lambda: one.held("w") == 0)
-            assert one.fleet.workers["w"].vocabulary == Lying.vocabulary
+            assert one.fleet.workers["w"].capabilities.vocabulary == Lying.vocabulary
             prompt = np.array([5, Lying.vocabulary], np.int32)
             wrong = dataclasses.replace(group(0), prompt_tokens=prompt)
             why = "w rejected a call: INVALID_ARGUMENT: group 0: the prompt has token id 1000001"

@@ -7,6 +7,7 @@ import signal
 from contextlib import ExitStack
 
 import pytest
+from dispatching import declared
 from runs import CONFIG, Run, free_port, process
 from worker_harness import (
     member,
@@ -71,7 +72,11 @@ def test_a_pause_of_the_trainer_gives_no_name_away():
             await holder.register()
             one.fleet.workers["w"].last_seen -= 10 * settings.deadlines.lost_s
             request = pb.RegisterRequest(
-                worker="w", address="127.0.0.1:1", slots=8, config_hash="abc", process="another"
+                worker="w",
+                address="127.0.0.1:1",
+                capabilities=declared(8),
+                config_hash="abc",
+                process="another",
             )
             reply = await one.fleet.Register(request, None)
             assert reply.name_taken and not reply.accepted

@@ -50,7 +50,7 @@ class Told(Observer):
 class Nowhere:
     restarts = 0
 
-    async def start(self, argv, controller, run_dir):
+    async def start(self, controller, run_dir):
         raise WorkerError("no machine is free")
 
     async def stop(self):

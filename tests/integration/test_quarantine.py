@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from dispatching import declared
 from worker_harness import (
     CONTINUE,
     LIMIT_S,
@@ -219,7 +220,7 @@ def test_a_quarantined_process_stays_out_and_one_started_anew_may_join():
             request = pb.RegisterRequest(
                 worker="w",
                 address="127.0.0.1:1",
-                slots=8,
+                capabilities=declared(8),
                 config_hash="abc",
                 version=0,
                 process="p",

@@ -17,6 +17,7 @@ from runs import free_port
 from sections import section_with
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener
 from rlax_plugin.rollouts.fleet import Worker as FleetWorker
@@ -45,6 +46,8 @@ def section(deadlines: Mapping[str, float] | None = None, **rollouts: Any) -> Rl
 class Counting:
     """Generates 0, 1, 2, ..., STOP for every sample, ``length`` tokens; reports every so many."""
 
+    vocabulary = 0
+
     def __init__(self, length: int, *, every: int = 1):
         self.length, self.every = length, every
         self.version = -1
@@ -56,6 +59,12 @@ class Counting:
 
     def health(self) -> dict[str, float]:
         return {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            slots=8, vocabulary=self.vocabulary, seeded=True, logprobs=True, resumes=True
+        )
 
     async def load_weights(self, version: WeightVersion) -> None:
         self.loads.append(version.version)

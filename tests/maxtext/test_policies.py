@@ -16,6 +16,7 @@ from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
 from maxtext_overrides.variables import restore
 from rlax_plugin.config import KL, Algorithm, RlaxSection
+from rlax_plugin.config.loading import resolve as resolve_config
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.objective.loss import ObjectiveSlots, make_loss
@@ -120,7 +121,7 @@ def run(tmp_path, on_start, stop_after, weights):
       step -> name of the policies -> completed batch, their metrics, and the loop's metrics.
     """
     config = rlax_config.initialize(
-        (TINY, f"rlax.rollouts.temperature={TEMPERATURE}"),
+        resolve_config(TINY, [f"rlax.rollouts.temperature={TEMPERATURE}"]),
         base_output_directory=str(tmp_path),
         enable_checkpointing=True,
         per_device_batch_size=4,

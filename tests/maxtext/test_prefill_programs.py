@@ -13,6 +13,7 @@ from rlax_jetstream.slots import make_slots
 from tiny_engine import NEW, TINY, VOCAB, random_weights
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.rollouts.slots import Prefill
 from rlax_plugin.types import Canary, GroupRequest, SamplingParams, TensorSpec, WeightVersion
@@ -52,8 +53,8 @@ def section(**rollouts):
 
 
 def slots_of(settings):
-    argv = (TINY, "scan_layers=false")
-    context = BuildContext(run_dir=None, seed=0, section=settings, maxtext_argv=argv)
+    config = resolve(TINY, ["scan_layers=false"])
+    context = BuildContext(run_dir=None, seed=0, section=settings, config=config)
     return make_slots(JetstreamConfig(), context)
 
 

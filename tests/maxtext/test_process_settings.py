@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from maxtext_overrides.config.loading import load
+from rlax_plugin.config.loading import resolve
 
 MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
 
@@ -27,7 +28,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_maxtexts_defaults_change_nothing(settings: str) -> None:
-    config = load((MAXTEXT,))
+    config = load(resolve(MAXTEXT))
     assert jax.config.jax_compilation_cache_dir == config.jax_cache_dir == settings
     assert "XLA_FLAGS" not in os.environ and not config.dump_hlo_xla_flags
 
@@ -35,7 +36,7 @@ def test_maxtexts_defaults_change_nothing(settings: str) -> None:
 def test_flags_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = "--xla_force_host_platform_device_count=1"
     monkeypatch.setenv("XLA_FLAGS", flags)
-    load((MAXTEXT,))
+    load(resolve(MAXTEXT))
     assert os.environ["XLA_FLAGS"] == flags
 
 
@@ -43,27 +44,27 @@ def test_a_cache_is_where_the_arguments_or_any_file_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = str(tmp_path / "own")
-    load((MAXTEXT, f"jax_cache_dir={own}"))
+    load(resolve(MAXTEXT, [f"jax_cache_dir={own}"]))
     assert jax.config.jax_compilation_cache_dir == own
 
     (tmp_path / "base.yml").write_text(f"base_config: {MAXTEXT}\njax_cache_dir: {own}/base\n")
     (tmp_path / "run.yml").write_text("base_config: base.yml\n")
-    load((str(tmp_path / "run.yml"),))
+    load(resolve(tmp_path / "run.yml"))
     assert jax.config.jax_compilation_cache_dir == f"{own}/base"
 
     monkeypatch.setenv("M_JAX_CACHE_DIR", f"{own}/environment")
-    load((MAXTEXT,))
+    load(resolve(MAXTEXT))
     assert jax.config.jax_compilation_cache_dir == f"{own}/environment"
 
 
 def test_a_process_that_was_told_of_no_cache_uses_maxtexts() -> None:
     jax.config.update("jax_compilation_cache_dir", None)
-    load((MAXTEXT,))
+    load(resolve(MAXTEXT))
     assert jax.config.jax_compilation_cache_dir == os.path.expanduser("~/jax_cache")
 
 
 @pytest.mark.parametrize("asking", ["dump_hlo=true", "dump_hlo_xla_flags=--xla_dump_to=/dumped"])
 def test_xla_dumps_programs_where_it_is_asked_to(tmp_path: Path, asking: str) -> None:
-    load((MAXTEXT, asking, f"dump_hlo_local_dir={tmp_path}/dumped"))
+    load(resolve(MAXTEXT, [asking, f"dump_hlo_local_dir={tmp_path}/dumped"]))
     assert "--xla_dump_to=/" in os.environ["XLA_FLAGS"]
     assert "/dumped" in os.environ["XLA_FLAGS"]

@@ -22,6 +22,7 @@ from tiny_engine import (
 
 from maxtext_overrides.sampler.decode import Prefill
 from rlax_plugin.config import RlaxSection, Rollouts
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.rollouts.jobs import Job
 from rlax_plugin.rollouts.scheduler import Scheduler
@@ -54,8 +55,8 @@ def other():
     section = RlaxSection(
         prompt_source={"name": "none"}, rewards=({"name": "none"},), rollouts=rollouts("continue")
     )
-    argv = (TINY, "scan_layers=false")
-    context = BuildContext(run_dir=None, seed=0, section=section, maxtext_argv=argv)
+    config = resolve(TINY, ["scan_layers=false"])
+    context = BuildContext(run_dir=None, seed=0, section=section, config=config)
     return worker_slots.make_slots(JetstreamConfig(), context)
 
 

@@ -15,6 +15,7 @@ from tiny_loop import TINY, batch
 
 from maxtext_overrides.config import loading as rlax_config
 from rlax_plugin.build import registry_for
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import diagnostics
@@ -63,7 +64,8 @@ class Numbers:
 
 
 def context_of(argv, run_dir=Path()):
-    config = rlax_config.load(argv)
+    given = resolve(argv[0], argv[1:])
+    config = rlax_config.load(given)
     section = config.rlax
     registry = registry_for(section)
 
@@ -73,7 +75,7 @@ def context_of(argv, run_dir=Path()):
         return registry.part(kind, choice, key, context)
 
     url = f"{config.base_output_directory}/{config.run_name}"
-    return (context := BuildContext(run_dir, 0, section, argv, url, part=part))
+    return (context := BuildContext(run_dir, 0, section, given, url, part=part))
 
 
 OFFER = rlax_maxtext.rlax_register_trainer()["maxtext"]
@@ -217,7 +219,7 @@ def test_check_finds_what_maxtext_would_reject(argv, expected):
     words = argv.split()
     context = context_of((TINY, *(word for word in words if word.startswith("rlax"))))
     with pytest.raises(ConfigError) as error:
-        whole = dataclasses.replace(context, maxtext_argv=(TINY, *words))
+        whole = dataclasses.replace(context, config=resolve(TINY, words))
         OFFER.check(options_of(context), whole)
     assert expected in str(error.value)
 

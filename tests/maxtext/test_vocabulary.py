@@ -15,6 +15,7 @@ from maxtext_overrides.trainer.loss import make_loss_fn
 from maxtext_overrides.trainer.train_loop import Events, run_train_loop
 from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.vocabulary import Head, dense_scores, tiled_scores
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError, TrainingError
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 3, 8, 14
@@ -249,5 +250,5 @@ def test_no_logits_of_the_whole_vocabulary_exist_in_a_step(tmp_path):
 )
 def test_what_tiles_cannot_do_is_rejected(argv, expected):
     with pytest.raises(ConfigError) as error:
-        rlax_config.load((tests.TINY, "num_vocab_tiling=2", argv))
+        rlax_config.load(resolve(tests.TINY, ["num_vocab_tiling=2", argv]))
     assert expected in str(error.value)

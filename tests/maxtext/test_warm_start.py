@@ -9,6 +9,7 @@ from tiny_loop import LENGTH, TINY, batch, policy_gradient
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import MAXTEXT_ARRAYS, Events, run_train_loop
 from maxtext_overrides.variables import published
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.objective.batches import ARRAYS
@@ -35,9 +36,10 @@ class Doubles:
 
 def warm_start(argv, on_progress=lambda *_: None):
     """The warm start that a command line asks for."""
-    config = rlax_config.initialize(argv)
+    given = resolve(argv[0], argv[1:])
+    config = rlax_config.initialize(given)
     options = validate(TrainerOptions, config.rlax.trainer.options, "rlax.trainer")
-    return supervised.warm_start(argv, config, options.warm_start, Doubles(), on_progress)
+    return supervised.warm_start(given, config, options.warm_start, Doubles(), on_progress)
 
 
 def test_supervised_rows_mark_the_answer():
@@ -72,7 +74,7 @@ def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
             (loop.completed, supervised.PassAt1(held_out, 1.0)(loop))
         ),
     )
-    config = rlax_config.initialize(argv, load_parameters_path=path, steps=1)
+    config = rlax_config.initialize(resolve(argv[0], argv[1:]), load_parameters_path=path, steps=1)
     loop = run_train_loop(config, events, arrays=ARRAYS, objective=policy_gradient)
     assert measured == [(0, pytest.approx(reached, rel=1e-5))]
     assert loop.completed == 1

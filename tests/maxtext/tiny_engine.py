@@ -12,6 +12,7 @@ from maxtext_overrides import variables
 from maxtext_overrides.config.loading import load
 from maxtext_overrides.sampler import decode
 from maxtext_overrides.sampler.decode import DecodeEngine
+from rlax_plugin.config.loading import resolve
 
 from maxtext.common.common_types import MODEL_MODE_TRAIN  # isort: skip
 from maxtext.utils import model_creation_utils  # isort: skip
@@ -46,7 +47,7 @@ def configure(**overrides):
         "max_target_length": PROMPT + NEW,
         "scan_layers": False,
     } | decode.FASTEST_LAYOUT
-    return load([TINY], **(known | overrides))
+    return load(resolve(TINY), **(known | overrides))
 
 
 def random_weights(engine, seed=0):

@@ -10,6 +10,7 @@ from rlax_maxtext.canary import CanaryForward
 
 from maxtext_overrides.config import loading as rlax_config
 from maxtext_overrides.trainer.train_loop import Events, fresh_weights, run_train_loop
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.objective.batches import ARRAYS
 
 TINY = str(Path(__file__).with_name("tiny.yml"))
@@ -17,7 +18,8 @@ ROWS, LENGTH, VOCAB = 8, 16, 64
 
 
 def configure(tmp_path, *argv, **overrides):
-    return rlax_config.initialize((TINY, *argv), base_output_directory=str(tmp_path), **overrides)
+    config = resolve(TINY, argv)
+    return rlax_config.initialize(config, base_output_directory=str(tmp_path), **overrides)
 
 
 def batch(step):

@@ -21,7 +21,7 @@ def deadlines(config: Examined) -> dict[str, Need]:
     found = needs(
         config.section,
         Rates.assumed(config.section.deadlines.assume),
-        workers=config.workers or 1,
+        slots=[config.section.rollouts.slots] * (config.workers or 1),
         weights_bytes=max(sizes, default=None),
         silent_tokens=max(silent, default=None),
     )
@@ -42,7 +42,9 @@ def in_words(config: Examined) -> Words:
     }
     for name, need in found.items():
         words[name] = f"{need.given_s:g} s; at least {in_seconds(need.needed_s)} are needed"
-    if section.rollouts.on_new_weights != "continue" and drain_s < sample_s(section, rates):
+    if section.rollouts.on_new_weights != "continue" and drain_s < sample_s(
+        section, rates, section.rollouts.slots
+    ):
         words["drain_s"] = (
             f"{drain_s:g} s may be too short for a preempted worker to finish its samples, which "
             "are then generated again; rlax.rollouts.on_new_weights: continue keeps their tokens"

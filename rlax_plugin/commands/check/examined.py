@@ -8,6 +8,7 @@ from typing import Any
 
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.preflight import check_places, check_start
 from rlax_plugin.evaluation.problems import Part, asked_sets
 from rlax_plugin.objective.loss import ObjectiveSlots
@@ -50,20 +51,28 @@ class Examined:
     """A checked config, and what was found out about it.
 
     Attributes:
-      section: ``rlax:``.
-      maxtext: MaxText's keys as far as files and arguments set them.
+      config: as it was resolved.
       registry: of its plug-ins.
       slots: of its objective.
       checked: key of a part -> the result of its own check; None: the parts' checks did not run.
       prompts: None: they were not read.
     """
 
-    section: RlaxSection
-    maxtext: Mapping[str, Any]
+    config: ResolvedConfig
     registry: Registry
     slots: ObjectiveSlots
     checked: Mapping[str, CheckResult] | None = None
     prompts: Prompts | None = None
+
+    @property
+    def section(self) -> RlaxSection:
+        """``rlax:``."""
+        return self.config.section
+
+    @property
+    def maxtext(self) -> Mapping[str, Any]:
+        """MaxText's keys as far as files and arguments set them."""
+        return self.config.maxtext
 
     @property
     def rl_steps(self) -> int | None:
@@ -88,22 +97,17 @@ class Examined:
         return None if steps is None else steps * self.section.rollouts.groups_per_step
 
 
-def examine(
-    section: RlaxSection, maxtext: Mapping[str, Any], registry: Registry, argv: tuple[str, ...]
-) -> Examined:
+def examine(config: ResolvedConfig, registry: Registry) -> Examined:
     """Checks the section, its plug-ins and local places; builds nothing but the objective.
-
-    Args:
-      argv: MaxText's own command line.
 
     Raises:
       ConfigError, PluginError, TrainingError: what is wrong with it.
     """
-    slots = check_start(section, maxtext, registry, argv, remote=False)
-    return Examined(section, maxtext, registry, slots)
+    slots = check_start(config, registry, remote=False)
+    return Examined(config, registry, slots)
 
 
-def examine_parts(config: Examined, argv: tuple[str, ...]) -> Examined:
+def examine_parts(config: Examined) -> Examined:
     """Runs the parts' own checks, and reads the prompts.
 
     Raises:
@@ -111,7 +115,7 @@ def examine_parts(config: Examined, argv: tuple[str, ...]) -> Examined:
     """
     section, registry = config.section, config.registry
     check_places(section, config.maxtext)
-    context = BuildContext.outside_run(section, argv)
+    context = BuildContext.outside_run(section, config.config)
     checked = registry.check(section, context)
 
     def part(kind: str, choice: Choice, key: str) -> Any:

@@ -32,8 +32,8 @@ from rlax_plugin.commands.evaluate.target import Target, find_version
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Deadlines, RlaxSection
-from rlax_plugin.config.identity import config_hash, decides
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.config.identity import decides
+from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
 from rlax_plugin.evaluation.problems import ProblemSet
@@ -176,11 +176,10 @@ class _Job:
     ):
         self._target, self._directory, self._names = target, directory, sets
         self.what = target.run.url
-        config = directory / CONFIG
-        config.write_bytes(target.run.get(CONFIG))
-        self._training: RlaxSection = load_section(config)[0]
-        self._argv = (str(config), *_OWN_PORTS, *overrides)
-        self._section: RlaxSection = load_section(config, self._argv[1:])[0]
+        text, source = target.run.get(CONFIG), target.run.location(CONFIG)
+        self._training: RlaxSection = of_yaml(text, source).section
+        config = of_yaml(text, source, (*_OWN_PORTS, *overrides))
+        self._section: RlaxSection = config.section
         if not self._section.evaluation.problems:
             key = "rlax.evaluation.problems"
             raise ConfigError(key, 0, "turns evaluation off in this run: give --problems")
@@ -192,14 +191,14 @@ class _Job:
             run_dir=directory,
             seed=self._section.seed,
             section=self._section,
-            maxtext_argv=self._argv,
+            config=config,
             run_url=target.run.url,
         )
         store = self._section.weights.store
         self._store: WeightStore = self._registry.part(
             "weight_store", store, "rlax.weights.store", self._context
         )
-        self._config_hash, self._note = config_hash(config, self._argv[1:]), note
+        self._note = note
         self._supervision, self._closing = Supervision(), Closing(log.warning)
 
     def _check_names(self) -> None:
@@ -245,7 +244,6 @@ class _Job:
         opening = open_session(
             self._context,
             self._registry,
-            config_hash=self._config_hash,
             store=self._store,
             note=self._note,
             supervision=self._supervision,

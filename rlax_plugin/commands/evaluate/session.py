@@ -74,7 +74,6 @@ async def open_session(
     context: BuildContext,
     registry: Registry,
     *,
-    config_hash: str,
     store: WeightStore,
     note: Callable[[str], None],
     supervision: Supervision,
@@ -83,7 +82,6 @@ async def open_session(
     """Brings everything up; workers wait for a version.
 
     Args:
-      config_hash: of the workers' config.
       store: where the version's bytes are; nothing is ever deleted from it here.
       note: shows in one line what went wrong with rewards; the evaluation goes on.
 
@@ -101,8 +99,8 @@ async def open_session(
             registry,
             registry.part("prompt_source", choice, key, context),
             registry.part("environment", section.environment, "rlax.environment", context),
-            config_hash=config_hash,
             parameters=parameters,
+            trains=False,
             closing=closing,
             note=note,
         )

@@ -37,7 +37,7 @@ def check_launcher(trial: Trial, part: Inspection) -> None:
 
     async def lives() -> None:
         launcher = build()
-        await launcher.start([str(trial.config)], _NOWHERE, trial.run_dir)
+        await launcher.start(_NOWHERE, trial.run_dir)
         try:
             if await eventually(started, _START_S):
                 await _kill_one(launcher, started()[0])

@@ -51,11 +51,6 @@ class Trial:
         """An empty directory, at first."""
         return self.context.run_dir
 
-    @property
-    def config(self) -> Path:
-        """The config file of the run."""
-        return Path(self.context.maxtext_argv[0])
-
     def build(self) -> Any:
         """A fresh part; what its plug-in raises comes through."""
         return self.registry.part(self.kind, self.choice, self.kind, self.context)

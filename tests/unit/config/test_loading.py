@@ -205,12 +205,12 @@ def test_an_environment_variable_would_only_reach_maxtext(
 
 def test_hash_is_of_what_is_said_not_of_where(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
-    digest = config_hash(path)
+    digest = config_hash(merged(path))
     assert len(digest) == 12 and int(digest, 16) >= 0
     moved = write(tmp_path, "base_config: run.yml", "moved.yml")
-    assert config_hash(moved) == digest
+    assert config_hash(merged(moved)) == digest
     same = ["rlax.seed=1", "learning_rate=0.1"]
-    assert config_hash(path, same) == config_hash(path, same[::-1]) != digest
+    assert config_hash(merged(path, same)) == config_hash(merged(path, same[::-1])) != digest
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_hash_is_of_what_is_said_not_of_where(tmp_path: Path) -> None:
 )
 def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -> None:
     path = write(tmp_path, MINIMAL)
-    assert config_hash(path, [override]) == config_hash(path)
+    assert config_hash(merged(path, [override])) == config_hash(merged(path))
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_hash_ignores_what_may_change_on_resume(tmp_path: Path, override: str) -
 )
 def test_hash_sees_what_changes_the_result(tmp_path: Path, override: str) -> None:
     path = write(tmp_path, MINIMAL)
-    assert config_hash(path, [override]) != config_hash(path)
+    assert config_hash(merged(path, [override])) != config_hash(merged(path))
 
 
 @pytest.mark.parametrize("steps", ["many", "0", "-1", "1.5", "[3]"])

@@ -13,7 +13,7 @@ from rlax_maxtext.options import TrainerOptions, WarmStart
 from rlax_maxtext.trainer import MaxTextTrainer
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.controller import descent
 from rlax_plugin.controller.run_directory import check_same_run
 from rlax_plugin.errors import ConfigError, RlaxError
@@ -47,8 +47,8 @@ def decide(files: RunFiles, wanted: str | None, section: Any = SECTION) -> Desce
 
 
 def context(directory: Path, *overrides: str) -> BuildContext:
-    argv = (str(CONFIG), *overrides)
-    return BuildContext(directory, 0, load_section(CONFIG)[0], argv, run_url=str(directory))
+    config = resolve(CONFIG, overrides)
+    return BuildContext(directory, 0, SECTION, config, run_url=str(directory))
 
 
 def trainer(directory: Path) -> BigramTrainer:

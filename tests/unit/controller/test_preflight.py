@@ -16,7 +16,7 @@ from fsspec.spec import AbstractFileSystem
 from rlax_plugin.build import registry_for
 from rlax_plugin.commands.check import examine
 from rlax_plugin.commands.check.warnings import warnings
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.controller.preflight import check_places
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import CheckResult
@@ -124,14 +124,15 @@ def test_places_are_not_looked_at_before_the_run_has_a_name() -> None:
 
 
 def test_memory_that_this_machine_lacks_is_told() -> None:
-    section, maxtext = load_section(DEMO)
-    found = examine(section, maxtext, registry_for(section), (DEMO,))
+    config = resolve(DEMO)
+    found = examine(config, registry_for(config.section))
     there = psutil.virtual_memory().total
     part = CheckResult(memory={"caches": there // 3 + 1, "weights": 0})
 
     def told(**maxtext: object) -> list[tuple[str, str]]:
         checked = {"rlax.trainer": CheckResult(), "rlax.rollouts.engine": part}
-        one = replace(found, checked=checked, maxtext={**found.maxtext, **maxtext})
+        given = replace(config, maxtext={**config.maxtext, **maxtext})
+        one = replace(found, checked=checked, config=given)
         return [(key, text) for key, text in warnings(one) if "this machine has" in text]
 
     assert found.workers == 2 and told() == []  # two thirds of it

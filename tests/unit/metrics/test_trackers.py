@@ -23,6 +23,7 @@ import rlax_wandb
 from wandb_files import history, wandb_records
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.loading import resolve
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.metrics import tracking
 from rlax_plugin.metrics.tracking import BackgroundTracker, Sink, TrackedRun
@@ -47,7 +48,7 @@ def context(run_dir: Path) -> BuildContext:
         run_dir=run_dir,
         seed=0,
         section=section,
-        maxtext_argv=(CONFIG, "rlax.trackers=[{name: secret, key: hunter2}]"),
+        config=resolve(CONFIG, ["rlax.trackers=[{name: secret, key: hunter2}]"]),
         run_url=str(run_dir),
     )
 

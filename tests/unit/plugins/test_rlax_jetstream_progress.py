@@ -112,7 +112,7 @@ def test_what_other_programs_ask_is_no_group_of_a_run():
 def test_tokens_outside_of_the_vocabulary_are_rejected(tokens):
     async def scenario(engine, slots):
         await engine.load_weights(version(0))
-        assert engine.vocabulary == 10**6 + 1000
+        assert engine.capabilities.vocabulary == 10**6 + 1000
         client = Active(tokens)
         JetStreamDriver(engine).place_request_on_prefill_queue(client)
         await until(client.return_channel.ended)

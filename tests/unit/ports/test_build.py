@@ -11,6 +11,7 @@ from installs import FILTER, PARTS, install, on_path, write
 
 from rlax_plugin.build import Registry, build_part, built_in_plugins, registry_for, registry_of
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
@@ -313,8 +314,8 @@ def test_check_runs_what_the_parts_offer(folder: Path) -> None:
     registry = validated()
     chosen = section()
     assert registry.check(chosen, context()) == {"rlax.trainer": CheckResult()}
-    bad = BuildContext(run_dir=Path(), seed=0, section=chosen, maxtext_argv=("x",))
-    with pytest.raises(ConfigError, match="steps = 'x': must be none"):
+    bad = BuildContext(run_dir=Path(), seed=0, section=chosen, config=ResolvedConfig(chosen))
+    with pytest.raises(ConfigError, match="steps = 'config': must be none"):
         registry.check(chosen, bad)
 
 

@@ -112,7 +112,13 @@ ROLLOUTS = {"group_size": 4, "groups_per_step": 8, "max_prompt_tokens": 100, "ma
 def test_what_deadlines_must_at_least_be(values, workers, expected):
     rollouts = ROLLOUTS | {"slots": 16} | values.get("rollouts", {})
     config = section_with(**values | {"rollouts": rollouts})
-    found = needs(config, RATES, workers=workers, weights_bytes=1000, silent_tokens=None)
+    found = needs(
+        config,
+        RATES,
+        slots=[config.rollouts.slots] * workers,
+        weights_bytes=1000,
+        silent_tokens=None,
+    )
     seconds = {name: need.needed_s for name, need in found.items()}
     assert {name: seconds[name] for name in expected} == pytest.approx(expected)
 
@@ -120,7 +126,7 @@ def test_what_deadlines_must_at_least_be(values, workers, expected):
 @pytest.mark.parametrize(("silent_tokens", "group_s"), [(32, 2.0), (500, 20.4), (None, 20.4)])
 def test_a_group_may_be_silent_for_as_long_as_its_engine_shows_no_progress(silent_tokens, group_s):
     config = section_with(rollouts=ROLLOUTS | {"slots": 16})
-    found = needs(config, RATES, workers=1, weights_bytes=None, silent_tokens=silent_tokens)
+    found = needs(config, RATES, slots=[16], weights_bytes=None, silent_tokens=silent_tokens)
     # Without the size of the weights only what generating takes counts.
     seconds = {name: need.needed_s for name, need in found.items()}
     assert seconds == pytest.approx({"group_s": group_s, "batch_s": 50.8})
@@ -133,7 +139,7 @@ def test_the_defaults_break_an_8b_model_whose_engine_shows_no_progress_and_sugge
     def found(**deadlines: float) -> dict[str, Need]:
         config = section_with(rollouts=rollouts, deadlines=deadlines)
         rates = Rates.assumed(config.deadlines.assume)
-        return needs(config, rates, workers=1, weights_bytes=32_121_044_992, silent_tokens=None)
+        return needs(config, rates, slots=[64], weights_bytes=32_121_044_992, silent_tokens=None)
 
     broken = found()
     # 1638.4 s of decoding behind 8 prompts in 1.6 s; 160.6 s to write weights, and to read them.
@@ -160,7 +166,7 @@ def test_a_suggestion_is_a_fifth_more_rounded_up(needed_s, suggested_s):
 
 def test_a_reason_says_whether_speeds_were_measured():
     config = section_with(rollouts=ROLLOUTS)
-    work = {"workers": 1, "weights_bytes": 1000, "silent_tokens": 100}
+    work = {"slots": [64], "weights_bytes": 1000, "silent_tokens": 100}
     found = needs(config, RATES, **work)
     assert found["group_s"].text == (
         "= 60 s is too short: 100 tokens of a sequence take 6.6 s (1.6 s of it for prefills of "

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from dispatching import (
     answer,
+    declared,
     join,
     make,
     quarantine,
@@ -86,13 +87,18 @@ def test_a_pause_of_the_controller_itself_loses_nobody(monkeypatch):
     ("changes", "reason"),
     [
         ({"config_hash": "xyz"}, "another config"),
-        ({"slots": 0}, "0 slots"),
+        ({"capabilities": declared(0)}, "0 slots"),
     ],
 )
 def test_workers_that_do_not_belong_here_are_rejected(changes, reason):
     async def main():
         fleet, _, _ = make()
-        fields = {"worker": "a", "address": "127.0.0.1:1", "slots": 4, "config_hash": "abc"}
+        fields = {
+            "worker": "a",
+            "address": "127.0.0.1:1",
+            "capabilities": declared(),
+            "config_hash": "abc",
+        }
         reply = await fleet.Register(pb.RegisterRequest(**(fields | {"version": -1} | changes)), 0)
         assert not reply.accepted and reason in reply.reason and fleet.workers == {}
 
@@ -107,7 +113,12 @@ def test_a_worker_that_was_forgotten_may_come_back_with_its_weights():
         reply = await fleet.Heartbeat(pb.HeartbeatRequest(worker="a", version=3, process="p"), None)
         assert not reply.known
         again = pb.RegisterRequest(
-            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=3, process="p"
+            worker="a",
+            address="127.0.0.1:1",
+            capabilities=declared(4),
+            config_hash="abc",
+            version=3,
+            process="p",
         )
         assert (await fleet.Register(again, None)).accepted and fleet.workers["a"].ready
         await fleet.close()
@@ -119,7 +130,12 @@ def test_weights_that_this_trainer_process_did_not_publish_count_for_nothing():
     async def main():
         (one, *_), (two, *_) = make(), make()
         again = pb.RegisterRequest(
-            worker="a", address="127.0.0.1:1", slots=4, config_hash="abc", version=7, process="p"
+            worker="a",
+            address="127.0.0.1:1",
+            capabilities=declared(4),
+            config_hash="abc",
+            version=7,
+            process="p",
         )
         reply = await one.Register(again, None)
         assert reply.accepted and reply.incarnation == one.incarnation != two.incarnation
@@ -170,7 +186,9 @@ def test_a_quarantine_is_of_the_process_that_said_it():
             await quarantine(fleet, "a", "old")
         assert not old.trusted and fleet.workers["a"].trusted and told == ["a"]
         assert lost == ["a: killed"]
-        register = pb.RegisterRequest(worker="a", slots=4, config_hash="abc", process="old")
+        register = pb.RegisterRequest(
+            worker="a", capabilities=declared(4), config_hash="abc", process="old"
+        )
         reply = await fleet.Register(register, None)
         assert not reply.accepted and reply.reason == "quarantined: a canary died"
         assert fleet.workers["a"].process == "new"

@@ -25,8 +25,10 @@ VALUES = {
 }
 
 
-def worker(name: str = "a", **figures: float) -> Any:
-    return SimpleNamespace(identity=(name, "p"), figures={"silent_tokens": 200.0} | figures)
+def worker(name: str = "a", slots: int = 64, **figures: float) -> Any:
+    return SimpleNamespace(
+        identity=(name, "p"), slots=slots, figures={"silent_tokens": 200.0} | figures
+    )
 
 
 def make(**deadlines: Any) -> tuple[Pace, dict[str, Any], list[str]]:
@@ -57,6 +59,16 @@ def test_what_is_measured_takes_the_place_of_what_is_assumed_worker_by_worker():
     assert pace.needed_s("group_s") == pytest.approx(40, rel=0.01)
     del workers["b"]
     assert pace.needed_s("group_s") == pytest.approx(4, rel=0.01)
+
+
+def test_each_worker_counts_with_its_own_slots():
+    """64 samples of 10 s: in 1 turn of 64 slots, in 2 of 32; 10 s for a reward beside them."""
+    pace, workers, _ = make()
+    turns = {"none yet": ((), 1), "half": ((32,), 2), "two": ((32, 32), 1), "uneven": ((16, 8), 3)}
+    for slots, expected in turns.values():
+        workers.clear()
+        workers.update({str(i): worker(str(i), n) for i, n in enumerate(slots)})
+        assert pace.needed_s("batch_s") == pytest.approx(10 * expected + 10, rel=0.01)
 
 
 def test_weights_take_as_long_as_the_slower_of_writing_and_reading():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import load_section
+from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective.diagnostics import summarise
 from rlax_plugin.ports.protocols import BuildContext
@@ -189,7 +189,7 @@ def test_it_rejects_keys_that_it_does_not_read(override: str, tmp_path: Path) ->
             run_dir=tmp_path,
             seed=0,
             section=section,
-            maxtext_argv=(path, *argv),
+            config=resolve(path, argv),
             part=lambda *_: Numbers(NumbersConfig()),
         )
 

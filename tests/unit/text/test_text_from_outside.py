@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from dispatching import declared
 from histories import History
 from rich.panel import Panel
 from rich.table import Table
@@ -112,7 +113,9 @@ def fleet() -> Fleet:
 def test_a_worker_with_a_name_that_is_none_is_rejected(name):
     async def main():
         workers = fleet()
-        request = pb.RegisterRequest(worker=name, address="x:1", slots=1, config_hash="abc")
+        request = pb.RegisterRequest(
+            worker=name, address="x:1", capabilities=declared(1), config_hash="abc"
+        )
         reply = await workers.Register(request, None)
         assert not reply.accepted and "printable characters" in reply.reason
         assert not workers.workers

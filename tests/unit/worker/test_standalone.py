@@ -108,7 +108,8 @@ def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
         (["nowhere"], "RUN = 'nowhere': is not a run directory"),
         (["run.yml"], "--controller: must be given with a config"),
         (["nowhere", "--name", "w"], "--name = 'w': can only be used with --controller"),
-        (["run.yml", "--controller", "127.0.0.1:1"], "--name: must be given with --controller"),
+        ([], "RUN: must be given, or --controller HOST:PORT"),
+        (["a.b[0]=1", "--controller", "127.0.0.1:1"], "must be key=value"),
         (
             ["run.yml", "--controller", "127.0.0.1:1", "--name", "w", "--port", "0"],
             "--port = 0: cannot be used with --controller",

@@ -1,0 +1,120 @@
+"""A run's config on its way to a worker, and what the worker says for itself.
+
+The controller hands out what it has resolved. A worker adds what is local to it: engine, slots,
+mesh, deadlines. What decides a sample is the run's alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlax_plugin.config.identity import KEPT_BACK, hashed, is_local, leaves
+from rlax_plugin.config.loading import ResolvedConfig, overridden, resolved
+from rlax_plugin.config.validation import yaml_text
+from rlax_plugin.config.yaml_values import check_values
+from rlax_plugin.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+"""Of a config on its way; those that people write have a few thousand."""
+
+FROM_RUN = "the controller's config"
+
+# No worker needs them, and their values may be secrets.
+_KEPT_BACK_RLAX = ("trackers", "observers")
+
+
+def to_bytes(config: ResolvedConfig) -> bytes:
+    """What the controller hands out.
+
+    Raises:
+      ConfigError: it is too large.
+    """
+    content = {key: value for key, value in config.content.items() if key not in KEPT_BACK}
+    section = content.get("rlax") or {}
+    content["rlax"] = {k: v for k, v in section.items() if k not in _KEPT_BACK_RLAX}
+    arguments = sorted(config.arguments & content.keys())
+    text = json.dumps({"content": content, "arguments": arguments}).encode()
+    if len(text) > MAX_BYTES:
+        reason = f"takes {len(text):,} bytes, and workers accept at most {MAX_BYTES:,}"
+        raise ConfigError("config", config.source, reason)
+    return text
+
+
+def of_bytes(text: bytes) -> ResolvedConfig:
+    """Checks what came from a controller as if a user had written it.
+
+    Raises:
+      ConfigError: it is no config, or holds what none may hold.
+    """
+    if len(text) > MAX_BYTES:
+        raise ConfigError(FROM_RUN, None, f"takes more than {MAX_BYTES:,} bytes")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(FROM_RUN, None, "cannot be read: it is not valid JSON") from None
+    check_values(document, FROM_RUN)
+    content = document.get("content") if isinstance(document, dict) else None
+    arguments = document.get("arguments") if isinstance(document, dict) else None
+    if not isinstance(content, dict) or not isinstance(arguments, list):
+        raise ConfigError(FROM_RUN, None, "cannot be read: it holds no config")
+    names = frozenset(str(name) for name in arguments)
+    return resolved(content, arguments=names & content.keys(), source=FROM_RUN)
+
+
+def for_worker(
+    run: ResolvedConfig, overrides: Sequence[str] = (), own: ResolvedConfig | None = None
+) -> ResolvedConfig:
+    """The config of a worker: the run's, and of its own what is local.
+
+    Args:
+      overrides: ``key=value`` arguments of the worker.
+      own: a config file that it was started with, with these arguments. Of a key of the file that
+        decides nothing, such as ``rlax.launcher``, the run's value holds.
+
+    Raises:
+      ConfigError: the worker says another value than the run's of a key that is not local.
+    """
+    arguments = overridden({}, overrides)
+    said = arguments if own is None else own.content
+    ours = run.with_content(arguments) if own is None else own
+    strict = {key for key, _ in leaves(arguments)}
+    local: dict[str, Any] = {}
+    for key, value in leaves(said):
+        if is_local(key):
+            _put(local, key, value)
+        elif key in strict or any(leaves(hashed(_put({}, key, value)))):
+            _check(key, _value(run, key), _value(ours, key))
+    return run.with_content(local)
+
+
+def _check(key: str, theirs: Any, ours: Any) -> None:
+    if theirs == ours:
+        return
+    there = "not set" if theirs is None else yaml_text(theirs)
+    reason = (
+        f"is {there} in the run that this worker joins: leave it out. A worker may set only what "
+        "is local to it, such as rlax.rollouts.slots and rlax.rollouts.engine"
+    )
+    raise ConfigError(key, ours, reason)
+
+
+def _value(config: ResolvedConfig, key: str) -> Any:
+    """What holds for a dotted key, said or by default; None: nothing does."""
+    first, *rest = key.split(".")
+    value: Any = config.maxtext.get(first)
+    if first == "rlax":
+        value = config.section.model_dump(mode="json")
+    for name in rest:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _put(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Sets a dotted key; returns the content."""
+    inner, names = content, key.split(".")
+    for name in names[:-1]:
+        inner = inner.setdefault(name, {})
+    inner[names[-1]] = value
+    return content

@@ -1,0 +1,121 @@
+"""What a run needs of its workers, and what they declare as it travels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from rlax_plugin.config import INT32_MAX, RlaxSection
+from rlax_plugin.ports.capabilities import VERIFICATIONS, Capabilities, Verification
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.types import SideSpec
+
+_MOST_SLOTS = 1 << 20
+_MOST_SIDE_CHANNELS = 64
+_MOST_DIMENSIONS = 8
+_LONGEST_NAME = 64
+_OVER = ("sampled", "context+sampled")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What every worker of a run must be able to do.
+
+    Attributes:
+      logprobs: of samples; to train.
+      seeded: for ``rlax.deterministic``.
+      at_once: samples of a group that must fit into the slots together; 0: any number may wait.
+      new_tokens: ``rlax.rollouts.max_new_tokens``, which no context may be too short for.
+    """
+
+    logprobs: bool = False
+    seeded: bool = False
+    at_once: int = 0
+    new_tokens: int = 0
+
+    @classmethod
+    def of(cls, section: RlaxSection, *, trains: bool) -> Needs:
+        """Those of a run, or (not ``trains``) of an evaluation."""
+        deterministic = section.deterministic
+        return cls(
+            logprobs=trains,
+            seeded=deterministic,
+            at_once=section.rollouts.group_size if deterministic and trains else 0,
+            new_tokens=section.rollouts.max_new_tokens,
+        )
+
+    def lacking(self, has: Capabilities) -> str | None:
+        """What a worker lacks, in words; None: nothing."""
+        reasons = {
+            "its engine gives no log-probs, which training needs": self.logprobs
+            and not has.logprobs,
+            "its engine is not seeded, which rlax.deterministic needs": self.seeded
+            and not has.seeded,
+            f"it has {has.slots} slots, and with rlax.deterministic the {self.at_once} samples of "
+            "a group are generated at once": has.slots < self.at_once,
+            f"its engine takes at most {has.context_tokens} tokens, and a completion alone may "
+            f"have {self.new_tokens} (rlax.rollouts.max_new_tokens)": 0
+            < has.context_tokens
+            <= self.new_tokens,
+        }
+        lacking = [reason for reason, is_so in reasons.items() if is_so]
+        return "; ".join(lacking) or None
+
+
+def to_proto(has: Capabilities) -> pb.Capabilities:
+    return pb.Capabilities(
+        slots=has.slots,
+        vocabulary=has.vocabulary,
+        context_tokens=has.context_tokens,
+        seeded=has.seeded,
+        logprobs=has.logprobs,
+        resumes=has.resumes,
+        scores=has.scores,
+        verification=has.verification,
+        side={
+            name: pb.SideChannel(dtype=one.dtype, trailing=one.trailing, over=one.over)
+            for name, one in has.side.items()
+        },
+    )
+
+
+def of_proto(message: pb.Capabilities) -> Capabilities:
+    """What a worker declares.
+
+    Raises:
+      ValueError: no worker can mean it; says why.
+    """
+    if not 1 <= message.slots <= _MOST_SLOTS:
+        raise ValueError(f"it offers {message.slots} slots")
+    for name in ("vocabulary", "context_tokens"):
+        if not 0 <= getattr(message, name) <= INT32_MAX:
+            raise ValueError(f"its {name} is {getattr(message, name)}")
+    if message.verification not in VERIFICATIONS:
+        what = one_line(message.verification, _LONGEST_NAME)
+        raise ValueError(f"its verification is '{what}', must be one of {', '.join(VERIFICATIONS)}")
+    if len(message.side) > _MOST_SIDE_CHANNELS:
+        raise ValueError(f"it declares {len(message.side)} side channels")
+    return Capabilities(
+        slots=message.slots,
+        vocabulary=message.vocabulary,
+        context_tokens=message.context_tokens,
+        seeded=message.seeded,
+        logprobs=message.logprobs,
+        resumes=message.resumes,
+        scores=message.scores,
+        verification=cast(Verification, message.verification),
+        side={name: _side(name, one) for name, one in message.side.items()},
+    )
+
+
+def _side(name: str, message: pb.SideChannel) -> SideSpec:
+    printable = all(
+        text and one_line(text, _LONGEST_NAME) == text for text in (name, message.dtype)
+    )
+    fits = len(message.trailing) <= _MOST_DIMENSIONS
+    fits = fits and all(1 <= size <= INT32_MAX for size in message.trailing)
+    if not printable or not fits or message.over not in _OVER:
+        raise ValueError(f"its side channel '{one_line(name, _LONGEST_NAME)}' is not a valid one")
+    over = "sampled" if message.over == "sampled" else "context+sampled"
+    return SideSpec(message.dtype, tuple(message.trailing), over)
