@@ -96,6 +96,7 @@ from rlax_plugin.types import (
     Descent,
     Episode,
     Key,
+    Loaded,
     Prompt,
     Request,
     Sampled,
@@ -112,7 +113,7 @@ from rlax_plugin.types import (
 
 # Weights.
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
-from rlax_plugin.weights.verification import Reading, load_verified
+from rlax_plugin.weights.verification import read_weights
 
 if TYPE_CHECKING:
     from rlax_plugin.weights.fingerprint import fingerprint
@@ -142,6 +143,7 @@ __all__ = [
     "Job",
     "Key",
     "Launcher",
+    "Loaded",
     "NoOptions",
     "NonNegativeInt",
     "ObjectiveSlots",
@@ -157,7 +159,6 @@ __all__ = [
     "Prompt",
     "PromptSource",
     "Ratio",
-    "Reading",
     "Request",
     "Reward",
     "RlaxError",
@@ -206,13 +207,13 @@ __all__ = [
     "kl_estimate",
     "kl_token_rewards",
     "load_section",
-    "load_verified",
     "make_loss",
     "of_batch",
     "one_line",
     "per_group",
     "presets_from_yaml",
     "ratio_of",
+    "read_weights",
     "rejection",
     "require",
     "resolve",

@@ -22,7 +22,7 @@ from rlax_plugin.rollouts.fleet import Fleet, FleetListener
 from rlax_plugin.rollouts.fleet import Worker as FleetWorker
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
-from rlax_plugin.types import GroupRequest, Rollout, SamplingParams, WeightVersion
+from rlax_plugin.types import GroupRequest, Loaded, Rollout, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.serve import work
@@ -57,11 +57,14 @@ class Counting:
     def health(self) -> dict[str, float]:
         return {}
 
-    async def load_weights(self, version: WeightVersion) -> None:
+    async def load(self, version: WeightVersion) -> Loaded:
         self.loads.append(version.version)
         if error := self.faults.get(version.version):
             raise error
-        self.version = version.version
+        return Loaded(version.version, {}, None)
+
+    async def use(self, loaded: Loaded) -> None:
+        self.version = loaded.version
 
     async def generate(
         self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
