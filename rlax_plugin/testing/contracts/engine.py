@@ -86,7 +86,7 @@ def check_generation(
         ),
         (
             scenarios.scores,
-            "score gives the log-probs that generating has, of the weights it is asked for",
+            "score gives the log-probs of generation, with the given weights or those in use",
             "compute log-probs at temperature 1 of tokens[1:], with the weights of loaded or, "
             "without one, those in use",
         ),
