@@ -14,6 +14,7 @@ from rlax_plugin.config.loading import _BASE, merged, overridden
 # patiently, where, and who watches. Everything else decides what is computed.
 _NOT_HASHED = ("steps", "run_name", "base_output_directory", _BASE)
 _NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers", "observers")
+_LIMITS = {"curation": ("max_refill",), "objective": ("max_gap", "max_gap_steps")}
 
 
 def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> str:
@@ -21,7 +22,7 @@ def config_hash(config_path: str | os.PathLike[str], overrides: Sequence[str] = 
 
     Left out is what may change when a run continues: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
-    trackers, observers and curation.max_refill.
+    trackers, observers, curation.max_refill, objective.max_gap and objective.max_gap_steps.
 
     Raises:
       ConfigError: the files cannot be read.
@@ -35,11 +36,10 @@ def _hashed(content: Mapping[str, Any]) -> dict[str, Any]:
     content = {k: v for k, v in content.items() if k not in _NOT_HASHED}
     if isinstance(content.get("rlax"), Mapping):
         section = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
-        if isinstance(section.get("curation"), Mapping):
-            # How long to try: what a run that gave up says to raise.
-            section["curation"] = {
-                k: v for k, v in section["curation"].items() if k != "max_refill"
-            }
+        # How long to try: what a run that gave up says to raise.
+        for part, limits in _LIMITS.items():
+            if isinstance(section.get(part), Mapping):
+                section[part] = {k: v for k, v in section[part].items() if k not in limits}
         content["rlax"] = section
     return content
 
