@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Options of a part, and the config that they stand in.
 from rlax_plugin.config import (
     INT32_MAX,
     Choice,
@@ -58,6 +57,9 @@ from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
 from rlax_plugin.ports.hookspecs import hookimpl
+
+# Options of a part, and the config that they stand in.
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import (
     Arrays,
@@ -96,7 +98,6 @@ from rlax_plugin.types import (
     Descent,
     Episode,
     Key,
-    Loaded,
     Prompt,
     Request,
     Sampled,

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from rlax_plugin.config import Choice
 from rlax_plugin.errors import PluginError
-from rlax_plugin.types import Key, Loaded, Prompt, Request, Sampled, ScoredGroup, WeightVersion
+from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.types import Key, Prompt, Request, Sampled, ScoredGroup, WeightVersion
 
 if TYPE_CHECKING:
     import numpy as np

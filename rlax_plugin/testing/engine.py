@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
 from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing import policy
@@ -22,7 +23,6 @@ from rlax_plugin.types import (
     EMPTY,
     Finish,
     Key,
-    Loaded,
     Request,
     Sampled,
     SamplingParams,

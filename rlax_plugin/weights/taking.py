@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import RolloutEngine
-from rlax_plugin.types import Loaded, WeightVersion
+from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.verification import (
     check_canary,
     check_decoding,

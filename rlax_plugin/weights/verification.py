@@ -21,8 +21,9 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
     WeightsUnreadableError,
 )
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
-from rlax_plugin.types import Loaded, Prompt, WeightVersion
+from rlax_plugin.types import Prompt, WeightVersion
 
 _CANARY_TOKENS = 16
 # Nats. Logits of that size are rounded by more than a tolerance for small ones, so log-probs of a
@@ -52,7 +53,7 @@ def read_weights(
 
     Args:
       like: name -> shape, dtype (and sharding) of every variable of the engine's model.
-      fingerprint: (name -> array) to name -> uint32; None: see ``types.Loaded``.
+      fingerprint: (name -> array) to name -> uint32; None: see ``Loaded``.
 
     Raises:
       WeightsUnreadableError: they could not be read, whatever the store raised for that.

@@ -78,16 +78,13 @@ class Member:
         self._process = PROCESS
         self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
         self._fleet = rpc.FleetStub(self._channel)
-        self._beat = asyncio.Event()
-        self._newer = asyncio.Event()
+        self._beat, self._newer = asyncio.Event(), asyncio.Event()
         self._incarnation = ""
         self._restarted = asyncio.Event()
         self._parameter_server = ""
-        self._registered = False
-        self._loading = False
+        self._registered = self._loading = False
         self._forget_weights()
-        self.draining = False
-        self.quarantine = ""
+        self.draining, self.quarantine = False, ""
 
     def _forget_weights(self) -> None:
         self._held = -1  # loaded and proved, of this incarnation; what the controller is told
@@ -354,12 +351,8 @@ class Member:
             # they go on, which shows at least once in group_s.
             what += f" (of these {self._deadlines.group_s:g} s for samples that end before)"
             deadline_s += self._deadlines.group_s
-        loading = take_version(
-            self._engine,
-            version,
-            max_new_tokens=self._section.rollouts.max_new_tokens,
-            reading=self._reading,
-        )
+        most = self._section.rollouts.max_new_tokens
+        loading = take_version(self._engine, version, max_new_tokens=most, reading=self._reading)
         try:
             await load_within(self._engine, loading, deadline_s, while_generating=finishes)
         except TimeoutError:

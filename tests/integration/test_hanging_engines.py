@@ -15,7 +15,8 @@ from worker_harness import (
     until,
 )
 
-from rlax_plugin.types import GroupRequest, Loaded, Rollout
+from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.types import GroupRequest, Rollout
 
 
 class Hanging(Counting):

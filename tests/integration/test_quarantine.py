@@ -26,11 +26,11 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
     WorkerError,
 )
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.rpc.wire import request_to_proto
-from rlax_plugin.types import Loaded
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import PROCESS
 

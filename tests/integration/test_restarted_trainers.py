@@ -24,8 +24,9 @@ from rlax_plugin.errors import (
     DeadlineError,
     WeightsMismatchError,
 )
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
-from rlax_plugin.types import Loaded, WeightVersion
+from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 
 

@@ -17,12 +17,13 @@ from runs import free_port
 from sections import section_with
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener
 from rlax_plugin.rollouts.fleet import Worker as FleetWorker
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
-from rlax_plugin.types import GroupRequest, Loaded, Rollout, SamplingParams, WeightVersion
+from rlax_plugin.types import GroupRequest, Rollout, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.serve import work

@@ -12,7 +12,7 @@ from maxtext_overrides.sampler.decode import DecodeEngine
 from maxtext_overrides.sampler.maxengine_model import MaxEngineModel
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WeightsMismatchError
-from rlax_plugin.types import Canary, GroupRequest, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
 
@@ -47,16 +47,17 @@ def group_of(slots, *, canary, tolerance=1e-4):
         deterministic=True,
     )
     (prompt,) = prompts_of(5)
-    request = GroupRequest(0, 1, prompt, (7, 8, 9), SamplingParams(max_new_tokens=NEW))
+    sampling = SamplingParams(max_new_tokens=NEW)
+    request = Request(Key("train", 0), 1, prompt, (7, 8, 9), sampling)
 
     async def scenario():
         await take_version(engine, WeightVersion(0, 0, "0", tensors, proof), max_new_tokens=NEW)
         figures = engine.health()
         assert figures["tokens_total"] == figures["steps_total"] == 0
         assert figures["prefill_tokens_total"] == figures["prefill_computed_total"] == 0
-        groups = {}
-        await engine.generate([request], lambda number, found: groups.update({number: found}))
-        return groups[0]
+        found = []
+        await engine.generate([request], lambda key, samples: found.append(samples))
+        return found[0]
 
     try:
         return asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
@@ -78,7 +79,7 @@ def test_it_agrees_and_samples_stay_the_same_to_the_last_bit(model, tolerance):
     for one, other in zip(with_canary, without, strict=True):
         assert len(one.tokens) == NEW
         np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_array_equal(one.logprob_full, other.logprob_full)
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
 
 
 def off_by_one(step):

@@ -71,8 +71,8 @@ class WrongDecoding(ScriptedSlots):
     def _generated(self, slot):
         greedy = self.running[slot].sampling.temperature == 0
         generated = super()._generated(slot)
-        half = generated.logprob_full / 2 if greedy else generated.logprob_full
-        return dataclasses.replace(generated, logprob_full=half)
+        half = generated.logprobs / 2 if greedy else generated.logprobs
+        return dataclasses.replace(generated, logprobs=half)
 
 
 @pytest.mark.parametrize("mode", ["finish", "continue", "discard"])

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rlax_plugin.errors import WeightsError, WeightsMismatchError
-from rlax_plugin.types import Canary, Loaded, TensorSpec, WeightVersion
+from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.weights.taking import Reading, take_version
 
 CANARY = Canary(np.arange(16, dtype=np.int32), np.full(15, -2.0, np.float32), 1e-3)
