@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Options of a part, and the config that they stand in.
 from rlax_plugin.config import (
     INT32_MAX,
     Choice,
@@ -60,6 +59,9 @@ from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
 from rlax_plugin.ports.hookspecs import hookimpl
+
+# Options of a part, and the config that they stand in.
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.observer import Observer
 from rlax_plugin.ports.protocols import (
     Arrays,
@@ -119,7 +121,7 @@ from rlax_plugin.types import (
 
 # Weights.
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
-from rlax_plugin.weights.verification import Reading, load_verified
+from rlax_plugin.weights.verification import read_weights
 
 if TYPE_CHECKING:
     from rlax_plugin.weights.fingerprint import fingerprint
@@ -153,6 +155,7 @@ __all__ = [
     "Job",
     "Key",
     "Launcher",
+    "Loaded",
     "NoOptions",
     "NonNegativeInt",
     "ObjectiveSlots",
@@ -168,7 +171,6 @@ __all__ = [
     "Prompt",
     "PromptSource",
     "Ratio",
-    "Reading",
     "Request",
     "ResolvedConfig",
     "Reward",
@@ -221,13 +223,13 @@ __all__ = [
     "kl_estimate",
     "kl_token_rewards",
     "load_section",
-    "load_verified",
     "make_loss",
     "of_batch",
     "one_line",
     "per_group",
     "presets_from_yaml",
     "ratio_of",
+    "read_weights",
     "rejection",
     "require",
     "resolve",

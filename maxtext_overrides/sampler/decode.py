@@ -36,6 +36,7 @@ class DecodeEngine:
       slots: sequences decoded at once.
       max_prompt_tokens, max_new_tokens: what a prompt (with the tokens that a continued sample has)
         and a completion may hold.
+      rounds_caches: whether MaxText quantises them.
       steps_total, tokens_total: decode steps run and tokens generated so far.
       prefill_tokens_total, prefill_computed_total: tokens of the prompts prefilled so far, and the
         tokens computed for them, which include the padding of rows and lengths.
@@ -59,6 +60,7 @@ class DecodeEngine:
         self.max_prompt_tokens = int(config.max_prefill_predict_length)
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens
         self.vocabulary = int(config.vocab_size)
+        self.rounds_caches = bool(config.quantize_kvcache)
         self._buckets = buckets.plan(
             self.slots,
             self.max_prompt_tokens,

@@ -10,17 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rlax_jetstream.swaps import Swaps
 from rlax_plugin.api import (
     Arrays,
     Capabilities,
     DecodeSlots,
     Job,
     Key,
+    Loaded,
     PromptSource,
-    Reading,
     Request,
     RolloutEngine,
     Rollouts,
@@ -30,7 +33,7 @@ from rlax_plugin.api import (
     WeightStore,
     WeightVersion,
     WorkerError,
-    load_verified,
+    read_weights,
     rejection,
 )
 
@@ -51,15 +54,6 @@ def longest_call(rollouts: Rollouts, config: JetstreamConfig) -> int:
     return config.interrupt_steps
 
 
-@dataclass(frozen=True, slots=True)
-class _Swap:
-    """Verified weights on their way to the engine thread."""
-
-    version: int
-    weights: Mapping[str, Any]
-    done: Future[None]
-
-
 class JetstreamEngine(RolloutEngine):
     """Rollout engine over ``DecodeSlots``; its thread starts at once and builds them.
 
@@ -67,7 +61,8 @@ class JetstreamEngine(RolloutEngine):
     ones, nothing is admitted meanwhile, then the engine swaps. With ``continue`` and ``discard`` it
     swaps after the decode call in progress; running samples go on behind the tokens they have, the
     caches computed anew by a prefill of prompt and tokens (AReaL, arXiv 2505.24298), or start
-    again. No request is dropped.
+    again. No request is dropped. Where weights are to be swapped, so that all slots are free, the
+    canary is decoded with them; until they are verified and in use, nothing is admitted.
 
     Args:
       make_slots: called once, on the engine's thread.
@@ -97,16 +92,13 @@ class JetstreamEngine(RolloutEngine):
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._waiting: list[Job] = []
-        self._swap: _Swap | None = None
+        self._swaps = Swaps()
         self._closing = False
         self._error: Exception | None = None
         # Written by the engine thread only:
-        self._version = -1
-        self._weights: Mapping[str, Any] = {}
         self._active = 0
         self._decode_s = 0.0
         self._report_at_s = time.monotonic() + rollouts.progress_s
-        self._reading = Reading()
         self._slots: DecodeSlots | None = None
         self._scheduler: Scheduler | None = None
         self._ready: Future[DecodeSlots] = Future()
@@ -147,32 +139,50 @@ class JetstreamEngine(RolloutEngine):
         """
         await asyncio.shield(asyncio.wrap_future(self._ready))
 
-    async def load_weights(self, version: WeightVersion) -> None:
-        """Pulls and verifies on a background thread; returns when the engine has swapped.
+    async def load(self, version: WeightVersion) -> Loaded:
+        """See ``RolloutEngine``; on a background thread, while samples are generated."""
+        await self.prepare()
+        slots = self._ready.result()
+        return await self._in_background(self._read, version, slots)
+
+    async def use(self, loaded: Loaded) -> None:
+        """Returns when the engine has swapped.
 
         With ``finish`` that takes until the running samples have ended, and nothing shortens it: a
         caller's deadline has to allow for a group's generation on top of the loading.
-
-        Raises:
-          WeightsError: see ``RolloutEngine`` and ``load_verified``; the old weights stay in use.
-          WorkerError: the engine has failed.
         """
+        await self._between_samples(loaded, None)
+
+    async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
+        """See ``RolloutEngine``; on a background thread."""
         await self.prepare()
-        slots = self._ready.result()
-        loop = asyncio.get_running_loop()
-        weights = await loop.run_in_executor(self._loading, self._pull, version, slots)
-        swap = _Swap(version.version, weights, Future())
+        weights = self._swaps.weights if loaded is None else loaded.arrays
+        if not weights:
+            raise WorkerError("there are no weights to score with")
+        return await self._in_background(self._ready.result().logprobs, weights, tokens)
+
+    async def decode_greedy(
+        self, tokens: np.ndarray, count: int, loaded: Loaded
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """See ``RolloutEngine``; takes as long as ``use`` would, which then takes no time."""
+        await self.prepare()
+        if self._ready.result().rounds_caches:
+            return None
+        return await self._between_samples(loaded, (tokens, count))
+
+    async def _in_background[T](self, compute: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._loading, compute, *args)
+
+    async def _between_samples(self, loaded: Loaded, greedy: tuple[np.ndarray, int] | None) -> Any:
         with self._changed:
             self._raise_if_failed()
-            if self._swap is not None:
-                self._swap.done.cancel()
-            self._swap = swap
+            done = self._swaps.ask(loaded, greedy)
             self._changed.notify()
-        await asyncio.wrap_future(swap.done)  # cancelled: the engine thread forgets the swap
+        return await asyncio.wrap_future(done)  # cancelled: the thread forgets the swap
 
     @property
     def version(self) -> int:
-        return self._version
+        return self._swaps.version
 
     def health(self) -> dict[str, float]:
         """Figures; before the slots are built most are 0.
@@ -191,7 +201,6 @@ class JetstreamEngine(RolloutEngine):
             "steps_total": float(slots.steps_total) if slots else 0.0,
             "decode_s_total": self._decode_s,
             "silent_tokens": float(longest_call(self.rollouts, self._config)),
-            **self._reading.figures(),
             "prefill_tokens_total": float(slots.prefill_tokens_total) if slots else 0.0,
             "prefill_computed_total": float(slots.prefill_computed_total) if slots else 0.0,
         }
@@ -227,7 +236,7 @@ class JetstreamEngine(RolloutEngine):
     @property
     def ready(self) -> bool:
         """Whether requests can be generated: built, compiled, and holding weights."""
-        return self._error is None and self._version >= 0
+        return self._error is None and self.version >= 0
 
     @property
     def backlog(self) -> int:
@@ -280,19 +289,19 @@ class JetstreamEngine(RolloutEngine):
 
     # ---------------------------------------------------------------- other threads
 
-    def _pull(self, version: WeightVersion, slots: DecodeSlots) -> Mapping[str, Any]:
+    def _read(self, version: WeightVersion, slots: DecodeSlots) -> Loaded:
         if self._fingerprint is None:
             from rlax_plugin.api import fingerprint
 
             self._fingerprint = fingerprint
-        return load_verified(
-            version,
-            self._store,
-            slots.variables_like(),
-            fingerprint=self._fingerprint,
-            logprobs=slots.logprobs,
-            reading=self._reading,
-        )
+        like = slots.variables_like()
+        loaded = read_weights(version, self._store, like, fingerprint=self._fingerprint)
+        return replace(loaded, discard=functools.partial(self._discard, loaded.arrays))
+
+    def _discard(self, arrays: Arrays) -> None:
+        with self._changed:
+            self._swaps.discard(arrays)
+            self._changed.notify()
 
     def _run(self) -> None:
         scheduler: Scheduler | None = None
@@ -325,22 +334,25 @@ class JetstreamEngine(RolloutEngine):
                 return False
             scheduler.drop([job for job in scheduler.jobs() if job.abandoned()])
             self._waiting = [job for job in self._waiting if not job.abandoned()]
-            if self._swap is not None and self._swap.done.cancelled():
-                self._swap = None
-            if self._swap is not None:
+            self._swaps.forget_cancelled()
+            swap = None
+            if self._swaps.next is not None:
                 self._interrupt(scheduler)
-                if not scheduler.active:
-                    self._install(self._swap)
-                    self._swap = None
+                swap = None if scheduler.active else self._swaps.take()
             # While weights wait, nothing is admitted: running samples finish on the old ones.
-            prefills = [] if self._swap else scheduler.plan(self._waiting, self._version)
+            paused = swap is not None or self._swaps.paused
+            prefills = [] if paused else scheduler.plan(self._waiting, self.version)
             self._waiting = [job for job in self._waiting if job.waiting]
-            more_waits = self._swap is not None or self._admissible()
-        slots.insert(self._weights, prefills)
+            more_waits = paused or self._admissible()
+        if swap is not None:
+            self._active = 0
+            self._swaps.perform(swap, slots)
+            return True
+        slots.insert(self._swaps.weights, prefills)
         self._active = scheduler.active
         if scheduler.active:
             began_s = time.perf_counter()
-            ended = scheduler.advance(self._weights, more_waits)
+            ended = scheduler.advance(self._swaps.weights, more_waits)
             self._decode_s += time.perf_counter() - began_s
             for job in ended:
                 job.deliver(job.samples)
@@ -366,18 +378,14 @@ class JetstreamEngine(RolloutEngine):
         self._report_at_s = time.monotonic() + self.rollouts.progress_s
 
     def _has_work(self, scheduler: Scheduler) -> bool:
-        if self._closing or self._swap is not None or scheduler.active:
+        if self._closing or self._swaps.next is not None or scheduler.active:
             return True
-        return self._admissible() or any(job.abandoned() for job in self._waiting)
+        admissible = not self._swaps.paused and self._admissible()
+        return admissible or any(job.abandoned() for job in self._waiting)
 
     def _admissible(self) -> bool:
         """Whether a waiting group may be generated with the weights in use."""
-        return any(job.min_version <= self._version for job in self._waiting)
-
-    def _install(self, swap: _Swap) -> None:
-        if swap.done.set_running_or_notify_cancel():
-            self._weights, self._version = swap.weights, swap.version
-            swap.done.set_result(None)
+        return any(job.min_version <= self.version for job in self._waiting)
 
     def _end(self, error: Exception, scheduler: Scheduler | None) -> None:
         failure = WorkerError(f"rollout engine: {error}")
@@ -386,11 +394,9 @@ class JetstreamEngine(RolloutEngine):
             self._error = failure
             jobs = list(dict.fromkeys(self._waiting + (scheduler.jobs() if scheduler else [])))
             self._waiting = []
-            swap, self._swap = self._swap, None
+            self._swaps.fail(failure)
         for job in jobs:
             job.fail(failure)
-        if swap is not None and swap.done.set_running_or_notify_cancel():
-            swap.done.set_exception(failure)
         if not self._ready.done():
             self._ready.set_exception(failure)
         self._active = 0

@@ -31,6 +31,7 @@ LOCAL = (
 )
 _LOCAL = frozenset(LOCAL)
 _LOCAL_BELOW = (*(f"{key}." for key in LOCAL), "dcn_", "ici_")
+_LIMITS = {"curation": ("max_refill",), "objective": ("max_gap", "max_gap_steps")}
 
 
 def config_hash(content: Mapping[str, Any]) -> str:
@@ -38,7 +39,7 @@ def config_hash(content: Mapping[str, Any]) -> str:
 
     Left out is what may change when a run continues: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
-    trackers, observers and curation.max_refill.
+    trackers, observers, curation.max_refill, objective.max_gap and objective.max_gap_steps.
 
     Args:
       content: see ``ResolvedConfig``.
@@ -78,11 +79,10 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
     content = {k: v for k, v in content.items() if k not in _NOT_HASHED}
     if isinstance(content.get("rlax"), Mapping):
         section = {k: v for k, v in content["rlax"].items() if k not in _NOT_HASHED_RLAX}
-        if isinstance(section.get("curation"), Mapping):
-            # How long to try: what a run that gave up says to raise.
-            section["curation"] = {
-                k: v for k, v in section["curation"].items() if k != "max_refill"
-            }
+        # How long to try: what a run that gave up says to raise.
+        for part, limits in _LIMITS.items():
+            if isinstance(section.get(part), Mapping):
+                section[part] = {k: v for k, v in section[part].items() if k not in limits}
         content["rlax"] = section
     return content
 

@@ -11,6 +11,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.controller.flow import Flow
+from rlax_plugin.controller.gap_limit import gap_error
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
@@ -187,6 +188,8 @@ class Controller(FleetListener):
         self.dashboard.step(
             done.step, metrics, self.fleet.latest_version, self.run_state.rates.histogram()
         )
+        if (error := gap_error(self.stats.history, self.section.objective)) is not None:
+            self._supervision.fail(error)
 
     def _track(self, step: int, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:

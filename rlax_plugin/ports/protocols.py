@@ -17,6 +17,7 @@ from rlax_plugin.config import Choice
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.types import Key, Prompt, Request, Sampled, ScoredGroup, WeightVersion
 
 if TYPE_CHECKING:
@@ -195,6 +196,14 @@ class RolloutEngine(Protocol):
 
     A worker awaits ``prepare()``, if there is such a coroutine, before it registers with its
     controller: it returns once the engine is built and its programs are compiled.
+
+    ``decode_greedy(tokens, count, loaded)``, a coroutine, decodes at most ``count`` tokens at
+    temperature 0 behind ``tokens``, with the weights of ``loaded`` and by the programs that samples
+    are decoded with. It returns the tokens, int32 [n], and their log-probs at temperature 1,
+    float32 [n], which the worker compares with those of ``score``; or None where decoding differs
+    from prefill on purpose, as with quantised caches. It may wait until the running samples have
+    made way for new weights, and keep others from beginning until ``use`` or ``discard``. Without
+    it, decoding is not verified.
     """
 
     @property
@@ -214,17 +223,40 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    async def load_weights(self, version: WeightVersion) -> None:
-        """Pulls and verifies a version; running samples are treated as ``on_new_weights`` says.
+    async def load(self, version: WeightVersion) -> Loaded:
+        """Reads a version into buffers beside those in use; ``read_weights`` does most of it.
 
-        Names, shapes, checksums, the fingerprint on the device and the canary are checked before
-        anything is generated with it.
+        What runs goes on with the weights in use. An engine with room for one set of weights may
+        pause its samples, as ``on_new_weights`` says, until ``use``, ``discard`` or another
+        ``load``. The worker then verifies what was loaded, and never has wrong weights used.
 
         Raises:
-          WeightsMismatchError: the loaded weights are not those that were published.
           WeightsUnreadableError: the store could not read them, see ``WeightStore.load``.
-          WeightsError: they are damaged, or belong to another model. In all three cases the old
-            weights stay in use.
+          WeightsError: they are damaged, or belong to another model. In both cases the old weights
+            stay in use.
+        """
+        ...
+
+    async def use(self, loaded: Loaded) -> None:
+        """Makes verified weights those in use; samples are treated as ``on_new_weights`` says.
+
+        Returns once they are. Nothing is generated with them before.
+        """
+        ...
+
+    async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
+        """Log-probs by prefill, as the engine computes them for a prompt, of tokens[1:].
+
+        Args:
+          tokens: int32 [n + 1].
+          loaded: whose weights are scored with; None: those in use.
+
+        Returns:
+          float32 [n], nats at temperature 1; element t belongs to ``tokens[t + 1]`` given
+          ``tokens[: t + 1]``.
+
+        Raises:
+          ValueError: the engine cannot take so many tokens, or so few.
         """
         ...
 
@@ -238,7 +270,7 @@ class RolloutEngine(Protocol):
 
         With these as well a run can tell before a deadline expires that it will: steps_total and
         decode_s_total, decode steps and the seconds that they took; silent_tokens, see
-        ``CheckResult``; ``Reading.figures``.
+        ``CheckResult``.
         """
         ...
 

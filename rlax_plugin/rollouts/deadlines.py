@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,16 +118,23 @@ def needs(
 
 @contextlib.contextmanager
 def while_loading(
-    section: RlaxSection, version: WeightVersion, engine: RolloutEngine
+    section: RlaxSection,
+    version: WeightVersion,
+    engine: RolloutEngine,
+    figures: Callable[[], Mapping[str, float]],
 ) -> Iterator[None]:
-    """Lets a deadline that expires while an engine loads a version say what that needs."""
+    """Lets a deadline that expires while an engine loads a version say what that needs.
+
+    Args:
+      figures: see ``loading_s``.
+    """
     first = engine.version < 0 and not hasattr(engine, "prepare")  # else it is compiled by now
     try:
         yield
     except DeadlineError as error:
         if error.needed_s is not None:  # the store could tell
             raise
-        needed_s = loading_s(section, version, engine.health(), first=first)
+        needed_s = loading_s(section, version, figures(), first=first)
         raise DeadlineError(error.what, error.seconds, error.key, needed_s) from error
 
 
@@ -137,7 +144,7 @@ def loading_s(
     """What a worker needs to load a version; None: the version does not say how large it is.
 
     Args:
-      figures: of its engine, whose newest read says how fast it is; else that is assumed.
+      figures: of the worker, whose newest read says how fast it is; else that is assumed.
       first: whether the engine may still be importing and compiling its model.
     """
     if (size := _size(version)) is None:

@@ -65,7 +65,12 @@ class SlotOutput:
 
 
 class DecodeSlots(Protocol):
-    """What a scheduler needs of an engine."""
+    """What a scheduler needs of an engine.
+
+    Attributes:
+      rounds_caches: whether what decoding reads of earlier tokens is rounded further than what
+        prefill computes, so that their log-probs differ.
+    """
 
     slots: int
     max_prompt_tokens: int
@@ -75,6 +80,9 @@ class DecodeSlots(Protocol):
     tokens_total: int
     prefill_tokens_total: int
     prefill_computed_total: int
+
+    @property
+    def rounds_caches(self) -> bool: ...
 
     @property
     def free_slots(self) -> list[int]: ...

@@ -91,7 +91,7 @@ def check_engine(
       versions: two that are published, the older one first; see ``publish_version``.
       request: prompt and sampling to generate with; its seeds and ids are replaced.
       tolerance: between log-probs of one seed, generated beside others and alone; nats.
-      deadline_s: for each of about six scenarios.
+      deadline_s: for each of about seven scenarios.
 
     Returns:
       What was tried.

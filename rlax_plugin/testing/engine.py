@@ -14,6 +14,7 @@ from pydantic import Field
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
 from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing import policy
@@ -29,7 +30,7 @@ from rlax_plugin.types import (
     WeightVersion,
 )
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
-from rlax_plugin.weights.verification import Reading, load_verified
+from rlax_plugin.weights.verification import read_weights
 
 WORKER = "RLAX_WORKER"
 """Environment variable in which a worker process says its name."""
@@ -70,8 +71,9 @@ class ScriptedConfig(Section):
     weight_fault: WeightFault = Field(
         default="",
         description="fault to inject when weights are loaded: flipped_bit or truncated_file (in a "
-        "copy of the file), renamed_parameter, swapped_tensors or stale_version (in memory), or "
-        "wrong_use (the loaded weights are right, but others are used); empty: none",
+        "copy of the file), renamed_parameter, swapped_tensors or stale_version (in memory), "
+        "wrong_use (the loaded weights are right, but others are used) or wrong_decoding (others "
+        "are used only to generate, not for prefill); empty: none",
     )
     fault_at_version: NonNegativeInt = Field(
         default=1, description="version at which the fault occurs, at every attempt"
@@ -172,7 +174,8 @@ class ScriptedEngine(RolloutEngine):
         self._unseeded = np.random.default_rng()
         self._held = _Held(-1, {})
         self._changed = asyncio.Condition()
-        self._steps_total, self._decode_s, self._reading = 0, 0.0, Reading()
+        self._scored_with: Loaded | None = None
+        self._steps_total, self._decode_s = 0, 0.0
         self._active = self._waiting = self._tokens_total = 0
         self._swaps = 0  # versions that wait for running groups to end
         self._progress: dict[tuple[Key, int], int] = {}  # of running requests: their tokens
@@ -191,7 +194,6 @@ class ScriptedEngine(RolloutEngine):
             "steps_total": float(self._steps_total),
             "decode_s_total": self._decode_s,
             "silent_tokens": 1.0,
-            **self._reading.figures(),
         }
 
     @property
@@ -212,32 +214,54 @@ class ScriptedEngine(RolloutEngine):
         """See ``RolloutEngine``: tokens of what runs; of what waits, all tokens so far."""
         return dict.fromkeys(self._queued, self._tokens_total) | self._progress
 
-    async def load_weights(self, version: WeightVersion) -> None:
-        """Reads and proves a version on another thread; see ``RolloutEngine``."""
+    async def load(self, version: WeightVersion) -> Loaded:
+        """Reads a version on another thread; see ``RolloutEngine``."""
         await asyncio.sleep(self._config.load_s)
-        held = await asyncio.to_thread(self._load, version)
+        fault = self._fault(version.version)
+        return await asyncio.to_thread(
+            read_weights,
+            version,
+            FaultyStore(self._store, fault, self._held.weights) if fault else self._store,
+            {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()},
+            fingerprint=fingerprint_numpy,
+        )
+
+    async def use(self, loaded: Loaded) -> None:
+        """See ``RolloutEngine``."""
+        held = _Held(loaded.version, self._decoded_with(loaded))
         waits = self._config.swap_waits and self._rollouts.on_new_weights == "finish"
         async with self._changed:
             self._swaps += waits
             try:
                 await self._changed.wait_for(lambda: not (waits and self._active))
-                self._held = held
+                self._held, self._scored_with = held, loaded
             finally:
                 self._swaps -= waits
                 self._changed.notify_all()
 
-    def _load(self, version: WeightVersion) -> _Held:
-        fault = self._fault(version.version)
-        use = wrongly_used if fault == "wrong_use" else dict
-        arrays = load_verified(
-            version,
-            FaultyStore(self._store, fault, self._held.weights) if fault else self._store,
-            {name: np.empty(shape, np.float32) for name, shape in policy.SHAPES.items()},
-            fingerprint=fingerprint_numpy,
-            logprobs=lambda arrays, tokens: policy.sequence_log_probs(use(arrays), tokens),
-            reading=self._reading,
-        )
-        return _Held(version.version, use(arrays))
+    async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
+        """See ``RolloutEngine``."""
+        if (loaded := loaded or self._scored_with) is None:
+            raise WorkerError("there are no weights to score with")
+        wrong = self._fault(loaded.version) == "wrong_use"
+        weights = wrongly_used(loaded.arrays) if wrong else loaded.arrays
+        return policy.sequence_log_probs(weights, tokens)
+
+    async def decode_greedy(
+        self, tokens: np.ndarray, count: int, loaded: Loaded
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See ``RolloutEngine``."""
+        weights, sampling = self._decoded_with(loaded), SamplingParams(0.0, max_new_tokens=count)
+        sample = _Sample(seed=0, tokens=[int(tokens[-1])])
+        for _ in range(count):
+            (logprobs_v,) = policy.log_probs(weights, np.array(sample.tokens[-1:]))
+            sample.sample_token(logprobs_v, loaded.version, sampling)
+        return np.array(sample.tokens[1:], np.int32), np.array(sample.logprobs, np.float32)
+
+    def _decoded_with(self, loaded: Loaded) -> dict[str, np.ndarray]:
+        if self._fault(loaded.version) in ("wrong_use", "wrong_decoding"):
+            return wrongly_used(loaded.arrays)
+        return dict(loaded.arrays)
 
     def _fault(self, version: int) -> WeightFault:
         config = self._config

@@ -20,6 +20,7 @@ WeightFault = Literal[
     "swapped_tensors",
     "stale_version",
     "wrong_use",
+    "wrong_decoding",
 ]
 
 
@@ -70,7 +71,7 @@ class FaultyStore(WeightStore):
 
 
 def wrongly_used(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What fault ``wrong_use`` computes with instead: a transposed table."""
+    """What ``wrong_use`` and ``wrong_decoding`` compute with instead: a transposed table."""
     return {**weights, "table": np.ascontiguousarray(weights["table"].T)}
 
 

@@ -1,16 +1,16 @@
 """Verification of weights: what every worker checks before it generates a sample with a version.
 
-Names, shapes, checksums, fingerprints, canary, in this order, from cheap to dear. Each finds what
-those before it cannot: checksums what a disk or network damaged, fingerprints what was mixed up
-between disk and device (swapped, stale, renamed), the canary what is right in memory and used
-wrongly. Numpy only: an engine brings its own ``fingerprint`` and ``logprobs``.
+Names, shapes, checksums, fingerprints, canary, decoding, in this order, from cheap to dear. Each
+finds what those before it cannot: checksums what a disk or network damaged, fingerprints what was
+mixed up between disk and device (swapped, stale, renamed), the canary what is right in memory and
+used wrongly, decoding what prefill uses rightly and decoding does not. Numpy only: an engine
+computes fingerprints and log-probs, and ``take_version`` has them compared.
 """
 
 from __future__ import annotations
 
-import time
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
     WeightsUnreadableError,
 )
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.types import Prompt, WeightVersion
 
@@ -41,73 +42,34 @@ def canary_tokens(prompts: Sequence[Prompt], max_prompt_tokens: int) -> np.ndarr
     return found[:limit].astype(np.int32)
 
 
-@dataclass(slots=True)
-class Reading:
-    """How long the newest version took to be read, the checks behind that left out.
-
-    Attributes:
-      seconds: 0: nothing was read yet.
-      size: bytes.
-    """
-
-    seconds: float = 0.0
-    size: int = 0
-
-    def figures(self) -> dict[str, float]:
-        """For an engine's ``health``."""
-        return {"read_s": self.seconds, "read_bytes": float(self.size)}
-
-
-def load_verified(
+def read_weights(
     version: WeightVersion,
     store: WeightStore,
     like: Arrays,
     *,
-    fingerprint: Callable[[Arrays], Mapping[str, Any]],
-    logprobs: Callable[[Arrays, np.ndarray], np.ndarray],
-    reading: Reading | None = None,
-) -> dict[str, Any]:
-    """Reads a version and proves that it is what the trainer published.
+    fingerprint: Callable[[Arrays], Mapping[str, Any]] | None,
+) -> Loaded:
+    """What the ``load`` of most engines does. Blocking.
 
     Args:
       like: name -> shape, dtype (and sharding) of every variable of the engine's model.
-      fingerprint: name -> uint32, of arrays where the engine will use them.
-      logprobs: (arrays, tokens [n + 1]) -> float32 [n], as ``types.Canary`` defines them, computed
-        by the code that will generate. It may raise a ValueError for tokens that it cannot take.
-      reading: gets how long the store took.
+      fingerprint: (name -> array) to name -> uint32; None: see ``Loaded``.
 
     Raises:
-      WeightsMismatchError: the arrays are readable and fit, and are not what was published.
       WeightsUnreadableError: they could not be read, whatever the store raised for that.
       WeightsError: they belong to another model, or are damaged.
       DeadlineError: reading them took too long.
     """
     check_variables(version, like)
-    began_s = time.perf_counter()
-    arrays = _read(version, store, like)
-    if reading is not None:
-        reading.seconds = time.perf_counter() - began_s
-        reading.size = sum(int(array.nbytes) for array in arrays.values())
-    check_variables(version, arrays)
-    check_fingerprints(version, fingerprint(arrays))
-    if version.canary is not None:
-        try:
-            found = logprobs(arrays, version.canary.tokens)
-        except ValueError as error:
-            reason = f"version {version.version}: its canary cannot be computed: {error}"
-            raise WeightsError(reason) from error
-        check_canary(version, found)
-    return arrays
-
-
-def _read(version: WeightVersion, store: WeightStore, like: Arrays) -> dict[str, Any]:
     try:
-        return store.load(version.path, like)
+        arrays = store.load(version.path, like)
     except RlaxError:
         raise
     except Exception as error:  # of a file system or a client library: it says nothing of the bytes
         reason = f"{type(error).__name__}: {error}"
         raise WeightsUnreadableError(f"{version.path} cannot be read: {reason}") from error
+    computed = None if fingerprint is None else functools.partial(fingerprint, arrays)
+    return Loaded(version.version, arrays, computed)
 
 
 def check_variables(version: WeightVersion, found: Arrays) -> None:
@@ -171,15 +133,52 @@ def check_canary(version: WeightVersion, found: np.ndarray) -> None:
             f"version {version.version}: its canary has {published.size} log-probs for "
             f"{len(canary.tokens)} tokens"
         )
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(found - published)
-    apart[~np.isfinite(apart)] = np.inf
-    size = np.where(np.isfinite(published), np.abs(published), 0.0)
-    allowed = canary.tolerance * np.maximum(1.0, size / _ROUNDED_FROM)
-    worst = int((apart / allowed).argmax())
-    if apart[worst] > allowed[worst]:
+    if (worst := _beyond(published, found, canary.tolerance)) is not None:
+        place, difference = worst
         raise WeightsMismatchError(
-            f"version {version.version}: the canary's log-prob at position {worst} is "
-            f"{found[worst]:.6g}, but {published[worst]:.6g} was published: the difference is "
-            f"{apart[worst]:.3g} nats, the tolerance {allowed[worst]:.3g}"
+            f"version {version.version}: the canary's log-prob at position {place} is "
+            f"{found[place]:.6g}, but {published[place]:.6g} was published: {difference}"
         )
+
+
+def check_decoding(
+    version: WeightVersion, tokens: np.ndarray, decoded: np.ndarray, scored: np.ndarray
+) -> None:
+    """Compares the log-probs that decoding gave its tokens with those that prefill gives them.
+
+    Args:
+      tokens: int [n], what was decoded behind the canary's first tokens.
+      decoded, scored: float32 [n], nats at temperature 1.
+
+    Raises:
+      WeightsMismatchError: they differ by more than the canary's tolerance, or there are not as
+        many as tokens.
+    """
+    if version.canary is None:
+        return
+    decoded, scored = np.asarray(decoded, np.float32), np.asarray(scored, np.float32)
+    if not 1 <= len(tokens) == decoded.size == scored.size:
+        raise WeightsMismatchError(
+            f"version {version.version}: decoding behind the canary gave {len(tokens)} tokens, "
+            f"{decoded.size} log-probs and, by prefill, {scored.size}"
+        )
+    if (worst := _beyond(scored, decoded, version.canary.tolerance)) is not None:
+        place, difference = worst
+        raise WeightsMismatchError(
+            f"version {version.version}: decoding behind the canary gives its token {place} "
+            f"(id {int(tokens[place])}) the log-prob {decoded[place]:.6g}, but prefill gives it "
+            f"{scored[place]:.6g}: {difference}"
+        )
+
+
+def _beyond(expected: np.ndarray, found: np.ndarray, tolerance: float) -> tuple[int, str] | None:
+    """The place that differs most, and how much; None if all are within the tolerance."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(found - expected)
+    apart[~np.isfinite(apart)] = np.inf
+    size = np.where(np.isfinite(expected), np.abs(expected), 0.0)
+    allowed = tolerance * np.maximum(1.0, size / _ROUNDED_FROM)
+    worst = int((apart / allowed).argmax())
+    if apart[worst] <= allowed[worst]:
+        return None
+    return worst, (f"the difference is {apart[worst]:.3g} nats, the tolerance {allowed[worst]:.3g}")

@@ -28,6 +28,7 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.taking import Reading, take_version
 from rlax_plugin.worker.joining import join
 from rlax_plugin.worker.progress import load_within
 
@@ -48,6 +49,7 @@ class Member:
     until it has loaded some that this one published, whatever their number.
 
     Args:
+      reading: is kept up to date: how long the newest weights took.
       on_quarantine: called as soon as ``quarantine`` is set, to generate nothing more.
       progress: given the engine's figures and whether weights are being loaded, says how far the
         open requests have come.
@@ -66,6 +68,7 @@ class Member:
         engine: RolloutEngine,
         section: RlaxSection,
         config_hash: str,
+        reading: Reading | None = None,
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
     ):
@@ -73,20 +76,18 @@ class Member:
         self._section, self._config_hash = section, config_hash
         self._deadlines: Deadlines = section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
+        self._reading = reading or Reading()
         self._process = PROCESS
         self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
         self._fleet = rpc.FleetStub(self._channel)
-        self._beat = asyncio.Event()
-        self._newer = asyncio.Event()
+        self._beat, self._newer = asyncio.Event(), asyncio.Event()
         self._incarnation = ""
         self._restarted = asyncio.Event()
         self._parameter_server = ""
-        self._registered = False
+        self._registered = self._loading = False
         self._declared = pb.Capabilities()  # with which it has registered
-        self._loading = False
         self._forget_weights()
-        self.draining = False
-        self.quarantine = ""
+        self.draining, self.quarantine = False, ""
 
     def _forget_weights(self) -> None:
         self._held = -1  # loaded and proved, of this incarnation; what the controller is told
@@ -141,17 +142,20 @@ class Member:
             self._announced = version
             self._newer.set()
 
+    def _figures(self) -> dict[str, float]:
+        return {**self._engine.health(), **self._reading.figures()}
+
     async def report(self) -> pb.HeartbeatReply:
         """Sends one heartbeat."""
-        health = self._engine.health()
+        figures = self._figures()
         request = pb.HeartbeatRequest(
             worker=self._name,
             version=self._held,
-            figures=health,
+            figures=figures,
             draining=self.draining,
             process=self._process,
             pin=self._pin if self._keeps_pin else None,
-            progress=self._progress(health, self._loading),
+            progress=self._progress(figures, self._loading),
         )
         if (declares := to_proto(capabilities_of(self._engine))) != self._declared:
             request.capabilities.CopyFrom(declares)
@@ -314,7 +318,7 @@ class Member:
             async with self._acquire(client) as version:
                 tries += 1
                 try:
-                    with while_loading(self._section, version, self._engine):
+                    with while_loading(self._section, version, self._engine, self._figures):
                         await self._load_once(version)
                     return version.version
                 except WeightsUnreadableError as error:
@@ -325,14 +329,14 @@ class Member:
                             self._deadlines.weights_s,
                             "rlax.deadlines.weights_s",
                         ) from error
-                    problem = error
+                    problem = str(error)  # its traceback would keep the weights
                 except WeightsError as error:
                     damaged += 1
                     if damaged == _MAX_DAMAGED or isinstance(error, WeightsMismatchError):
                         # Before the lease is released: what is generated meanwhile would be void.
                         self._enter_quarantine(str(error))
                         raise
-                    problem = error
+                    problem = str(error)
             pause_s = pauses.next_s()
             log.error("weights were not loaded, trying again in %g s: %s", pause_s, problem)
             await asyncio.sleep(pause_s)
@@ -352,8 +356,10 @@ class Member:
             # they go on, which shows at least once in group_s.
             what += f" (of these {self._deadlines.group_s:g} s for samples that end before)"
             deadline_s += self._deadlines.group_s
+        most = self._section.rollouts.max_new_tokens
+        loading = take_version(self._engine, version, max_new_tokens=most, reading=self._reading)
         try:
-            await load_within(self._engine, version, deadline_s, while_generating=finishes)
+            await load_within(self._engine, loading, deadline_s, while_generating=finishes)
         except TimeoutError:
             raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from None
 

@@ -20,6 +20,7 @@ from rlax_plugin.metrics.worker_metrics import WorkerMetrics
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.weights.taking import Reading
 from rlax_plugin.worker.service import RolloutService
 
 log = logging.getLogger("rlax.worker")
@@ -41,6 +42,7 @@ class Endpoint:
     Attributes:
       server: has its port at once and listens from ``start`` on.
       address: host:port.
+      reading: of the newest weights; exported with the engine's figures.
 
     Raises:
       ConfigError: a port is taken.
@@ -57,6 +59,7 @@ class Endpoint:
     ):
         self._engine = engine
         self._service: RolloutService | None = None
+        self.reading = Reading()
         self._exporter: Exporter | None = None
         metrics = WorkerMetrics(name, self._figures)
         interceptors = () if prometheus_port is None else (metrics.interceptor,)
@@ -75,7 +78,7 @@ class Endpoint:
     def _figures(self) -> dict[str, float]:
         draining = self._service is not None and self._service.draining
         own = {"weight_version": self._engine.version, "draining": draining}
-        return {**self._engine.health(), **own}
+        return {**self._engine.health(), **self.reading.figures(), **own}
 
     async def start(self, service: RolloutService) -> asyncio.Future[object]:
         """Listens, with our service and those that the engine brings along.

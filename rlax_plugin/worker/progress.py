@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_to_proto
-from rlax_plugin.types import Key, Request, WeightVersion
+from rlax_plugin.types import Key, Request
 
 
 @dataclass(slots=True)
@@ -69,9 +69,13 @@ class ProgressReport:
 
 
 async def load_within(
-    engine: RolloutEngine, version: WeightVersion, deadline_s: float, *, while_generating: bool
+    engine: RolloutEngine,
+    loading: Coroutine[Any, Any, None],
+    deadline_s: float,
+    *,
+    while_generating: bool,
 ) -> None:
-    """Has the engine load a version.
+    """Awaits the loading of a version, verification and use included.
 
     Args:
       while_generating: ``deadline_s`` begins anew as long as the engine generates anything: its
@@ -79,9 +83,9 @@ async def load_within(
 
     Raises:
       TimeoutError: it took longer.
-      WeightsError: see ``RolloutEngine``.
+      WeightsError: see ``take_version``.
     """
-    load = asyncio.ensure_future(engine.load_weights(version))
+    load = asyncio.ensure_future(loading)
     generated = _generated(engine.health())
     try:
         while not (await asyncio.wait({load}, timeout=deadline_s))[0]:

@@ -73,6 +73,7 @@ async def work(
             engine=engine,
             section=section,
             config_hash=config_hash,
+            reading=endpoint.reading,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
         )

@@ -1,7 +1,7 @@
 """``rlax serve RUN``: a trained run's weights for other programs, without a trainer.
 
-What is served has passed the same proof as in training: names, shapes, checksums, fingerprints,
-canary. Nothing is written into the run's directory.
+What is served is verified as in training: names, shapes, checksums, fingerprints, canary, decoding.
+Nothing is written into the run's directory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from rlax_plugin.concurrency.retrying import Pauses
@@ -21,6 +21,7 @@ from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import kept_version
+from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.process import Endpoint, log_to_stderr
 from rlax_plugin.worker.process import run as run_engine
 from rlax_plugin.worker.service import RolloutService
@@ -64,11 +65,17 @@ def serve_run(
             service = RolloutService(engine, section, has_weights=lambda: engine.version >= 0)
             services = await endpoint.start(service)
             served = chosen
+            take = functools.partial(
+                take_version,
+                engine,
+                max_new_tokens=section.rollouts.max_new_tokens,
+                reading=endpoint.reading,
+            )
 
             async def start() -> None:
                 nonlocal served
                 find = functools.partial(kept_version, files, version)
-                served = await _load(engine, chosen, find, section.deadlines.weights_s)
+                served = await _load(take, chosen, find, section.deadlines.weights_s)
                 await services
 
             try:
@@ -85,12 +92,12 @@ def serve_run(
 
 
 async def _load(
-    engine: RolloutEngine,
+    take: Callable[[WeightVersion], Awaitable[None]],
     chosen: WeightVersion,
     find: Callable[[], WeightVersion],
     weights_s: float,
 ) -> WeightVersion:
-    """Loads a version, or what ``find`` gives once that cannot be read: a run that goes on deletes.
+    """Takes a version up, or what ``find`` gives if it cannot be read: a run that goes on deletes.
 
     Returns:
       The one that was loaded.
@@ -102,7 +109,7 @@ async def _load(
     pauses = Pauses(weights_s)
     while True:
         try:
-            await engine.load_weights(chosen)
+            await take(chosen)
             return chosen
         except WeightsUnreadableError as error:
             if pauses.over:

@@ -50,6 +50,7 @@ class ScriptedSlots:
         self.slots, self.max_prompt_tokens = slots, max_prompt_tokens
         self.max_new_tokens = max_new_tokens
         self.vocabulary = 10**6 + 1000
+        self.rounds_caches = False
         self.steps_total = self.tokens_total = 0
         self.prefill_tokens_total = self.prefill_computed_total = 0
         self.log, self.running = [], {}
@@ -75,6 +76,8 @@ class ScriptedSlots:
                 if r.generated:
                     behind = np.concatenate([PROMPT, tokens_of(seed, 0, r.generated)])
                     np.testing.assert_array_equal(r.tokens, behind)
+                if not r.sampling.temperature:
+                    self.greedy_scale = weights["w"][0]
                 self.running[slot] = _Sample(seed, r.generated, r.generated + 1, r.sampling)
 
     def decode(self, weights, max_steps, stop_when_free):
@@ -120,8 +123,12 @@ class ScriptedSlots:
         return [slot for slot, sample in self.running.items() if sample.ended]
 
     def _generated(self, slot):
-        tokens = self.running[slot].tokens
-        return SlotOutput(slot, tokens, -tokens.astype(np.float32), -2 * tokens.astype(np.float32))
+        sample = self.running[slot]
+        tokens = sample.tokens
+        full = -tokens.astype(np.float32)
+        if sample.sampling.temperature == 0:  # as ``logprobs`` has it
+            full *= self.greedy_scale
+        return SlotOutput(slot, tokens, full, -2 * tokens.astype(np.float32))
 
 
 class Store:

@@ -64,7 +64,7 @@ class BigramSlots:
     def __init__(self, rollouts, config):
         self.slots, self.max_prompt_tokens = rollouts.slots, rollouts.max_prompt_tokens
         self.max_new_tokens = rollouts.max_new_tokens
-        self.vocabulary = VOCABULARY
+        self.vocabulary, self.rounds_caches = VOCABULARY, False
         self.steps_total = self.tokens_total = 0
         self.prefill_tokens_total = self.prefill_computed_total = 0
         self._config, self._running = config, {}

@@ -15,6 +15,7 @@ from worker_harness import (
     until,
 )
 
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.types import GroupRequest, Rollout
 
 
@@ -67,10 +68,10 @@ def test_groups_of_an_engine_that_hangs_go_to_another_worker_by_name_of_the_dead
 
 def test_groups_wait_for_weights_as_long_as_these_are_loaded():
     class SlowToLoad(Hanging):
-        async def load_weights(self, version: Any) -> None:
+        async def load(self, version: Any) -> Loaded:
             if version.version:
                 await asyncio.sleep(1.0)  # several times group_s
-            await super().load_weights(version)
+            return await super().load(version)
 
     async def main():
         settings = section({"group_s": 0.3})
@@ -100,11 +101,11 @@ def test_a_swap_waits_for_running_groups_as_long_as_they_come_further(caplog):
     class Swapping(Hanging):
         tries = 0
 
-        async def load_weights(self, version: Any) -> None:
+        async def load(self, version: Any) -> Loaded:
             self.tries += 1
             if version.version:
                 await self.ended.wait()
-            await super().load_weights(version)
+            return await super().load(version)
 
         def health(self) -> dict[str, float]:
             return {"tokens_total": float(self.generated)}

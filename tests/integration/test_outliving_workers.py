@@ -76,7 +76,14 @@ def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path):
     assert re.search(r"error: version 0: .* has fingerprint .* was published", out), out
 
 
-@pytest.mark.parametrize(("fault", "why"), [("flipped_bit", "crc32c"), ("wrong_use", "canary")])
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("flipped_bit", "crc32c"),
+        ("wrong_use", "the canary's log-prob"),
+        ("wrong_decoding", "decoding behind the canary"),
+    ],
+)
 def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
     tmp_path, monkeypatch, fault, why
 ):

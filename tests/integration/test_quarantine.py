@@ -27,11 +27,11 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
     WorkerError,
 )
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.rpc.wire import request_to_proto
-from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import PROCESS
 
@@ -75,9 +75,9 @@ def test_a_worker_with_wrong_weights_is_quarantined(error, loads, monkeypatch):
 
 def test_a_version_is_not_reported_before_it_is_proved():
     class Hasty(Counting):
-        async def load_weights(self, version: WeightVersion) -> None:
-            self.version = version.version
-            if version.version == 1:
+        async def use(self, loaded: Loaded) -> None:
+            self.version = loaded.version
+            if loaded.version == 1:
                 await self.go.wait()
                 raise WeightsMismatchError("its canary died")
 

@@ -24,6 +24,7 @@ from rlax_plugin.errors import (
     DeadlineError,
     WeightsMismatchError,
 )
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
@@ -93,11 +94,11 @@ def test_a_parameter_server_that_outlives_the_trainer_does_not_serve_its_version
 
 def test_a_load_that_a_new_trainer_overtakes_counts_for_nothing():
     class Slow(Counting):
-        async def load_weights(self, version: WeightVersion) -> None:
+        async def load(self, version: WeightVersion) -> Loaded:
             if version.version == 7:
                 self.begun.set()
                 await self.go.wait()
-            await super().load_weights(version)
+            return await super().load(version)
 
     async def main():
         settings = section()
@@ -129,11 +130,11 @@ def test_a_mismatch_ends_the_worker_also_if_its_trainer_is_restarted_meanwhile()
             await one.publish(0)
             bad = member(settings, one.address)
 
-            async def load(version: WeightVersion) -> None:
+            async def load(version: WeightVersion) -> Loaded:
                 bad._restarted.set()
                 raise WeightsMismatchError("a canary died")
 
-            bad._engine.load_weights = load
+            bad._engine.load = load
             with pytest.raises(WeightsMismatchError, match="a canary died"):
                 await bad.live()
             assert bad.quarantine == "a canary died"

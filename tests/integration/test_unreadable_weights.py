@@ -60,9 +60,9 @@ def test_an_outage_between_two_damaged_readings_does_not_count_as_one(monkeypatc
     monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (0.05, 0.1))
 
     class Flaky(Counting):
-        async def load_weights(self, version):
+        async def load(self, version):
             self.faults[1] = errors.pop(0)
-            await super().load_weights(version)
+            return await super().load(version)
 
     damaged = WeightsError("crc32c")
     errors = [None, damaged, AWAY, damaged, AWAY, damaged]

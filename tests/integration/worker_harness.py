@@ -18,6 +18,7 @@ from sections import section_with
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener
 from rlax_plugin.rollouts.fleet import Worker as FleetWorker
@@ -66,11 +67,14 @@ class Counting:
             slots=8, vocabulary=self.vocabulary, seeded=True, logprobs=True, resumes=True
         )
 
-    async def load_weights(self, version: WeightVersion) -> None:
+    async def load(self, version: WeightVersion) -> Loaded:
         self.loads.append(version.version)
         if error := self.faults.get(version.version):
             raise error
-        self.version = version.version
+        return Loaded(version.version, {}, None)
+
+    async def use(self, loaded: Loaded) -> None:
+        self.version = loaded.version
 
     async def generate(
         self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]

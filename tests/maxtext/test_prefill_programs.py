@@ -18,6 +18,7 @@ from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.rollouts.slots import Prefill
 from rlax_plugin.types import Canary, GroupRequest, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
+from rlax_plugin.weights.taking import take_version
 
 SLOTS, PROMPT, GROUP = 6, 20, 2  # no powers of two: samples are read 1, 2, 4 or 6 at once
 LONGEST = PROMPT + NEW - 1
@@ -176,14 +177,14 @@ def test_an_engine_compiles_nothing_once_a_worker_may_register():
         (slots,) = made
         versions = [store.add(loaded(slots, seed), slots) for seed in range(5)]
         with compilations() as after:
-            await engine.load_weights(versions[0])
+            await take_version(engine, versions[0])
             (first,) = (await generated([group(0, 7, 3)])).values()
             for newer, length in zip(versions[1:], (1, 13, 17, PROMPT), strict=True):
                 running = asyncio.ensure_future(
                     generated([group(1, length, GROUP), group(2, PROMPT + 1 - length, SLOTS + 3)])
                 )
                 await asyncio.sleep(0)
-                await engine.load_weights(newer)  # they go on, each behind its own tokens
+                await take_version(engine, newer)  # they go on, each behind its own tokens
                 assert len(await running) == 2
             halves = tuple(
                 type(r)(

@@ -18,6 +18,7 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.types import GroupRequest, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
+from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.process import Endpoint
 from rlax_plugin.worker.service import RolloutService
 
@@ -99,7 +100,7 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client(dense):
     async def scenario() -> None:
         with Endpoint("127.0.0.1", engine, name="w") as endpoint:
             services = await endpoint.start(RolloutService(engine, section))
-            await engine.load_weights(published(dense.weights))
+            await take_version(engine, published(dense.weights))
             await services
             async with grpc.aio.insecure_channel(endpoint.address) as channel:
                 ids = [jet.DecodeRequest.TokenContent(token_ids=p.tolist()) for p in prompts]

@@ -22,10 +22,12 @@ from rlax_plugin.testing.contracts.inspection import (
     run_async,
 )
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.types import Key, Request, Sampled, WeightVersion
+from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
+from rlax_plugin.weights.taking import take_version
 
 _FIGURES = ("slots", "active", "waiting", "tokens_total")
 _SEEDS = (11, 2**63 + 5, 12, 2**31)
+_PREFILL = 100.0  # times the tolerance; scoring and generating may be different programs
 _WAIT_S = 0.2  # in which nothing may come that waits for weights
 _LOADS = (
     "if it works with models of its own only, register it with Extension(..., needs_model=True)"
@@ -83,7 +85,14 @@ def check_generation(
         (
             scenarios.rejects,
             "wrong weights are a WeightsError, and the old ones stay in use",
-            "load with rlax_plugin.api.load_verified, swap only what it returned",
+            "let load return rlax_plugin.api.read_weights(...), with a fingerprint of what was "
+            "read, and let it change nothing that is in use",
+        ),
+        (
+            scenarios.scores,
+            "score gives the log-probs of generation, with the given weights or those in use",
+            "compute log-probs at temperature 1 of tokens[1:], with the weights of loaded or, "
+            "without one, those in use",
         ),
         (
             scenarios.cancels,
@@ -114,7 +123,7 @@ class _Scenarios:
     async def loads(self) -> None:
         async with _Engine(self._make_engine) as engine:
             require(engine.version == -1, f"version is {engine.version} before the first load")
-            await engine.load_weights(self._old)
+            await take_version(engine, self._old)
             found, expected = engine.version, self._old.version
             require(found == expected, f"version is {found} after version {expected} was loaded")
             figures = engine.health()
@@ -125,7 +134,7 @@ class _Scenarios:
 
     async def generates(self) -> None:
         async with _Engine(self._make_engine) as engine:
-            await engine.load_weights(self._old)
+            await take_version(engine, self._old)
             one, two = self._group(0), self._group(1, seeds=(91, 92))
             before = engine.health()["tokens_total"]
             groups = await _generated(engine, one, two)
@@ -135,7 +144,7 @@ class _Scenarios:
             tokens = sum(len(s.tokens) for samples in groups.values() for s in samples)
             counted = engine.health()["tokens_total"] - before
             require(counted >= tokens, f"tokens_total grew by {counted:g} for {tokens} tokens")
-            await engine.load_weights(self._new)
+            await take_version(engine, self._new)
             (samples,) = (await _generated(engine, self._group(2))).values()
             _check_group(self._group(2), samples, self._new.version)
 
@@ -143,8 +152,8 @@ class _Scenarios:
         async with _Engine(self._make_engine) as engine, _Engine(self._make_engine) as other:
             if not capabilities_of(engine).seeded:
                 return
-            await engine.load_weights(self._old)
-            await other.load_weights(self._old)
+            await take_version(engine, self._old)
+            await take_version(other, self._old)
             groups = await _generated(engine, self._group(0), self._group(1, seeds=(91, 92)))
             among = groups[0]
             last = _SEEDS[-1]
@@ -157,7 +166,7 @@ class _Scenarios:
 
     async def min_version(self) -> None:
         async with _Engine(self._make_engine) as engine:
-            await engine.load_weights(self._old)
+            await take_version(engine, self._old)
             wanted = self._group(0, min_version=self._new.version)
             waiting = asyncio.ensure_future(_generated(engine, wanted))
             try:
@@ -167,7 +176,7 @@ class _Scenarios:
                 if (progress := getattr(engine, "progress", None)) is not None:
                     key = wanted.key, wanted.attempt
                     require(key in progress(), f"progress() says nothing of {key}: {progress()}")
-                await engine.load_weights(self._new)
+                await take_version(engine, self._new)
                 (samples,) = (await waiting).values()
                 _check_group(wanted, samples, self._new.version)
             finally:
@@ -175,7 +184,7 @@ class _Scenarios:
 
     async def rejects(self) -> None:
         async with _Engine(self._make_engine) as engine:
-            await engine.load_weights(self._old)
+            await take_version(engine, self._old)
             expected = (await _generated(engine, self._group(0)))[0]
             name, spec = min(self._new.tensors.items())
             wrong = {
@@ -183,10 +192,13 @@ class _Scenarios:
                 "another shape": {name: replace(spec, shape=(*spec.shape, 2))},
                 "a variable more": {f"{name}.more": spec},
             }
+            if (await engine.load(self._new)).fingerprints is None:
+                del wrong["another fingerprint"]
+            require(engine.version == self._old.version, "load changes the version in use")
             for what, tensors in wrong.items():
                 version = replace(self._new, tensors={**self._new.tensors, **tensors})
                 try:
-                    await engine.load_weights(version)
+                    await take_version(engine, version)
                 except WeightsError:
                     found, held = engine.version, self._old.version
                     require(found == held, f"version is {found} after {what} was rejected")
@@ -196,9 +208,40 @@ class _Scenarios:
             if capabilities_of(engine).seeded:
                 self._require_same(expected[0], found[0], "before and after weights were rejected")
 
+    async def scores(self) -> None:
+        async with _Engine(self._make_engine) as engine:
+            await take_version(engine, self._old)
+            before = await self._require_scored(engine, self._old)
+            loaded = await engine.load(self._new)
+            by_loaded = await engine.score(before, loaded)
+            await engine.use(loaded)
+            found = await engine.score(before)
+            apart = float(np.abs(by_loaded - found).max())
+            same = apart <= self._tolerance
+            require(same, f"with loaded weights, before and after use, it is {apart:.2g} apart")
+            await self._require_scored(engine, self._new)
+
+    async def _require_scored(self, engine: RolloutEngine, version: WeightVersion) -> np.ndarray:
+        """Returns what was scored."""
+        greedy = SamplingParams(temperature=0.0, max_new_tokens=1)
+        (samples,) = (await _generated(engine, self._group(0, sampling=greedy))).values()
+        (token,), (expected,) = samples[0].tokens, samples[0].logprobs
+        tokens = np.append(self._request.context, token).astype(np.int32)
+        found = await engine.score(tokens)
+        shape = np.shape(found)
+        require(shape == (len(tokens) - 1,), f"of {len(tokens)} tokens it gives {list(shape)}")
+        apart = abs(float(found[-1]) - float(expected))
+        near = apart <= _PREFILL * self._tolerance
+        require(
+            near,
+            f"version {version.version} generates token {token} with log-prob {expected:.6g}; "
+            f"score gives it {found[-1]:.6g}",
+        )
+        return tokens
+
     async def cancels(self) -> None:
         async with _Engine(self._make_engine) as engine:
-            await engine.load_weights(self._old)
+            await take_version(engine, self._old)
             never = self._group(0, min_version=self._new.version + 1)
             tasks = [asyncio.ensure_future(_generated(engine, r)) for r in (never, self._group(1))]
             await asyncio.sleep(0)

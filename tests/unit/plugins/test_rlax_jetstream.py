@@ -26,11 +26,12 @@ from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rollouts.jobs import Job
 from rlax_plugin.rollouts.scheduler import Scheduler
+from rlax_plugin.weights.taking import take_version
 
 
 def test_groups_arrive_complete_and_in_index_order():
     async def scenario(engine, slots):
-        await engine.load_weights(version(3))
+        await take_version(engine, version(3))
         groups = await generated(
             engine, request(7, [100, 200, 300]), request(8, [400], 9, stop_ids=(408,))
         )
@@ -49,7 +50,7 @@ def test_groups_arrive_complete_and_in_index_order():
 
 def test_a_group_larger_than_the_slots_is_accepted_in_parts():
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         groups = await generated(engine, request(0, range(0, 1000, 100)))
         assert [r.seed for r in groups[0]] == list(range(0, 1000, 100))
         assert [len(entry[1]) for entry in slots.inserts()] == [4, 4, 2]
@@ -59,7 +60,7 @@ def test_a_group_larger_than_the_slots_is_accepted_in_parts():
 
 def test_with_a_backlog_a_freed_slot_is_filled_within_two_steps():
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         short = [request(i, [100 * i], new=5) for i in range(1, 7)]
         await generated(engine, request(0, [0], new=50), *short)
         steps = [entry[0] for entry in slots.inserts()]
@@ -73,7 +74,7 @@ def test_with_a_backlog_a_freed_slot_is_filled_within_two_steps():
 
 def test_free_slots_mean_short_calls_and_a_full_house_long_ones():
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         await generated(engine, request(0, [1, 2], new=10))
         assert {e[1:] for e in slots.log if e[0] == "decode"} == {(3, True)}
         slots.log.clear()
@@ -85,7 +86,7 @@ def test_free_slots_mean_short_calls_and_a_full_house_long_ones():
 
 def test_what_a_client_may_cancel_is_generated_in_shorter_calls():
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         slots.log.clear()
         await generated(engine, request(-1, [1, 2, 3, 4], new=50))
         assert [e[1:] for e in slots.log if e[0] == "decode"] == [(20, True)] * 3
@@ -95,11 +96,11 @@ def test_what_a_client_may_cancel_is_generated_in_shorter_calls():
 
 def test_a_group_waits_for_its_version_while_others_pass():
     async def scenario(engine, slots):
-        await engine.load_weights(version(1))
+        await take_version(engine, version(1))
         gated = asyncio.ensure_future(generated(engine, request(0, [1], min_version=2)))
         passed = await generated(engine, request(1, [5]))
         assert passed[1][0].versions[0] == 1 and not gated.done()
-        await engine.load_weights(version(2))
+        await take_version(engine, version(2))
         assert (await gated)[0][0].versions[0] == 2
 
     play(scenario)
@@ -107,14 +108,14 @@ def test_a_group_waits_for_its_version_while_others_pass():
 
 def test_running_samples_finish_on_the_old_weights():
     async def scenario(engine, slots):
-        await engine.load_weights(version(1))
+        await take_version(engine, version(1))
         slots.gate.clear()
         slots.decoding.clear()
         running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=20)))
         await until(slots.decoding)
-        swap = asyncio.ensure_future(engine.load_weights(version(2)))
+        swap = asyncio.ensure_future(take_version(engine, version(2)))
         late = asyncio.ensure_future(generated(engine, request(1, [3])))
-        while engine._swap is None:
+        while engine._swaps.next is None:
             await asyncio.sleep(0)
         assert engine.version == 1
         slots.gate.set()
@@ -129,7 +130,7 @@ def test_running_samples_finish_on_the_old_weights():
 
 def test_cancelled_generation_frees_its_slots():
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         slots.gate.clear()
         slots.decoding.clear()
         lost = asyncio.ensure_future(generated(engine, request(0, [1, 2, 3, 4], new=50)))
@@ -161,7 +162,7 @@ def test_what_exceeds_the_limits_is_rejected_by_name():
 
 def test_a_failing_engine_fails_everything_that_waits():
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         slots.fail_with = RuntimeError("out of memory")
         with pytest.raises(WorkerError, match="out of memory"):
             await generated(engine, request(0, [1]), request(1, [2], min_version=5))
@@ -170,7 +171,7 @@ def test_a_failing_engine_fails_everything_that_waits():
         with pytest.raises(WorkerError, match="out of memory"):
             await generated(engine, request(2, [3]))
         with pytest.raises(WorkerError, match="out of memory"):
-            await engine.load_weights(version(1))
+            await take_version(engine, version(1))
 
     play(scenario)
 
@@ -188,7 +189,7 @@ def test_a_failing_start_is_reported():
             make_prompt_source=Source,
         )
         with pytest.raises(WorkerError, match="no such model"):
-            await engine.load_weights(version(0))
+            await take_version(engine, version(0))
         with pytest.raises(WorkerError, match="no such model"):
             engine.health()
 
@@ -197,7 +198,7 @@ def test_a_failing_start_is_reported():
 
 def test_an_error_in_on_group_ends_generate():
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
 
         def reject(group_id, rollouts):
             raise KeyError(group_id)
@@ -271,7 +272,7 @@ def test_jetstream_requests_run_on_the_same_scheduler():
     async def scenario(engine, slots):
         driver = JetStreamDriver(engine)
         assert not driver.live and driver.get_total_concurrent_requests() == 4
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         assert driver.live and driver.prefill_backlog_size() == 0
         one, two = Active([1, 2]), Active([1, 2, 3], max_tokens=50, num_samples=2)
         text, empty, long = Active("what is"), Active([]), Active([1], max_tokens=51)

@@ -12,6 +12,7 @@ from scripted_slots import ScriptedSlots, generated, play, request, until, versi
 from test_rlax_jetstream import Active
 
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.weights.taking import take_version
 
 
 class OneByOne:
@@ -39,13 +40,13 @@ def test_every_group_gets_on_while_a_swap_waits():
     """With ``finish``: one group runs, one waits for the swap and one for the version."""
 
     async def scenario(engine, slots):
-        await engine.load_weights(version(1))
+        await take_version(engine, version(1))
         slots.gate = OneByOne()
         slots.decoding.clear()
         running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=600)))
         await until(slots.decoding)
-        swap = asyncio.ensure_future(engine.load_weights(version(2)))
-        while engine._swap is None:
+        swap = asyncio.ensure_future(take_version(engine, version(2)))
+        while engine._swaps.next is None:
             await asyncio.sleep(0)
         late = asyncio.ensure_future(generated(engine, request(1, [3], new=600)))
         newer = asyncio.ensure_future(generated(engine, request(2, [4], new=600, min_version=2)))
@@ -77,7 +78,7 @@ def test_every_group_gets_on_while_a_swap_waits():
 
 def test_a_hung_engine_tells_the_same_of_every_group():
     async def scenario(engine, slots):
-        await engine.load_weights(version(1))
+        await take_version(engine, version(1))
         slots.gate.clear()
         slots.decoding.clear()
         groups = [request(0, [1, 2, 3], new=20), request(1, [4, 5]), request(2, [6], min_version=2)]
@@ -94,7 +95,7 @@ def test_a_hung_engine_tells_the_same_of_every_group():
 
 def test_what_other_programs_ask_is_no_group_of_a_run():
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         slots.gate.clear()
         slots.decoding.clear()
         client = Active([1, 2])
@@ -111,7 +112,7 @@ def test_what_other_programs_ask_is_no_group_of_a_run():
 @pytest.mark.parametrize("tokens", [[1, 10**6 + 1000], [-1, 2]])
 def test_tokens_outside_of_the_vocabulary_are_rejected(tokens):
     async def scenario(engine, slots):
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         assert engine.capabilities.vocabulary == 10**6 + 1000
         client = Active(tokens)
         JetStreamDriver(engine).place_request_on_prefill_queue(client)

@@ -11,6 +11,7 @@ from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
 from rlax_plugin.rollouts.jobs import Job
 from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.types import Canary, Rollout
+from rlax_plugin.weights.taking import take_version
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
 NEVER_S, ALWAYS_S = 1e6, 1e-9
@@ -43,14 +44,14 @@ def canary(version, wrong=0.0, tolerance=1e-4, length=6):
 )
 def test_wrong_weights_are_rejected_and_the_old_ones_stay(bad, error, message):
     async def scenario(engine, slots):
-        await engine.load_weights(version(1, canary=canary(1)))
+        await take_version(engine, version(1, canary=canary(1)))
         with pytest.raises(WeightsError, match=message) as caught:
-            await engine.load_weights(bad)
+            await take_version(engine, bad)
         assert caught.type is error
         assert engine.version == 1
         assert (await generated(engine, request(0, [1])))[0][0].versions[0] == 1
         assert slots.inserts()[0][2] == 1  # the weights in use
-        await engine.load_weights(version(2, canary=canary(2)))
+        await take_version(engine, version(2, canary=canary(2)))
         assert engine.version == 2
 
     play(scenario)
@@ -58,21 +59,118 @@ def test_wrong_weights_are_rejected_and_the_old_ones_stay(bad, error, message):
 
 def test_a_difference_within_the_tolerance_is_none():
     async def scenario(engine, slots):
-        await engine.load_weights(version(1, canary=canary(1, wrong=1e-3, tolerance=1e-2)))
+        await take_version(engine, version(1, canary=canary(1, wrong=1e-3, tolerance=1e-2)))
         assert engine.version == 1
 
     play(scenario)
 
 
+class WrongDecoding(ScriptedSlots):
+    """Prefill is right; what it decodes has half the log-prob that prefill gives it."""
+
+    def _generated(self, slot):
+        greedy = self.running[slot].sampling.temperature == 0
+        generated = super()._generated(slot)
+        half = generated.logprobs / 2 if greedy else generated.logprobs
+        return dataclasses.replace(generated, logprobs=half)
+
+
+@pytest.mark.parametrize("mode", ["finish", "continue", "discard"])
+def test_a_decoding_that_differs_from_prefill_is_found_and_the_old_weights_stay(mode):
+    async def scenario(engine, slots):
+        await take_version(engine, version(1))
+        before = engine.health()
+        with pytest.raises(WeightsMismatchError, match="decoding behind the canary") as caught:
+            await take_version(engine, version(2, canary=canary(2)))
+        # Tokens 0, 1, 2, ...: prefill gives token 3 the log-prob -6, decoding -3.
+        assert "its token 5 (id 5) the log-prob -5, but prefill gives it -10" in str(caught.value)
+        assert engine.version == 1 and slots.running == {}
+        assert engine.health() == before  # what the canary generated is no sample
+        (rollouts,) = (await generated(engine, request(0, [1]))).values()
+        assert rollouts[0].versions.tolist() == [1] * 5
+
+    play(scenario, WrongDecoding(), rollouts={"on_new_weights": mode})
+
+
+@pytest.mark.parametrize("mode", ["finish", "continue", "discard"])
+def test_nothing_is_generated_while_decoding_is_verified(mode):
+    """A group runs, another waits; both go on with the new weights where they may."""
+
+    async def scenario(engine, slots):
+        await take_version(engine, version(1))
+        slots.gate.clear()
+        slots.decoding.clear()
+        running = asyncio.ensure_future(generated(engine, request(0, [1, 2, 3], new=50)))
+        await until(slots.decoding)
+        loaded = await engine.load(version(2))
+        trial = asyncio.ensure_future(engine.decode_greedy(np.arange(3), 4, loaded))
+        while engine._swaps.next is None:
+            await asyncio.sleep(0)
+        slots.gate.set()
+        tokens, logprobs = await trial
+        np.testing.assert_array_equal(tokens, [0, 1, 2, 3])
+        np.testing.assert_array_equal(logprobs, [0, -2, -4, -6])  # with weights that are not in use
+        assert engine.version == 1 and slots.running == {}
+        inserts = len(slots.inserts())
+        late = asyncio.ensure_future(generated(engine, request(1, [4], new=3)))
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        assert len(slots.inserts()) == inserts and not late.done()
+        await engine.use(loaded)
+        groups = (await running) | (await late)
+        first = 1 if mode == "finish" else 2  # with it, the group had to end before
+        assert {int(r.versions[-1]) for r in groups[0]} == {first}
+        assert {int(r.versions[0]) for r in groups[1]} == {2}
+        assert_complete(groups[0], [1, 2, 3], [50] * 3)
+
+    options = {"on_new_weights": mode, "progress_s": NEVER_S}
+    play(scenario, rollouts=options, interrupt_steps=5)
+
+
+@pytest.mark.parametrize("when", ["tried", "waiting"])
+def test_discarded_weights_let_generation_go_on_with_the_old_ones(when):
+    async def scenario(engine, slots):
+        await take_version(engine, version(1))
+        slots.gate.clear()
+        slots.decoding.clear()
+        running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=50)))
+        await until(slots.decoding)
+        loaded = await engine.load(version(2))
+        trial = asyncio.ensure_future(engine.decode_greedy(np.arange(3), 4, loaded))
+        while engine._swaps.next is None:
+            await asyncio.sleep(0)
+        if when == "waiting":
+            loaded.discard()
+        slots.gate.set()
+        await asyncio.gather(trial, return_exceptions=True)
+        assert trial.cancelled() == (when == "waiting")
+        loaded.discard()
+        (rollouts,) = (await running).values()
+        assert [r.versions.tolist() for r in rollouts] == [[1] * 50] * 2
+        assert engine.version == 1
+
+    options = {"on_new_weights": "continue", "progress_s": NEVER_S}
+    play(scenario, rollouts=options, interrupt_steps=5)
+
+
+def test_quantised_caches_are_not_compared_with_prefill():
+    async def scenario(engine, slots):
+        slots.rounds_caches = True
+        await take_version(engine, version(2, canary=canary(2)))
+        assert engine.version == 2 and slots.inserts() == []
+
+    play(scenario, WrongDecoding())
+
+
 async def swapped_while_running(engine, slots, requests):
     """Generates with version 1; version 2 arrives during the first decode call."""
-    await engine.load_weights(version(1))
+    await take_version(engine, version(1))
     slots.gate.clear()
     slots.decoding.clear()
     running = asyncio.ensure_future(generated(engine, *requests))
     await until(slots.decoding)
-    swap = asyncio.ensure_future(engine.load_weights(version(2)))
-    while engine._swap is None:
+    swap = asyncio.ensure_future(take_version(engine, version(2)))
+    while engine._swaps.next is None:
         await asyncio.sleep(0)
     slots.gate.set()
     groups, _ = await asyncio.gather(running, swap)
@@ -135,7 +233,7 @@ def test_a_long_decode_call_does_not_hold_new_weights_up():
 
 def test_progress_is_reported_and_does_not_end_the_group():
     async def scenario(engine, slots):
-        await engine.load_weights(version(1))
+        await take_version(engine, version(1))
         reports = []
         requests = [
             request(0, [100, 200, 300], new=9, stop_ids=(102,)),
@@ -164,7 +262,7 @@ def test_progress_is_reported_and_does_not_end_the_group():
 )
 def test_progress_is_read_only_when_due(mode, progress_s):
     async def scenario(engine, slots):
-        await engine.load_weights(version(1))
+        await take_version(engine, version(1))
         reports = []
         await engine.generate([request(0, [1, 2])], lambda *report: reports.append(report))
         assert len(reports) == 1
@@ -182,7 +280,7 @@ def part(seed, index, length, reason="cancelled", number=1):
 
 def test_a_group_begun_elsewhere_is_completed():
     async def scenario(engine, slots):
-        await engine.load_weights(version(2))
+        await take_version(engine, version(2))
         seeds = [100, 200, 300, 400]
         resume = [
             part(100, 0, 10, "length"),
@@ -215,12 +313,12 @@ def test_a_group_complete_elsewhere_is_handed_back_at_once():
 
 def test_a_sample_does_not_go_back_to_older_weights():
     async def scenario(engine, slots):
-        await engine.load_weights(version(1))
+        await take_version(engine, version(1))
         begun = request(0, [100], new=10, min_version=1, resume=[part(100, 0, 6, number=2)])
         waiting = asyncio.ensure_future(generated(engine, begun))
         await generated(engine, request(1, [5]))
         assert not waiting.done()
-        await engine.load_weights(version(2))
+        await take_version(engine, version(2))
         assert (await waiting)[0][0].versions.tolist() == [2] * 10
 
     play(scenario, rollouts={"on_new_weights": "continue", "progress_s": NEVER_S})
@@ -228,19 +326,19 @@ def test_a_sample_does_not_go_back_to_older_weights():
 
 def test_a_running_sample_waits_while_older_weights_are_kept():
     async def scenario(engine, slots):
-        await engine.load_weights(version(2))
+        await take_version(engine, version(2))
         slots.gate.clear()
         slots.decoding.clear()
         running = asyncio.ensure_future(generated(engine, request(0, [100], new=10)))
         await until(slots.decoding)
-        kept = asyncio.ensure_future(engine.load_weights(version(1)))  # for an evaluation
-        while engine._swap is None:
+        kept = asyncio.ensure_future(take_version(engine, version(1)))  # for an evaluation
+        while engine._swaps.next is None:
             await asyncio.sleep(0)
         slots.gate.set()
         await kept
         assert (await generated(engine, request(1, [5])))[1][0].versions[0] == 1
         assert not running.done()
-        await engine.load_weights(version(3))
+        await take_version(engine, version(3))
         versions = (await running)[0][0].versions.tolist()
         assert set(versions) == {2, 3} and versions == sorted(versions)
 
@@ -290,7 +388,7 @@ def test_deterministic_groups_must_fit():
     async def scenario(engine, slots):
         with pytest.raises(WorkerError, match=r"5 samples, rlax\.rollouts\.slots is 4"):
             await generated(engine, request(0, range(5)))
-        await engine.load_weights(version(0))
+        await take_version(engine, version(0))
         assert len((await generated(engine, request(0, range(4))))[0]) == 4
 
     play(scenario, deterministic=True)

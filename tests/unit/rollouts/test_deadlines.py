@@ -201,6 +201,6 @@ def test_a_deadline_that_expires_while_weights_are_loaded_says_what_that_needs()
     engine = FakeEngine(FakeWeightStore())
     with (
         pytest.raises(DeadlineError, match=r"took longer than 0.5 s: .* needed about 62 s \(set"),
-        while_loading(config, version, engine),
+        while_loading(config, version, engine, engine.health),
     ):
         raise DeadlineError("reading a weight version", 0.5, "rlax.deadlines.startup_s")

@@ -16,6 +16,7 @@ from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.weights.publisher import Publisher
+from rlax_plugin.weights.taking import take_version
 
 # 200 tokens at the assumed 20/s take 10 s; prompts of 0.1 s per thousand tokens hardly count.
 VALUES = {
@@ -188,11 +189,11 @@ def test_a_version_that_is_late_says_what_it_would_have_needed(loop, monkeypatch
         publisher.wait()
 
 
-def test_the_jetstream_engine_tells_how_long_decoding_and_reading_take():
+def test_the_jetstream_engine_tells_how_long_decoding_takes():
     async def scenario(engine: Any, slots: Any) -> None:
         figures = await asyncio.to_thread(engine.health)
-        assert figures["read_bytes"] == figures["decode_s_total"] == figures["steps_total"] == 0
-        await engine.load_weights(version(1))
+        assert figures["decode_s_total"] == figures["steps_total"] == 0
+        await take_version(engine, version(1))
         slots.gate.clear()
         running = asyncio.ensure_future(generated(engine, request(0, [1], new=5)))
         await until(slots.decoding)
@@ -200,7 +201,6 @@ def test_the_jetstream_engine_tells_how_long_decoding_and_reading_take():
         slots.gate.set()
         await running
         figures = engine.health()
-        assert figures["read_bytes"] == 8 and figures["read_s"] > 0
         assert figures["steps_total"] == 4  # the first token is the prefill's
         assert figures["decode_s_total"] >= 0.1
 

@@ -26,6 +26,7 @@ from rlax_plugin.types import (
     WeightVersion,
 )
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.taking import take_version
 
 CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
 CANARY_TOKENS = np.array([5, 17, 33, 2, 60, 9], np.int32)
@@ -72,7 +73,7 @@ class Groups:
 def generate(engine: ScriptedEngine, version: WeightVersion, *requests: GroupRequest) -> Groups:
     async def run() -> Groups:
         groups = Groups()
-        await engine.load_weights(version)
+        await take_version(engine, version)
         await engine.generate(requests, groups)
         return groups
 
@@ -168,7 +169,7 @@ def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monke
         some = asyncio.Event()
         groups = Groups(lambda rollouts: some.set() if len(groups.reports) == 3 else None)
         first = engine("continue", ["rlax.rollouts.progress_s=1e-9"], token_s=1)
-        await first.load_weights(old)
+        await take_version(first, old)
         Steps(monkeypatch, allowed=3)  # the fourth one ends after the third report, or never
         running = asyncio.ensure_future(first.generate([request()], groups))
         await asyncio.wait_for(some.wait(), 60)
@@ -195,7 +196,7 @@ def test_a_group_is_answered_once(tmp_path: Path) -> None:
     async def run() -> Groups:
         groups = Groups()
         worker = engine("continue", ["rlax.rollouts.progress_s=1e-9"], token_s=0.001)
-        await worker.load_weights(publish(tmp_path, 0))
+        await take_version(worker, publish(tmp_path, 0))
         await worker.generate([request()], groups)
         return groups
 
@@ -217,12 +218,12 @@ def changed_after(
 
     async def run() -> list[Rollout]:
         groups, worker = Groups(), engine(mode, token_s=1)
-        await worker.load_weights(old)
+        await take_version(worker, old)
         allowed = Steps(monkeypatch, steps - 1)
         running = asyncio.ensure_future(worker.generate([wanted], groups))
         while worker.health()["tokens_total"] < steps * len(wanted.seeds):
             await asyncio.sleep(0)
-        await worker.load_weights(new)
+        await take_version(worker, new)
         assert worker.version == 1
         allowed.go_on()
         await running
@@ -266,7 +267,7 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
     async def run() -> None:
         groups = Groups()
         worker = engine(section=["rlax.rollouts.slots=4"], token_s=0.001)
-        await worker.load_weights(old)
+        await take_version(worker, old)
         wanted = [request(0), request(1), request(2, min_version=1)]
         running = asyncio.ensure_future(worker.generate(wanted, groups))
         while worker.health()["tokens_total"] == 0:
@@ -275,7 +276,7 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
         while len(groups.reports) < 2:
             await asyncio.sleep(0.001)
         assert not running.done() and worker.health()["active"] == 0
-        await worker.load_weights(new)
+        await take_version(worker, new)
         await asyncio.wait_for(running, 60)
         assert [group_id for group_id, _ in groups.reports] == [0, 1, 2]
         assert {int(v) for r in groups.last(2) for v in r.versions} == {1}
@@ -296,6 +297,7 @@ FOUND_BY = {
     "swapped_tensors": (WeightsMismatchError, "'(scale|bias)' has fingerprint"),
     "stale_version": (WeightsMismatchError, "'table' has fingerprint"),
     "wrong_use": (WeightsMismatchError, "the canary's log-prob at position"),
+    "wrong_decoding": (WeightsMismatchError, "decoding behind the canary gives its token 0"),
 }
 
 
@@ -307,15 +309,15 @@ def test_wrong_weights_are_found_before_they_are_used(tmp_path: Path, fault: str
 
     async def run() -> None:
         worker = engine(weight_fault=fault)
-        await worker.load_weights(versions[0])
+        await take_version(worker, versions[0])
         with pytest.raises(error, match=message) as caught:
-            await worker.load_weights(versions[1])
+            await take_version(worker, versions[1])
         assert type(caught.value) is error
         assert worker.version == 0
         groups = Groups()
         await worker.generate([request()], groups)
         found.extend(groups.last())
-        await worker.load_weights(versions[2])  # of which the script says nothing
+        await take_version(worker, versions[2])  # of which the script says nothing
         assert worker.version == 2
 
     found: list[Rollout] = []
@@ -330,10 +332,10 @@ def test_only_the_named_worker_is_faulty(tmp_path: Path, monkeypatch) -> None:
     version = publish(tmp_path, 1)
     faulty = engine(weight_fault="swapped_tensors", fault_worker="local-1")
     monkeypatch.setenv("RLAX_WORKER", "local-0")
-    asyncio.run(faulty.load_weights(version))
+    asyncio.run(take_version(faulty, version))
     monkeypatch.setenv("RLAX_WORKER", "local-1")
     with pytest.raises(WeightsMismatchError):
-        asyncio.run(faulty.load_weights(version))
+        asyncio.run(take_version(faulty, version))
 
 
 def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
@@ -342,7 +344,7 @@ def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     wider = {**version.tensors, "bias": TensorSpec((65,), "float32", 1)}
     for tensors, message in ((more, "'gate' was published"), (wider, r"float32\[65\].*\[64\]")):
         with pytest.raises(WeightsError, match=message):
-            asyncio.run(engine().load_weights(replace(version, tensors=tensors)))
+            asyncio.run(take_version(engine(), replace(version, tensors=tensors)))
 
 
 def test_a_canary_that_is_no_number_or_of_another_length_is_rejected(tmp_path: Path) -> None:
@@ -351,13 +353,13 @@ def test_a_canary_that_is_no_number_or_of_another_length_is_rejected(tmp_path: P
     logprobs = version.canary.logprobs
     short = replace(version.canary, logprobs=logprobs[:-1])
     with pytest.raises(WeightsError, match="4 log-probs for 6 tokens"):
-        asyncio.run(engine().load_weights(replace(version, canary=short)))
+        asyncio.run(take_version(engine(), replace(version, canary=short)))
     broken = replace(version.canary, logprobs=np.where(np.arange(5) == 3, np.nan, logprobs))
     with pytest.raises(WeightsMismatchError, match="position 3"):
-        asyncio.run(engine().load_weights(replace(version, canary=broken)))
+        asyncio.run(take_version(engine(), replace(version, canary=broken)))
     nearly = replace(version.canary, logprobs=logprobs + np.float32(5e-5))
-    asyncio.run(engine().load_weights(replace(version, canary=nearly)))
-    asyncio.run(engine().load_weights(replace(version, canary=None)))
+    asyncio.run(take_version(engine(), replace(version, canary=nearly)))
+    asyncio.run(take_version(engine(), replace(version, canary=None)))
 
 
 def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(
@@ -366,14 +368,14 @@ def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(
     async def run() -> None:
         steps = Steps(monkeypatch)
         slow = engine(token_s=1, swap_waits=True)
-        await slow.load_weights(publish(tmp_path, 0))
+        await take_version(slow, publish(tmp_path, 0))
         endless = SamplingParams(max_new_tokens=40)
         groups = Groups()
         asked = [request(i, sampling=endless) for i in range(2)]
         running = asyncio.ensure_future(slow.generate(asked[:1], groups))
         while not slow.health()["tokens_total"]:
             await asyncio.sleep(0)
-        swap = asyncio.ensure_future(slow.load_weights(publish(tmp_path, 1)))
+        swap = asyncio.ensure_future(take_version(slow, publish(tmp_path, 1)))
         while not slow._swaps:
             await asyncio.sleep(0.001)
         late = asyncio.ensure_future(slow.generate(asked[1:], groups))

@@ -26,6 +26,7 @@ from rlax_plugin.testing import (
 )
 from rlax_plugin.testing.fakes import CANARY_TOKENS
 from rlax_plugin.types import Canary
+from rlax_plugin.weights.taking import take_version
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
 
@@ -140,7 +141,7 @@ def test_the_engine_rejects_malformed_requests() -> None:
 
     async def ask() -> None:
         engine = FakeEngine(store)
-        await engine.load_weights(version)
+        await take_version(engine, version)
         for message, request in wrong.items():
             with pytest.raises(WorkerError, match=message):
                 await engine.generate([request], lambda group_id, rollouts: None)
@@ -162,7 +163,7 @@ def test_a_worker_answers_over_grpc_and_rejects_what_its_engine_rejects() -> Non
 
     async def ask() -> None:
         engine = FakeEngine(store)
-        await engine.load_weights(version)
+        await take_version(engine, version)
         async with FakeWorker(engine) as worker, grpc.aio.insecure_channel(worker.address) as at:
             stub = RolloutStub(at)
             assert (await stub.Health(pb.HealthRequest(), timeout=60)).version == 0

@@ -59,11 +59,10 @@ def test_a_version_that_is_deleted_meanwhile_is_replaced_by_the_newest(run: Path
     """The run goes on: what its list named has gone when it is read."""
     asked = []
 
-    class Engine:
-        async def load_weights(self, version: WeightVersion) -> None:
-            asked.append(version.path)
-            if not Path(version.path).exists():
-                raise WeightsUnreadableError(f"{version.path} does not exist")
+    async def take(version: WeightVersion) -> None:
+        asked.append(version.path)
+        if not Path(version.path).exists():
+            raise WeightsUnreadableError(f"{version.path} does not exist")
 
     files = RunFiles(run)
     chosen = kept_version(files)
@@ -73,7 +72,7 @@ def test_a_version_that_is_deleted_meanwhile_is_replaced_by_the_newest(run: Path
     (run / "weights/5/bytes").touch()
 
     def load(weights_s: float) -> WeightVersion:
-        return asyncio.run(_load(Engine(), chosen, lambda: kept_version(files), weights_s))
+        return asyncio.run(_load(take, chosen, lambda: kept_version(files), weights_s))
 
     with pytest.raises(DeadlineError, match=r"reading version 4 .*/4 does not exist.*weights_s"):
         load(0.1)

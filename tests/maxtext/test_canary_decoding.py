@@ -1,0 +1,104 @@
+"""The canary decodes: a decode path that is wrong is found although prefill is right."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from rlax_jetstream import JetstreamConfig
+from rlax_jetstream.engine import JetstreamEngine
+from tiny_engine import MOE, NEW, PROMPT, SLOTS, configure, prompts_of, random_weights
+
+from maxtext_overrides.sampler.decode import DecodeEngine
+from maxtext_overrides.sampler.maxengine_model import MaxEngineModel
+from rlax_plugin.config import Rollouts
+from rlax_plugin.errors import WeightsMismatchError
+from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.weights.fingerprint import fingerprint
+from rlax_plugin.weights.taking import take_version
+
+DEADLINE_S = 120
+BFLOAT16 = {"dtype": "bfloat16", "weight_dtype": "bfloat16"}
+
+
+class Memory:
+    def __init__(self, weights):
+        self.weights = weights
+
+    def load(self, path, like):
+        return self.weights
+
+
+def group_of(slots, *, canary, tolerance=1e-4):
+    """What a group of fixed seeds generates with weights that were taken up."""
+    weights = random_weights(slots)
+    prints = fingerprint(weights)
+    tensors = {
+        name: TensorSpec(tuple(a.shape), a.dtype.name, int(prints[name]))
+        for name, a in weights.items()
+    }
+    (tokens,) = prompts_of(PROMPT)
+    proof = Canary(tokens, slots.logprobs(weights, tokens), tolerance) if canary else None
+    engine = JetstreamEngine(
+        make_slots=lambda: slots,
+        store=Memory(weights),
+        rollouts=Rollouts(slots=SLOTS, max_prompt_tokens=PROMPT, max_new_tokens=NEW, group_size=2),
+        config=JetstreamConfig(warm_up=False),
+        make_prompt_source=lambda: None,
+        deterministic=True,
+    )
+    (prompt,) = prompts_of(5)
+    sampling = SamplingParams(max_new_tokens=NEW)
+    request = Request(Key("train", 0), 1, prompt, (7, 8, 9), sampling)
+
+    async def scenario():
+        await take_version(engine, WeightVersion(0, 0, "0", tensors, proof), max_new_tokens=NEW)
+        figures = engine.health()
+        assert figures["tokens_total"] == figures["steps_total"] == 0
+        assert figures["prefill_tokens_total"] == figures["prefill_computed_total"] == 0
+        found = []
+        await engine.generate([request], lambda key, samples: found.append(samples))
+        return found[0]
+
+    try:
+        return asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "tolerance"),
+    [({}, 1e-4), (MOE, 1e-4), (BFLOAT16, 0.5)],
+    ids=["dense", "experts", "bfloat16"],
+)
+def test_it_agrees_and_samples_stay_the_same_to_the_last_bit(model, tolerance):
+    slots = DecodeEngine(configure(**model))
+    with_canary = group_of(slots, canary=True, tolerance=tolerance)
+    slots.reset()
+    slots._forget_totals()
+    without = group_of(slots, canary=False)
+    for one, other in zip(with_canary, without, strict=True):
+        assert len(one.tokens) == NEW
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+def off_by_one(step):
+    return lambda self, weights, caches, token, position: step(
+        self, weights, caches, token, position + 1
+    )
+
+
+def cooler(step):
+    def cooled(*args):
+        logits, caches = step(*args)
+        return logits / 0.7, caches
+
+    return cooled
+
+
+@pytest.mark.parametrize("wrong", [off_by_one, cooler])
+def test_a_wrong_decode_path_is_a_mismatch(monkeypatch, wrong):
+    monkeypatch.setattr(MaxEngineModel, "step", wrong(MaxEngineModel.step))
+    slots = DecodeEngine(configure())
+    with pytest.raises(WeightsMismatchError, match="decoding behind the canary gives its token"):
+        group_of(slots, canary=True)

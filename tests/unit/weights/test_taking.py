@@ -1,0 +1,188 @@
+"""A version is verified between ``load`` and ``use``, and decoding is compared with prefill."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlax_plugin.errors import WeightsError, WeightsMismatchError
+from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.types import Canary, TensorSpec, WeightVersion
+from rlax_plugin.weights.taking import Reading, take_version
+
+CANARY = Canary(np.arange(16, dtype=np.int32), np.full(15, -2.0, np.float32), 1e-3)
+TENSORS = {"w": TensorSpec((3,), "float32", 7)}
+VERSION = WeightVersion(4, 4, "/4", TENSORS, CANARY)
+
+
+class Engine:
+    """Gives every token the log-prob -2 by prefill, and ``decoded`` where it decodes."""
+
+    def __init__(self, **changes: Any):
+        self.loaded = Loaded(
+            4,
+            {"w": np.zeros(3, np.float32)},
+            lambda: {"w": 7},
+            lambda: self.calls.append("discard"),
+        )
+        self.loaded = replace(self.loaded, **changes)
+        self.calls: list[str] = []
+        self.decoded = np.full(8, -2.0, np.float32)
+        self.asked: list[tuple[list[int], int]] = []
+        self.scored: list[list[int]] = []
+
+    async def load(self, version: WeightVersion) -> Loaded:
+        self.calls.append("load")
+        return self.loaded
+
+    async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
+        assert loaded is self.loaded
+        self.calls.append("score")
+        self.scored.append(tokens.tolist())
+        return np.full(len(tokens) - 1, -2.0, np.float32)
+
+    async def decode_greedy(self, tokens: np.ndarray, count: int, loaded: Loaded) -> Any:
+        self.calls.append("decode")
+        self.asked.append((tokens.tolist(), count))
+        return np.arange(100, 100 + count, dtype=np.int32), self.decoded[:count]
+
+    async def use(self, loaded: Loaded) -> None:
+        assert loaded is self.loaded
+        self.calls.append("use")
+
+
+def take(engine: Any, version: WeightVersion = VERSION, **options: Any) -> list[str]:
+    asyncio.run(take_version(engine, version, **options))
+    return engine.calls
+
+
+def test_weights_are_used_after_every_check() -> None:
+    engine, reading = Engine(), Reading()
+    assert take(engine, reading=reading) == ["load", "score", "decode", "score", "use"]
+    # The canary's first half is decoded on from, so that no more tokens are scored than it has.
+    assert engine.asked == [(list(range(8)), 8)]
+    assert engine.scored == [list(range(16)), [*range(8), *range(100, 108)]]
+    figures = reading.figures()
+    assert figures["read_bytes"] == 12 and min(figures["read_s"], figures["verify_s"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "context", "count"), [(16, 3, 13, 3), (6, 8, 1, 5), (2, 8, 1, 1)]
+)
+def test_it_decodes_no_more_than_fits(tokens: int, most: int, context: int, count: int) -> None:
+    engine = Engine()
+    canary = Canary(CANARY.tokens[:tokens], CANARY.logprobs[: tokens - 1], 1e-3)
+    take(engine, replace(VERSION, canary=canary), max_new_tokens=most)
+    assert engine.asked == [(list(range(context)), count)]
+    assert max(map(len, engine.scored)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensors", "error", "message"),
+    [
+        ({"version": 3}, TENSORS, WeightsMismatchError, "loaded version 3 instead of 4"),
+        ({"arrays": {}}, TENSORS, WeightsError, "'w' was published but is missing"),
+        (
+            {"fingerprints": lambda: {"w": 8}},
+            TENSORS,
+            WeightsMismatchError,
+            "'w' has fingerprint 0x00000008, but 0x00000007 was published",
+        ),
+        ({}, {"w": TensorSpec((3,), "int32", 7)}, WeightsError, r"published as int32\[3\]"),
+    ],
+    ids=["version", "name", "fingerprint", "dtype"],
+)
+def test_wrong_weights_are_discarded(
+    changes: dict[str, Any], tensors: dict[str, TensorSpec], error: type, message: str
+) -> None:
+    engine = Engine(**changes)
+    with pytest.raises(error, match=message) as caught:
+        take(engine, replace(VERSION, tensors=tensors))
+    assert caught.type is error and engine.calls == ["load", "discard"]
+
+
+def test_without_fingerprints_the_canary_decides() -> None:
+    engine = Engine(fingerprints=None)
+    assert take(engine)[-1] == "use"
+    wrong = replace(CANARY, logprobs=CANARY.logprobs + np.float32(0.1))
+    with pytest.raises(WeightsMismatchError, match="the canary's log-prob at position 0"):
+        take(Engine(fingerprints=None), replace(VERSION, canary=wrong))
+
+
+@pytest.mark.parametrize(
+    ("place", "logprob", "message"),
+    [
+        (5, -2.25, r"its token 5 \(id 105\) the log-prob -2.25, but prefill gives it -2: .* 0.25"),
+        (0, np.nan, r"its token 0 \(id 100\) the log-prob nan"),
+        (7, -2.0009, None),  # within the tolerance
+    ],
+)
+def test_decoding_that_differs_from_prefill_is_a_mismatch(
+    place: int, logprob: float, message: str | None
+) -> None:
+    engine = Engine()
+    engine.decoded[place] = logprob
+    if message is None:
+        assert take(engine)[-1] == "use"
+        return
+    with pytest.raises(WeightsMismatchError, match=message):
+        take(engine)
+    assert engine.calls == ["load", "score", "decode", "score", "discard"]
+
+
+def test_decoding_may_be_rounded_in_proportion_to_the_log_prob() -> None:
+    class Far(Engine):
+        async def score(self, tokens: np.ndarray, loaded: Loaded | None = None) -> np.ndarray:
+            found = await super().score(tokens, loaded)
+            return found if len(self.scored) == 1 else found * 160
+
+    engine = Far()
+    engine.decoded[:] = -320 + 0.019  # 20 times 16 nats: 20 times the tolerance
+    assert take(engine)[-1] == "use"
+    engine = Far()
+    engine.decoded[:] = -320 + 0.021
+    with pytest.raises(WeightsMismatchError, match=r"the tolerance 0\.02$"):
+        take(engine)
+
+
+def test_decoding_is_skipped_where_it_cannot_be_compared() -> None:
+    assert take(Engine(), replace(VERSION, canary=None)) == ["load", "use"]
+
+    class Rounds(Engine):
+        async def decode_greedy(self, tokens: np.ndarray, count: int, loaded: Loaded) -> Any:
+            return None
+
+    assert take(Rounds()) == ["load", "score", "use"]
+
+    class Cannot(Engine):
+        decode_greedy = None
+
+    assert take(Cannot()) == ["load", "score", "use"]
+
+
+def test_an_answer_of_another_length_is_a_mismatch() -> None:
+    class Short(Engine):
+        async def decode_greedy(self, tokens: np.ndarray, count: int, loaded: Loaded) -> Any:
+            return np.arange(3), np.full(2, -2.0)
+
+    with pytest.raises(WeightsMismatchError, match="gave 3 tokens, 2 log-probs"):
+        take(Short())
+
+
+def test_a_load_that_is_given_up_is_discarded() -> None:
+    class Hangs(Engine):
+        async def use(self, loaded: Loaded) -> None:
+            await asyncio.Event().wait()
+
+    engine = Hangs()
+
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(take_version(engine, VERSION), 0.05)
+
+    asyncio.run(run())
+    assert engine.calls[-1] == "discard"
