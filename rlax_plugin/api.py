@@ -85,7 +85,7 @@ from rlax_plugin.records.files import PREPARED, RunFiles
 from rlax_plugin.records.places import check_file_writable, check_readable
 
 # Continuous batching, for rollout engines.
-from rlax_plugin.rollouts.jobs import Job, rejection
+from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.rollouts.waited_for import WaitedFor
@@ -132,6 +132,7 @@ __all__ = [
     "INT32_MAX",
     "MAX_STOP_IDS",
     "PREPARED",
+    "SIDE_CHANNELS",
     "Aggregation",
     "Answer",
     "ArraySpec",

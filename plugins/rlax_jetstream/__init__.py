@@ -67,6 +67,7 @@ def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:
             "prompt_source", section.prompt_source, "rlax.prompt_source"
         ),
         deterministic=section.deterministic,
+        max_context=section.max_context_tokens,
     )
 
 

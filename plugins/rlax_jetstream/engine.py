@@ -17,6 +17,7 @@ import numpy as np
 
 from rlax_jetstream.swaps import Swaps
 from rlax_plugin.api import (
+    SIDE_CHANNELS,
     Arrays,
     Capabilities,
     DecodeSlots,
@@ -71,6 +72,7 @@ class JetstreamEngine(RolloutEngine):
       config: this plug-in's options.
       make_prompt_source: tokenizer of JetStream's text requests; called when one arrives.
       deterministic: ``rlax.deterministic``, see ``Scheduler``.
+      max_context: longest context, with those of later turns; 0: ``max_prompt_tokens``.
       fingerprint: name -> array to name -> uint32; default ``rlax_plugin.api.fingerprint``.
     """
 
@@ -83,12 +85,14 @@ class JetstreamEngine(RolloutEngine):
         config: JetstreamConfig,
         make_prompt_source: Callable[[], PromptSource],
         deterministic: bool = False,
+        max_context: int = 0,
         fingerprint: Callable[[Arrays], Mapping[str, Any]] | None = None,
     ):
         self.rollouts = rollouts
         self.prompt_source = functools.cache(make_prompt_source)
         self._make_slots, self._store, self._config = make_slots, store, config
         self._deterministic, self._fingerprint = deterministic, fingerprint
+        self._max_context = max_context or rollouts.max_prompt_tokens
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._waiting: list[Job] = []
@@ -225,7 +229,8 @@ class JetstreamEngine(RolloutEngine):
         return Capabilities(
             slots=self.rollouts.slots,
             vocabulary=self._slots.vocabulary if self._slots else 0,
-            context_tokens=self.rollouts.max_prompt_tokens + self.rollouts.max_new_tokens,
+            context_tokens=self._max_context + self.rollouts.max_new_tokens,
+            side=SIDE_CHANNELS,
             seeded=True,
             logprobs=True,
             resumes=True,
@@ -246,7 +251,8 @@ class JetstreamEngine(RolloutEngine):
 
     def rejection(self, request: Request) -> str | None:
         """Why the slots cannot hold a request; None if they can."""
-        return rejection(request, self.rollouts, self._deterministic, self.capabilities.vocabulary)
+        vocabulary = self.capabilities.vocabulary
+        return rejection(request, self.rollouts, self._deterministic, vocabulary, self._max_context)
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Queues groups; one that needs nothing generated is delivered at once. Any thread.

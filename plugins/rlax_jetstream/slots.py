@@ -15,7 +15,7 @@ from rlax_plugin.api import (
     ConfigError,
     DecodeSlots,
     ResolvedConfig,
-    Rollouts,
+    RlaxSection,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
         raise ConfigError(
             "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
         )
-    overrides = FASTEST_LAYOUT | _sizes(rollouts, devices) | config.maxtext
+    overrides = FASTEST_LAYOUT | _sizes(context.section, devices) | config.maxtext
     return DecodeEngine(
         load(_given(context), **overrides),
         group_size=rollouts.group_size,
@@ -54,7 +54,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
     """
     given = _given(context)
     with passed_on(given):
-        overrides = _sizes(context.section.rollouts, 1) | config.maxtext
+        overrides = _sizes(context.section, 1) | config.maxtext
         worker = load_to_check(given, **overrides)
         from maxtext_overrides.config import memory
 
@@ -77,9 +77,9 @@ def _given(context: BuildContext) -> ResolvedConfig:
     return context.config
 
 
-def _sizes(rollouts: Rollouts, devices: int) -> dict[str, Any]:
+def _sizes(section: RlaxSection, devices: int) -> dict[str, Any]:
     """MaxText's keys of a worker: how many sequences, and how long."""
-    prefill = rollouts.max_prompt_tokens
+    rollouts, prefill = section.rollouts, section.max_context_tokens
     if rollouts.on_new_weights == "continue":
         # A sample goes on behind all its tokens but the last by a prefill, and what follows is
         # written to the ring as ever. That costs max_new_tokens - 1 more cache entries per slot,

@@ -68,6 +68,11 @@ _BLIND_TO_SEGMENTS = {
 }
 
 
+def _completion(section: RlaxSection) -> str:
+    """The key that limits what stands behind a prompt."""
+    return "rlax.episodes.max_tokens" if section.episodes.max_tokens else "max_new_tokens"
+
+
 def check_shapes(config: Any, section: RlaxSection) -> None:
     """What can be said of MaxText's keys without knowing how many devices there are.
 
@@ -78,7 +83,8 @@ def check_shapes(config: Any, section: RlaxSection) -> None:
         raise ConfigError(
             "max_target_length",
             config.max_target_length,
-            f"must be rlax.rollouts.max_prompt_tokens + max_new_tokens = {section.row_tokens}",
+            f"must be rlax.rollouts.max_prompt_tokens + {_completion(section)} = "
+            f"{section.row_tokens}",
         )
     if section.batches.sequences_per_row == 1:
         return

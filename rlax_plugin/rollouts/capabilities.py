@@ -16,6 +16,7 @@ _MOST_SIDE_CHANNELS = 64
 _MOST_DIMENSIONS = 8
 _LONGEST_NAME = 64
 _OVER = ("sampled", "context+sampled")
+_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +111,8 @@ def of_proto(message: pb.Capabilities) -> Capabilities:
 
 
 def _side(name: str, message: pb.SideChannel) -> SideSpec:
-    printable = all(
-        text and one_line(text, _LONGEST_NAME) == text for text in (name, message.dtype)
-    )
-    fits = len(message.trailing) <= _MOST_DIMENSIONS
+    printable = name and one_line(name, _LONGEST_NAME) == name
+    fits = message.dtype in _DTYPES and len(message.trailing) <= _MOST_DIMENSIONS
     fits = fits and all(1 <= size <= INT32_MAX for size in message.trailing)
     if not printable or not fits or message.over not in _OVER:
         raise ValueError(f"its side channel '{one_line(name, _LONGEST_NAME)}' is not a valid one")

@@ -13,8 +13,8 @@ import grpc
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
+from rlax_plugin.rollouts.choosing import choose, goes_on, sequence_tokens, takes
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
-from rlax_plugin.rollouts.jobs import SIDE_CHANNELS
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rollouts.replies import check_reply, contributors
 from rlax_plugin.rollouts.tickets import Answer, Call, Ticket, fail, tokens, trusted
@@ -136,7 +136,7 @@ class Dispatcher(FleetListener):
         if ready and not limited:
             return []
         waiting = (ticket for queue in self._waiting.values() for ticket in queue)
-        return [t for t in waiting if not t.done.done() and not any(_takes(w, t) for w in ready)]
+        return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
 
     def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
@@ -145,15 +145,15 @@ class Dispatcher(FleetListener):
             ticket = queue.popleft()
             if ticket.done.done():  # cancelled meanwhile
                 continue
-            worker = _choose(ticket, ready)
+            worker = choose(ticket, ready)
             if worker is None:
                 held_back.append(ticket)
-                if ticket.failed_on or not all(_takes(w, ticket) for w in ready):
+                if ticket.failed_on or not all(takes(w, ticket) for w in ready):
                     continue
                 break
             worker.assign(len(ticket.request.seeds))
             ticket.forget_distrusted()
-            if not worker.capabilities.resumes:
+            if not goes_on(worker, ticket):
                 ticket.start_afresh()
             self.tokens_resumed += tokens(ticket.request.resume)
             batches.setdefault(worker.name, []).append(ticket)
@@ -187,7 +187,7 @@ class Dispatcher(FleetListener):
         self._nobody = None
         waiting = self._without_worker()
         what = f"the return of a rollout worker, for which {len(waiting)} groups wait,"
-        if longest := max((_tokens(ticket) for ticket in waiting), default=0):
+        if longest := max((sequence_tokens(ticket) for ticket in waiting), default=0):
             limits = [w.capabilities.context_tokens for w in self._fleet.workers.values()]
             if any(limits):
                 what = f"a rollout worker whose engine takes {longest} tokens (those that are "
@@ -309,7 +309,7 @@ class Dispatcher(FleetListener):
             worker.name,
             told=call.told.get(key, request.resume),
             workers=[contributors(before, worker.name) for before in _before(request)],
-            declared=SIDE_CHANNELS,
+            declared=worker.capabilities.side,
         )
         # A parameter server of its own may tell a worker of a version a moment before it tells us.
         newest = self._fleet.latest_version + 1
@@ -321,7 +321,7 @@ class Dispatcher(FleetListener):
             worker=worker.name,
             exactly=None if ticket.done.done() else request.exactly,
             vocabulary=worker.capabilities.vocabulary,
-            side=SIDE_CHANNELS,
+            side=worker.capabilities.side,
         )
         workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
         if any(s.finish is None for s in samples):
@@ -388,27 +388,3 @@ class Dispatcher(FleetListener):
 def _before(request: Request) -> Sequence[Sampled | None]:
     """What each sample of a request goes on from."""
     return request.resume or [None] * len(request.seeds)
-
-
-def _tokens(ticket: Ticket) -> int:
-    """Of one of its sequences, at most."""
-    request = ticket.request
-    return len(request.context) + request.sampling.max_new_tokens
-
-
-def _takes(worker: Worker, ticket: Ticket) -> bool:
-    """Whether a worker can generate the request at all."""
-    return worker.takes(_tokens(ticket))
-
-
-def _choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
-    """The worker to ask; None if those that should be have no room."""
-    size = len(ticket.request.seeds)
-    may = [w for w in ready if _takes(w, ticket)]
-    may = [w for w in may if w.identity not in ticket.failed_on] or may
-    free = [w for w in may if not w.assigned or w.assigned + size <= 2 * w.slots]
-    able = [w for w in free if w.version >= ticket.request.min_version] or free
-    if ticket.request.resume:
-        able = [w for w in able if w.capabilities.resumes] or able
-    # The least loaded one, by share of its slots: equal work for unequal machines.
-    return min(able, key=lambda w: w.assigned / w.slots, default=None)

@@ -120,18 +120,23 @@ class Job:
 
 
 def rejection(
-    request: Request, limits: Rollouts, deterministic: bool, vocabulary: int = 0
+    request: Request,
+    limits: Rollouts,
+    deterministic: bool,
+    vocabulary: int = 0,
+    max_context: int = 0,
 ) -> str | None:
     """Why the slots cannot hold a request, with the config key that limits it; None if they can.
 
     Args:
+      max_context: longest context of later turns (``RlaxSection.max_context_tokens``); 0: there are
+        none.
       vocabulary: token ids are below it; 0: it is not known yet.
     """
     sampling, length, samples = request.sampling, len(request.context), len(request.seeds)
     resume = request.resume
     problems = {
-        f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is "
-        f"{limits.max_prompt_tokens}": not 1 <= length <= limits.max_prompt_tokens,
+        **context_problem(request.key.turn, length, limits, max_context),
         f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
         f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
         f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
@@ -153,6 +158,23 @@ def rejection(
         return problem
     why = outside(request.context, vocabulary)
     return f"the prompt has {why}" if why else None
+
+
+def context_problem(turn: int, length: int, limits: Rollouts, max_context: int) -> dict[str, bool]:
+    """What is wrong with the length of a context, if it is; see ``rejection``."""
+    if turn:
+        return {
+            f"{length} tokens before turn {turn}, at most {max_context} fit with "
+            "rlax.rollouts.max_prompt_tokens and rlax.episodes.max_tokens": not 1
+            <= length
+            <= max_context
+        }
+    most = limits.max_prompt_tokens
+    return {
+        f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is {most}": not 1
+        <= length
+        <= most
+    }
 
 
 def blank(seed: int) -> Sampled:

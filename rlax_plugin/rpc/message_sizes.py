@@ -42,7 +42,7 @@ def check_messages(section: RlaxSection) -> None:
             where = "" if name == evaluation.split else f"sets.{name}."
             asked[f"rlax.evaluation.{where}samples"] = one.samples or 1
     for key, samples in asked.items():
-        tokens, prompt = rollouts.max_new_tokens, rollouts.max_prompt_tokens
+        tokens, prompt = rollouts.max_new_tokens, section.max_context_tokens
         if (needed := group_bytes(samples, samples * tokens, prompt)) > MESSAGE_BYTES:
             empty = group_bytes(0, 0, prompt)
             most = max(0, MESSAGE_BYTES - empty) // (group_bytes(1, tokens, prompt) - empty)

@@ -16,7 +16,7 @@ from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
-from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
+from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import VOCABULARY
 from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
@@ -203,6 +203,7 @@ class ScriptedEngine(RolloutEngine):
             slots=self._rollouts.slots,
             vocabulary=VOCABULARY,
             context_tokens=self._config.context_tokens,
+            side=SIDE_CHANNELS,
             seeded=self._config.seeded,
             logprobs=self._config.logprobs,
             resumes=True,

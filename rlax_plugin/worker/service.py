@@ -17,29 +17,34 @@ from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollouts.defects import defect, outside
-from rlax_plugin.rollouts.jobs import SIDE_CHANNELS
+from rlax_plugin.rollouts.jobs import context_problem
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
-from rlax_plugin.types import Key, Request, Sampled
+from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
 
 _TOKEN_BYTES = 4
 
 
-def rejection(message: pb.Request, section: RlaxSection, vocabulary: int = 0) -> str | None:
+def rejection(
+    message: pb.Request,
+    section: RlaxSection,
+    vocabulary: int = 0,
+    side: Mapping[str, SideSpec] = EMPTY,
+) -> str | None:
     """Why a request must not reach the engine; None if it may.
 
     Args:
       vocabulary: token ids are below it; 0: the engine has not said.
+      side: the engine's side channels.
     """
     limits, sampling = section.rollouts, message.sampling
     length, rest = divmod(len(message.context), _TOKEN_BYTES)
     most = max(limits.slots, limits.group_size, section.evaluation.most_samples)
     found = {
         "context is not int32": rest != 0,
-        f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is "
-        f"{limits.max_prompt_tokens}": not 1 <= length <= limits.max_prompt_tokens,
+        **context_problem(message.key.turn, length, limits, section.max_context_tokens),
         f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
         f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
         f"{len(message.seeds)} samples, must be 1 to {most}": not 1 <= len(message.seeds) <= most,
@@ -48,14 +53,16 @@ def rejection(message: pb.Request, section: RlaxSection, vocabulary: int = 0) ->
         f"top_p {sampling.top_p}": not 0 < sampling.top_p <= 1,
     }
     problems = [problem for problem, is_so in found.items() if is_so]
-    if not problems and (why := _tokens_problem(message, vocabulary)):
+    if not problems and (why := _tokens_problem(message, vocabulary, side)):
         problems = [why]
     return f"group {message.key.group}: {'; '.join(problems)}" if problems else None
 
 
-def _tokens_problem(message: pb.Request, vocabulary: int) -> str | None:
+def _tokens_problem(
+    message: pb.Request, vocabulary: int, side: Mapping[str, SideSpec]
+) -> str | None:
     try:
-        request = request_from_proto(message, SIDE_CHANNELS)
+        request = request_from_proto(message, side)
     except ValueError as error:  # such as bytes that are no whole number of elements
         return f"it is garbled: {error}"
     if why := outside(request.context, vocabulary):
@@ -63,9 +70,7 @@ def _tokens_problem(message: pb.Request, vocabulary: int) -> str | None:
     if request.resume and tuple(s.seed for s in request.resume) != request.seeds:
         return "resume has samples other than those requested"
     length = len(request.context)
-    why = defect(
-        request.resume, request.sampling, vocabulary, context_length=length, side=SIDE_CHANNELS
-    )
+    why = defect(request.resume, request.sampling, vocabulary, context_length=length, side=side)
     return f"resume {why}" if why else None
 
 
@@ -139,11 +144,11 @@ class RolloutService(rpc.RolloutServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
         if not self._has_weights():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
-        vocabulary = capabilities_of(self._engine).vocabulary
+        has = capabilities_of(self._engine)
         for message in request.requests:
-            if why := rejection(message, self._section, vocabulary):
+            if why := rejection(message, self._section, has.vocabulary, has.side):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-        requests = [request_from_proto(message, SIDE_CHANNELS) for message in request.requests]
+        requests = [request_from_proto(message, has.side) for message in request.requests]
         self._on_wanted(max((r.min_version for r in requests), default=0))
         call = _Call({r.key: r for r in requests}, {r.key: r.resume for r in requests})
         # When the caller gives up, gRPC cancels this coroutine, and with it the generation.
