@@ -136,7 +136,11 @@ def last_number(files: RunFiles) -> int:
     if old := format1.segment_numbers(files):
         return old[-1]
     thousands = [int(name) for name in files.names(DIRECTORY) if name.isdecimal()]
-    return max(numbers(files, DIRECTORY, 1000 * max(thousands, default=0) - 1), default=0)
+    # The last may be empty: a process was killed before it had put its first file.
+    for thousand in sorted(thousands, reverse=True):
+        if found := numbers(files, DIRECTORY, 1000 * thousand - 1):
+            return found[-1]
+    return 0
 
 
 def read(
