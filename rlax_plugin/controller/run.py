@@ -151,7 +151,7 @@ class _Run:
                 self._dashboard.phase(f"starting {self._setup.files.url}")
                 deadline_s = self._section.deadlines.startup_s
                 key = "rlax.deadlines.startup_s"
-                work = assemble(self._setup, observers, self._supervision, self._closing)
+                work = assemble(self._setup, trainer, observers, self._supervision, self._closing)
                 run = thread.run(work, deadline_s, "starting the controller", key)
                 stopped = self._train(thread, run, trainer)
             self._report(run.controller, stopped)

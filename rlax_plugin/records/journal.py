@@ -21,6 +21,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import format1, samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import RecordedGroup, from_table, rows_of
 
 DIRECTORY = "journal"
@@ -40,6 +41,10 @@ class JournalError(RlaxError):
     def __init__(self, number: int, problem: str):
         self.number = number
         super().__init__(f"journal segment {number}: {problem}")
+
+
+class NotKeptError(JournalError):
+    """The samples of a segment were removed on purpose."""
 
 
 def checksum(data: bytes) -> str:
@@ -108,6 +113,14 @@ def segment_name(number: int) -> str:
 def samples_name(number: int) -> str:
     """Of the samples that belong to a segment."""
     return f"{SAMPLES}/{_thousand(number)}/{number:08d}.parquet"
+
+
+def sample_sizes(files: RunFiles) -> dict[int, int]:
+    """Segment -> bytes of its file of samples, of all that are there."""
+    thousands = [name for name in files.names(SAMPLES) if name.isdecimal()]
+    found = (files.sizes(f"{SAMPLES}/{thousand}").items() for thousand in thousands)
+    parts = ((name.partition(".")[0], size) for sizes in found for name, size in sizes)
+    return {int(stem): size for stem, size in parts if stem.isdecimal()}
 
 
 def sample_files(files: RunFiles) -> list[str]:
@@ -187,6 +200,7 @@ def read_samples(files: RunFiles, segment: Segment) -> list[RecordedGroup]:
     """The groups in a segment's files, those of its batch first.
 
     Raises:
+      NotKeptError: ``rlax.retention`` did not keep them.
       JournalError: a file is missing, or not the one that was committed.
     """
     return [one for record in segment.samples for one in _read(files, segment, record)]
@@ -196,6 +210,8 @@ def _read(files: RunFiles, segment: Segment, record: FileRecord) -> list[Recorde
     try:
         data = files.get(record.name)
     except FileNotFoundError:
+        if segment.number in (pruned := read_pruned(files)):
+            raise NotKeptError(segment.number, str(pruned)) from None
         raise JournalError(segment.number, f"{record.name} is missing") from None
     if (found := checksum(data)) != record.crc32c:
         raise JournalError(
