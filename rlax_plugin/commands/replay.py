@@ -27,6 +27,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.journal import Segment
+from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import as_batch
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.types import Canary
@@ -153,6 +154,8 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
             "cannot be replayed yet: it has no recorded batch, or no weight version to compare with"
         )
         raise ConfigError("RUN", files.url, reason)
+    if (pruned := read_pruned(files)).step:
+        raise ConfigError("RUN", files.url, f"cannot be replayed from its first step: {pruned}")
     _empty(directory)
     (directory / CONFIG).write_bytes(config)
     overrides = [f"base_output_directory={directory.resolve()}", "run_name=replayed"]

@@ -23,7 +23,14 @@ from rlax_plugin.config.base import (
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
 from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
-from rlax_plugin.config.section import SINGLE_TURN, Deadlines, Network, RlaxSection, Weights
+from rlax_plugin.config.section import (
+    SINGLE_TURN,
+    Deadlines,
+    Network,
+    Retention,
+    RlaxSection,
+    Weights,
+)
 from rlax_plugin.config.speeds import Assume
 
 __all__ = [
@@ -50,6 +57,7 @@ __all__ = [
     "PositiveInt",
     "Processes",
     "Reference",
+    "Retention",
     "RlaxSection",
     "Rollouts",
     "Seconds",

@@ -12,7 +12,9 @@ from rlax_plugin.config.loading import overridden
 # What may differ between a run and its continuation, or between its processes: how long, how
 # patiently, where, and who watches. Everything else decides what is computed.
 _NOT_HASHED = ("steps", "run_name", "base_output_directory", "base_config")
-_NOT_HASHED_RLAX = ("deadlines", "launcher", "network", "state_dir", "trackers", "observers")
+_NOT_HASHED_RLAX = frozenset(
+    ["deadlines", "launcher", "network", "observers", "retention", "state_dir", "trackers"]
+)
 # Of ``rlax:``, what decides a sample, or whether a worker can read its weights at all.
 _SAMPLED = ("rlax.deterministic", "rlax.rollouts.", "rlax.staleness.", "rlax.weights.store")
 KEPT_BACK = ("hf_access_token",)  # of MaxText's keys; a secret, which no worker is sent
@@ -39,7 +41,8 @@ def config_hash(content: Mapping[str, Any]) -> str:
 
     Left out is what may change when a run continues: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
-    trackers, observers, curation.max_refill, objective.max_gap and objective.max_gap_steps.
+    trackers, observers, retention, curation.max_refill, objective.max_gap and
+    objective.max_gap_steps.
 
     Args:
       content: see ``ResolvedConfig``.

@@ -108,6 +108,33 @@ class Deadlines(Section):
         return self.heartbeat_s * self.heartbeats_lost
 
 
+class Retention(Section):
+    """How long a run keeps its records.
+
+    A resume always finds what it needs: nothing is removed that the two newest checkpoints need.
+    """
+
+    samples_steps: PositiveInt | None = Field(
+        default=None,
+        description="number of newest steps whose samples are kept; older ones are removed at the "
+        "next checkpoint. null: all are kept",
+    )
+    samples_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = Field(
+        default=None,
+        description="bytes that all files of samples may have together; at each checkpoint the "
+        "oldest are removed until they fit. null: no limit",
+    )
+    snapshots: bool = Field(
+        default=True,
+        description="true: the run state that was saved with a checkpoint is removed once the "
+        "trainer has removed that checkpoint",
+    )
+
+    @property
+    def keeps_all_samples(self) -> bool:
+        return self.samples_steps is None and self.samples_bytes is None
+
+
 class Network(Section):
     """Where the processes of a run listen; only loopback addresses are allowed so far."""
 
@@ -192,6 +219,7 @@ class RlaxSection(Section):
     trainer: Annotated[Choice, DefaultPart("maxtext")] = Field(
         default=Choice(name="maxtext"), description="implementation of the training loop"
     )
+    retention: Retention = Retention()
     deadlines: Deadlines = Deadlines()
     network: Network = Network()
 

@@ -19,6 +19,7 @@ from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.controller.retention import retaining
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.controller.staleness import Staleness
@@ -30,6 +31,7 @@ from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Filter, PromptSource, Tracker, WeightStore
+from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
@@ -53,14 +55,20 @@ class _Assembly:
     """The parts of one run, built one after the other.
 
     Args:
+      trainer: that will run; asked only which checkpoints it has.
       supervision: runs what goes on beside the calls.
       closing: gets what ends all that is started.
     """
 
     def __init__(
-        self, setup: RunSetup, observers: Observers, supervision: Supervision, closing: Closing
+        self,
+        setup: RunSetup,
+        trainer: Trainer,
+        observers: Observers,
+        supervision: Supervision,
+        closing: Closing,
     ):
-        self._setup, self._observers = setup, observers
+        self._setup, self._trainer, self._observers = setup, trainer, observers
         self._supervision, self._closing = supervision, closing
         self._section = setup.section
 
@@ -187,7 +195,13 @@ class _Assembly:
         closing.callback(recorder.close)
         metrics = MetricsFile(setup.files, state_dir)
         closing.callback(metrics.close)
-        return Records(ledger=ledger, recorder=recorder, metrics=metrics, trackers=trackers)
+        return Records(
+            ledger=ledger,
+            recorder=recorder,
+            metrics=metrics,
+            trackers=trackers,
+            retaining=retaining(self._section, setup.files, self._trainer),
+        )
 
     @property
     def _weights_directory(self) -> str:
@@ -222,7 +236,11 @@ class _Assembly:
 
 
 async def assemble(
-    setup: RunSetup, observers: Observers, supervision: Supervision, closing: Closing
+    setup: RunSetup,
+    trainer: Trainer,
+    observers: Observers,
+    supervision: Supervision,
+    closing: Closing,
 ) -> Assembled:
     """Brings up the reward pool, the endpoints and the workers.
 
@@ -230,4 +248,5 @@ async def assemble(
       RlaxError: something did not start; ``closing`` ends what did.
     """
     supervision.watch_loop()
-    return await supervision.own(_Assembly(setup, observers, supervision, closing).controller())
+    assembly = _Assembly(setup, trainer, observers, supervision, closing)
+    return await supervision.own(assembly.controller())

@@ -15,6 +15,7 @@ from rlax_plugin.controller.gap_limit import gap_error
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
+from rlax_plugin.controller.retention import Retaining
 from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
@@ -67,12 +68,14 @@ class Records:
 
     Attributes:
       trackers: of the config; what takes metrics besides ``metrics``.
+      retaining: removes records that are not kept.
     """
 
     ledger: Ledger
     recorder: Recorder
     metrics: MetricsFile
     trackers: list[Tracker]
+    retaining: Retaining
 
 
 class Controller(FleetListener):
@@ -108,6 +111,7 @@ class Controller(FleetListener):
         self.fleet = generation.fleet
         self._ledger, self._recorder = records.ledger, records.recorder
         self._metrics, self._trackers = records.metrics, records.trackers
+        self._retaining = records.retaining
         self.stats = RunStats()
         self.before: Evaluated | None = None
         self._begun: asyncio.Task[None] | None = None  # once there are weights
@@ -267,6 +271,12 @@ class Controller(FleetListener):
         document = snapshot(step, commit.number, commit.checksum, run_state, metrics, observers)
         reached(FaultPoint.SNAPSHOT_BEGUN)
         await self._recorder.call(self._save, step, document)
+        self._supervision.spawn(self._remove_what_is_not_kept())
+
+    async def _remove_what_is_not_kept(self) -> None:
+        # In turns, between which the recorder writes what has happened meanwhile.
+        while await self._recorder.call(self._retaining.remove_some):
+            pass
 
     def _save(self, step: int, document: dict[str, Any]) -> None:
         self.files.put(snapshot_name(step), json.dumps(document).encode())

@@ -30,10 +30,18 @@ from rlax_plugin.types import Judged, ScoredGroup, TrainBatch, group_of
 
 log = logging.getLogger("rlax.controller")
 
+_SNAPSHOTS = "controller"
+
 
 def snapshot_name(step: int) -> str:
     """Of the controller's state beside the trainer's checkpoint of a step."""
-    return f"controller/{step:08d}.json"
+    return f"{_SNAPSHOTS}/{step:08d}.json"
+
+
+def snapshot_steps(files: RunFiles) -> list[int]:
+    """Of all snapshots that are there, ascending."""
+    stems = (name.partition(".")[0] for name in files.names(_SNAPSHOTS))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.preflight import check_start
 from rlax_plugin.controller.results import print_results
 from rlax_plugin.controller.run_directory import (
+    check_format,
     check_same_run,
     finished,
     locked,
@@ -73,10 +74,13 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     digest = config_hash(config.content)
     check_same_run(files, digest, config.content, argv)
     origin = descent.decide(files, wanted, registry, section, maxtext)
-    make_state_directory(state_dir, section, maxtext)
     updates = section.objective.updates_per_step
     last_step = int(maxtext["steps"]) // updates
-    if (document := finished(files, last_step, section.evaluation.problems > 0)) is not None:
+    document = finished(files, last_step, section.evaluation.problems > 0)
+    if document is None:
+        check_format(files, config, argv)
+    make_state_directory(state_dir, section, maxtext)
+    if document is not None:
         out = console(sys.stdout)
         out.print(f"the run is complete: {document['steps']} steps")
         print_results(out, files, argv, document["steps"], updates)
@@ -147,7 +151,7 @@ class _Run:
                 self._dashboard.phase(f"starting {self._setup.files.url}")
                 deadline_s = self._section.deadlines.startup_s
                 key = "rlax.deadlines.startup_s"
-                work = assemble(self._setup, observers, self._supervision, self._closing)
+                work = assemble(self._setup, trainer, observers, self._supervision, self._closing)
                 run = thread.run(work, deadline_s, "starting the controller", key)
                 stopped = self._train(thread, run, trainer)
             self._report(run.controller, stopped)

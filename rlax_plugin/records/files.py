@@ -151,6 +151,17 @@ class RunFiles:
         found = (posixpath.basename(path.rstrip("/")) for path in paths)
         return sorted(name for name in found if name and not name.startswith("."))
 
+    def sizes(self, directory: str) -> dict[str, int]:
+        """Name -> bytes of the files directly in a directory; see ``names``."""
+        self._fs.invalidate_cache()
+        try:
+            with self._doing("listed", directory):
+                found = self._fs.ls(self._path(directory), detail=True)
+        except FileNotFoundError:
+            return {}
+        files = ((posixpath.basename(one["name"]), one) for one in found if one["type"] == "file")
+        return {name: int(one["size"]) for name, one in files if not name.startswith(".")}
+
     def delete(self, name: str) -> None:
         """Removes a file or a directory with all that is in it; silent if it is gone.
 

@@ -21,6 +21,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import format1, samples
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import RecordedGroup, from_table, rows_of
 
 DIRECTORY = "journal"
@@ -40,6 +41,10 @@ class JournalError(RlaxError):
     def __init__(self, number: int, problem: str):
         self.number = number
         super().__init__(f"journal segment {number}: {problem}")
+
+
+class NotKeptError(JournalError):
+    """The samples of a segment were removed on purpose."""
 
 
 def checksum(data: bytes) -> str:
@@ -110,6 +115,14 @@ def samples_name(number: int) -> str:
     return f"{SAMPLES}/{_thousand(number)}/{number:08d}.parquet"
 
 
+def sample_sizes(files: RunFiles) -> dict[int, int]:
+    """Segment -> bytes of its file of samples, of all that are there."""
+    thousands = [name for name in files.names(SAMPLES) if name.isdecimal()]
+    found = (files.sizes(f"{SAMPLES}/{thousand}").items() for thousand in thousands)
+    parts = ((name.partition(".")[0], size) for sizes in found for name, size in sizes)
+    return {int(stem): size for stem, size in parts if stem.isdecimal()}
+
+
 def sample_files(files: RunFiles) -> list[str]:
     """Names of all files of samples, whether a segment names them or not."""
     found = [samples_name(number) for number in numbers(files, SAMPLES)]
@@ -136,7 +149,11 @@ def last_number(files: RunFiles) -> int:
     if old := format1.segment_numbers(files):
         return old[-1]
     thousands = [int(name) for name in files.names(DIRECTORY) if name.isdecimal()]
-    return max(numbers(files, DIRECTORY, 1000 * max(thousands, default=0) - 1), default=0)
+    # The last may be empty: a process was killed before it had put its first file.
+    for thousand in sorted(thousands, reverse=True):
+        if found := numbers(files, DIRECTORY, 1000 * thousand - 1):
+            return found[-1]
+    return 0
 
 
 def read(
@@ -183,6 +200,7 @@ def read_samples(files: RunFiles, segment: Segment) -> list[RecordedGroup]:
     """The groups in a segment's files, those of its batch first.
 
     Raises:
+      NotKeptError: ``rlax.retention`` did not keep them.
       JournalError: a file is missing, or not the one that was committed.
     """
     return [one for record in segment.samples for one in _read(files, segment, record)]
@@ -192,6 +210,8 @@ def _read(files: RunFiles, segment: Segment, record: FileRecord) -> list[Recorde
     try:
         data = files.get(record.name)
     except FileNotFoundError:
+        if segment.number in (pruned := read_pruned(files)):
+            raise NotKeptError(segment.number, str(pruned)) from None
         raise JournalError(segment.number, f"{record.name} is missing") from None
     if (found := checksum(data)) != record.crc32c:
         raise JournalError(

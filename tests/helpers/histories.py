@@ -3,79 +3,113 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rlax_plugin.commands.audit import Report
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.samples import ScoredGroup
-from rlax_plugin.types import Group, Prompt, Rollout
+from rlax_plugin.types import (
+    Episode,
+    Judged,
+    Prompt,
+    Rejected,
+    Sampled,
+    Score,
+    ScoredGroup,
+    TrainBatch,
+    Trajectory,
+    Turn,
+    group_of,
+)
 
 SIZE = 2  # samples of a group
 REASON = "its worker was quarantined"
+GIVEN = np.array([1, 2], np.int32)
 
 
-def rollout(group: int, index: int, versions: Sequence[int], **changes: Any) -> Rollout:
-    """A sample of 2 + index tokens, or as many as it has versions; reward 0.0 or 1.0 by index."""
+def sampled(group: int, index: int, versions: Sequence[int], **changes: Any) -> Sampled:
+    """A sample of as many tokens as it has versions."""
     count = len(versions)
-    return Rollout(
+    return Sampled(
         **{
-            "group_id": group,
-            "index": index,
             "seed": 2**63 + 100 * group + index,
             "tokens": np.arange(4, 4 + count, dtype=np.int32),
-            "logprob_full": np.full(count, -0.1, np.float32),
-            "logprob_sampled": np.full(count, -0.2, np.float32),
+            "logprobs": np.full(count, -0.1, np.float32),
             "versions": np.array(versions, np.int32),
-            "finish_reason": "stop",
-            "worker": "w0",
-            "text": f"answer {index}",
-            "reward": float(index),
+            "finish": "stop",
+            "workers": ("w0",),
             **changes,
         }
     )
 
 
-def group(number: int, version: int, prompt: str, attempt: int = 1, **changes: Any) -> Group:
-    return Group(
+def episode(index: int, *samples: Sampled) -> Episode:
+    """One trajectory, whose first turn was given the prompt and the others nothing."""
+    given = [GIVEN, *[GIVEN[:0]] * (len(samples) - 1)]
+    turns = tuple(Turn(one, sample) for one, sample in zip(given, samples, strict=True))
+    return Episode(index, (Trajectory(turns),), text=f"answer {index}")
+
+
+def group(number: int, version: int, prompt: str, attempt: int = 1, **changes: Any) -> ScoredGroup:
+    """Samples of 2 and 3 tokens; reward 0.0 or 1.0 by index."""
+    return ScoredGroup(
         **{
             "id": number,
             "attempt": attempt,
-            "prompt": Prompt(prompt, np.array([1, 2], np.int32), f"text of {prompt}", "reference"),
-            "rollouts": tuple(rollout(number, i, [version] * (2 + i)) for i in range(SIZE)),
-            "measured_pass_rate": 0.25,
+            "prompt": Prompt(prompt, GIVEN, f"text of {prompt}", "reference"),
+            "episodes": tuple(
+                episode(i, sampled(number, i, [version] * (2 + i))) for i in range(SIZE)
+            ),
+            "scores": tuple(Score(float(i)) for i in range(SIZE)),
+            "pass_rate_before": 0.25,
             **changes,
         }
     )
 
 
-def rejected(number: int, version: int, prompt: str, reason: str) -> ScoredGroup:
-    return group(number, version, prompt), reason
+def rejected(number: int, version: int, prompt: str, reason: str) -> Rejected:
+    return Rejected(group(number, version, prompt), reason)
 
 
-def in_batch(judged: ScoredGroup) -> ScoredGroup:
-    """With advantages: they are computed when a batch is made."""
-    one, reason = judged
-    return dataclasses.replace(one, advantages=np.linspace(-1.0, 1.0, len(one.rollouts))), reason
+def batch_of(step: int, judged: Sequence[Judged]) -> TrainBatch:
+    """With advantages from -1 to 1 in each group."""
+    groups = tuple(map(group_of, judged))
+    return TrainBatch(step, groups, tuple(np.linspace(-1.0, 1.0, len(g.episodes)) for g in groups))
 
 
-def scored(judged: ScoredGroup) -> list[ev.Event]:
+def scored(judged: Judged) -> list[ev.Event]:
     """What the controller says of a group that was generated and scored."""
-    one, reason = judged
-    versions = np.concatenate([r.versions for r in one.rollouts])
-    rewards = [r.reward for r in one.rollouts if r.reward is not None]
+    one, reason = group_of(judged), judged.reason if isinstance(judged, Rejected) else None
+    tokens = sum(e.tokens for e in one.episodes)
+    workers = tuple(dict.fromkeys(name for e in one.episodes for name in e.workers))
+    rewards = one.rewards[~np.isnan(one.rewards)]
     return [
         ev.Generated(
-            one.id, one.attempt, "w0", int(versions.min()), int(versions.max()),
-            len(one.rollouts), len(versions),
+            one.id, one.attempt, workers, one.oldest_version, one.newest_version,
+            len(one.episodes), tokens,
         ),
-        ev.Scored(one.id, sum(r >= 0.5 for r in rewards), len(rewards), reason),
+        ev.Scored(one.id, int(np.sum(rewards >= 0.5)), len(rewards), reason),
     ]  # fmt: skip
+
+
+Change = Callable[[pa.Table], pa.Table]
+
+
+def cells(column: str, values: Mapping[int, Any]) -> Change:
+    """Writes something else into a column, for all rows of some groups: group -> value."""
+
+    def change(rows: pa.Table) -> pa.Table:
+        found = zip(rows["group"].to_pylist(), rows[column].to_pylist(), strict=True)
+        new = pa.array([values.get(g, value) for g, value in found], rows[column].type)
+        return rows.set_column(rows.column_names.index(column), column, new)
+
+    return change
 
 
 @dataclass
@@ -86,19 +120,22 @@ class Draft:
       batch: of ``step``; gets its advantages when it is written.
       others: the other samples.
       snapshot: the snapshot taken after it; segment and checksum are filled in unless given.
+      change: what happens to the rows of the batch, and to those of the others, on their way to
+        the file.
     """
 
     events: list[ev.Event]
     step: int | None = None
-    batch: list[ScoredGroup] | None = None
-    others: list[ScoredGroup] = field(default_factory=list)
+    batch: list[Judged] | None = None
+    others: list[Judged] = field(default_factory=list)
     snapshot: dict[str, Any] | None = None
+    change: Change = field(default=lambda rows: rows)
 
     def replace(self, old: ev.Event, *new: ev.Event) -> None:
         at = self.events.index(old)
         self.events[at : at + 1] = new
 
-    def rescore(self, old: ScoredGroup, new: ScoredGroup) -> None:
+    def rescore(self, old: Judged, new: Judged) -> None:
         """Has another group generated in a group's place: in the events and in the files."""
         before, after = scored(old), scored(new)
         for b, a in zip(before, after, strict=True):
@@ -133,16 +170,16 @@ class History:
     """
 
     def __init__(self) -> None:
-        g: dict[int, ScoredGroup] = {
-            0: (group(0, 0, "a"), None),
-            1: (group(1, 0, "b"), None),
+        g: dict[int, Judged] = {
+            0: group(0, 0, "a"),
+            1: group(1, 0, "b"),
             2: rejected(2, 0, "c", "too easy"),
-            3: (group(3, 0, "d"), None),
-            4: (group(4, 0, "e"), None),
-            5: (group(5, 1, "f", attempt=2), None),
-            6: (group(6, 1, "g", attempt=2), None),
-            7: (group(7, 2, "h", attempt=2), None),
-            9: (group(9, 2, "b"), None),
+            3: group(3, 0, "d"),
+            4: group(4, 0, "e"),
+            5: group(5, 1, "f", attempt=2),
+            6: group(6, 1, "g", attempt=2),
+            7: group(7, 2, "h", attempt=2),
+            9: group(9, 2, "b"),
         }
         self.groups = g
         self.config: dict[str, Any] = {
@@ -216,8 +253,8 @@ class History:
                 step=draft.step or 4,
                 batch=None
                 if draft.batch is None
-                else samples.to_table([in_batch(judged) for judged in draft.batch]),
-                others=samples.to_table(draft.others) if draft.others else None,
+                else draft.change(samples.of_batch(batch_of(draft.step or 4, draft.batch))),
+                others=draft.change(samples.to_table(draft.others)) if draft.others else None,
                 events=[ev.encode(event) for event in draft.events],
             )
             if draft.snapshot is not None:
@@ -236,7 +273,10 @@ def bits(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if dataclasses.is_dataclass(value):
-        return [bits(getattr(value, f.name)) for f in dataclasses.fields(value)]
+        fields = [bits(getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return [type(value).__name__, *fields]
+    if isinstance(value, Mapping):
+        return {name: bits(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [bits(one) for one in value]
     return value.hex() if isinstance(value, float) else value

@@ -14,7 +14,8 @@ from rlax_plugin.commands.audit.report import Figures, Findings, Rule
 from rlax_plugin.objective.batches import place, sizes
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.journal import JournalError, Segment
+from rlax_plugin.records.journal import JournalError, NotKeptError, Segment
+from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import RecordedGroup
 from rlax_plugin.types import Episode, Rejected, Sampled, Score, ScoredGroup
 
@@ -31,6 +32,7 @@ class Contents:
         self._files, self._limits = files, limits
         self._figures, self._findings = figures, findings
         self._seeds, self._groups = array("Q"), array("q")  # of all samples scored
+        self._not_kept = 0  # segments
 
     def check(self, segment: Segment, history: History) -> None:
         """Everything about a segment's files.
@@ -38,9 +40,9 @@ class Contents:
         Raises:
           RlaxError: one is there and cannot be read.
         """
-        recorded = self._read(segment)
+        recorded = self._read(segment, history)
         if recorded is None:
-            return  # reported; who should be where is not known
+            return  # reported, or not kept; who should be where is not known
         batch = [one for one in recorded if one.advantages is not None]
         others = [one for one in recorded if one.advantages is None]
         self._check_batch(segment, batch, history)
@@ -57,7 +59,12 @@ class Contents:
                 one.digest = _digest(found)
 
     def end(self) -> None:
-        """Looks for samples of two groups that share a seed."""
+        """Looks for samples of two groups that share a seed; says what is not kept."""
+        if self._not_kept:
+            said = read_pruned(self._files)
+            self._findings.warning(
+                f"{said}: of {self._not_kept} segments only the events were checked"
+            )
         seeds, groups = np.array(self._seeds), np.array(self._groups)
         order = np.argsort(seeds, kind="stable")
         seeds, groups = seeds[order], groups[order]
@@ -70,9 +77,13 @@ class Contents:
                 group=other,
             )
 
-    def _read(self, segment: Segment) -> list[RecordedGroup] | None:
+    def _read(self, segment: Segment, history: History) -> list[RecordedGroup] | None:
         try:
             return journal.read_samples(self._files, segment)
+        except NotKeptError:
+            self._not_kept += 1
+            self._check_events(segment, history)
+            return None
         except JournalError as error:
             self._findings.violation(Rule.SAMPLES_DIFFER, str(error), step=segment.step)
             return None
@@ -101,21 +112,52 @@ class Contents:
 
     # --- a batch -------------------------------------------------------------------------------
 
-    def _check_batch(self, segment: Segment, batch: list[RecordedGroup], history: History) -> None:
+    def _check_step(self, segment: Segment, history: History) -> bool:
         step, steps = segment.step, [event.step for event in history.trained]
-        if steps != ([] if step is None else [step]):
+        if steps == ([] if step is None else [step]):
+            return True
+        self._findings.violation(
+            Rule.STEP_ORDER,
+            f"the segment commits the batch of step {step} and says that steps {steps} train: "
+            "expected the same one, or none",
+            step=step,
+        )
+        return False
+
+    def _check_events(self, segment: Segment, history: History) -> None:
+        """What the events say of a batch whose samples are not kept."""
+        step = segment.step
+        if not self._check_step(segment, history) or step is None:
+            return
+        generated = {g: one.generated for g, one in history.batch.items() if one.generated}
+        for group, event in generated.items():
+            self._check_versions(group, step, event.oldest_version, event.newest_version)
+            self._figures.samples += event.samples
+            self._figures.tokens += event.tokens
+        oldest = [event.oldest_version for event in generated.values()]
+        self._check_staleness(step, oldest, history)
+
+    def _check_staleness(self, step: int, oldest: list[int], history: History) -> None:
+        """Holds what ``Trained`` says against the oldest version of each group of its batch."""
+        (trained,) = history.trained
+        staleness = step - min(oldest, default=step)
+        self._figures.max_staleness = max(self._figures.max_staleness, staleness)
+        if len(oldest) == len(trained.groups) and staleness != trained.staleness:
             self._findings.violation(
-                Rule.STEP_ORDER,
-                f"the segment commits the batch of step {step} and says that steps {steps} train: "
-                "expected the same one, or none",
+                Rule.STALENESS_DIFFERS,
+                f"step {step} says that its staleness is {trained.staleness}: expected "
+                f"{staleness}, as its samples say",
                 step=step,
             )
+
+    def _check_batch(self, segment: Segment, batch: list[RecordedGroup], history: History) -> None:
+        step = segment.step
+        if not self._check_step(segment, history):
             return
         wanted = [group for event in history.trained for group in event.groups]
         same = self._check_ids(Rule.BATCH_DIFFERS, f"the batch of step {step}", batch, wanted, step)
         if not same or step is None:
             return
-        (trained,) = history.trained
         oldest = []
         for recorded in batch:
             group, problem = recorded.group, _malformed(recorded, self._limits.group_size)
@@ -130,15 +172,7 @@ class Contents:
             self._figures.samples += len(group.episodes)
             self._figures.tokens += len(versions)
         self._check_fits(step, [one.group for one in batch])
-        staleness = step - min(oldest, default=step)
-        self._figures.max_staleness = max(self._figures.max_staleness, staleness)
-        if len(oldest) == len(batch) and staleness != trained.staleness:
-            self._findings.violation(
-                Rule.STALENESS_DIFFERS,
-                f"step {step} says that its staleness is {trained.staleness}: expected "
-                f"{staleness}, as its samples say",
-                step=step,
-            )
+        self._check_staleness(step, oldest, history)
 
     def _check_fits(self, step: int, groups: list[ScoredGroup]) -> None:
         limits, sizes_n = self._limits, sizes(groups)
@@ -316,8 +350,14 @@ def _digest(recorded: RecordedGroup) -> str:
     content = [
         (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), rejected),
         *(s.total if isinstance(s, Score) else None for s in group.scores),
+        *(r.tobytes() for s in group.scores if isinstance(s, Score) for r in s.token_rewards),
         *((i, n, t.sampled.seed, t.sampled.finish, t.sampled.workers) for i, n, t in turns),
         *(t.given.tobytes() for _, _, t in turns),
         *(getattr(s, name).tobytes() for s in group.sampled for name in _PER_TOKEN),
+        *(
+            (name, array.shape, array.tobytes())
+            for s in group.sampled
+            for name, array in sorted(s.side.items())
+        ),
     ]
     return journal.checksum(repr(content).encode())

@@ -30,7 +30,7 @@ class Rule(enum.StrEnum):
     SAMPLES_DIFFER = "samples-differ"  # the other samples are not what was scored, or are damaged
     SAMPLES_CHANGED = "samples-changed"  # between scoring and training
     GENERATION_DIFFERS = "generation-differs"  # samples are not those of Issued and Generated
-    JUDGEMENT_DIFFERS = "judgement-differs"  # rewards are not those of Scored; or early advantages
+    JUDGEMENT_DIFFERS = "judgement-differs"  # rewards or a rejection are not Scored's
     REPEATED_SEED = "repeated-seed"  # a seed is one sample's only: two with one seed are one sample
     MIXED_VERSIONS = "mixed-versions"  # a sample has one version; "continue": never an older one
     FUTURE_VERSION = "future-version"  # step s trains tokens of versions before s

@@ -21,6 +21,7 @@ from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.text.harmless import harmless
 
 CHUNK = 500
@@ -114,6 +115,9 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
       RlaxError: the file system fails.
     """
     groups = _recorded_groups(files, run, progress)
+    with run.noting():
+        if (pruned := read_pruned(files)).until:
+            run.missing.append(f"{pruned}: no rollout of these steps is shown")
     if not groups:
         run.missing.append("samples/ is empty: no rollout has been recorded yet")
     if large := sum(not fits(group) for group in groups):

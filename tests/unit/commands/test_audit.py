@@ -9,12 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from histories import REASON, Draft, History, group, place, rejected, rollout, scored
+from histories import (
+    REASON,
+    Draft,
+    History,
+    cells,
+    episode,
+    group,
+    place,
+    rejected,
+    sampled,
+    scored,
+)
 
 from rlax_plugin.commands.audit import Report, Rule, audit
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.types import Group
+from rlax_plugin.types import Episode, ScoredGroup, group_of
 
 
 def audited(directory: Path, history: History) -> Report:
@@ -57,53 +68,73 @@ def overtaken_when_ready(h: History) -> None:
 
 
 def too_stale(h: History) -> None:
-    old = (group(5, 0, "f", attempt=2), None)
+    old = group(5, 0, "f", attempt=2)
     second(h).rescore(h.groups[5], old)
     fourth(h).batch = [old, h.groups[7]]
     fourth(h).replace(ev.Trained(3, (5, 7), 2), ev.Trained(3, (5, 7), 3))
 
 
 def of_the_future(h: History) -> None:
-    fourth(h).rescore(h.groups[7], (group(7, 3, "h", attempt=2), None))
+    fourth(h).rescore(h.groups[7], group(7, 3, "h", attempt=2))
 
 
 def changed_seventh(**changes: Any) -> Falsify:
     def falsify(h: History) -> None:
-        new = dataclasses.replace(h.groups[7][0], **changes)
-        fourth(h).rescore(h.groups[7], (new, None))
+        seventh = group_of(h.groups[7])
+        fourth(h).rescore(seventh, dataclasses.replace(seventh, **changes))
 
     return falsify
 
 
-def seventh(*versions: list[int], **changes: Any) -> tuple[Any, ...]:
-    return tuple(rollout(7, i, v, **changes) for i, v in enumerate(versions))
+def seventh(*versions: list[int], **changes: Any) -> tuple[Episode, ...]:
+    return tuple(episode(i, sampled(7, i, v, **changes)) for i, v in enumerate(versions))
 
 
-MIXED = changed_seventh(rollouts=seventh([2, 2], [1, 2, 2]))
-BACKWARDS = changed_seventh(rollouts=seventh([2, 2], [2, 1, 2]))
+MIXED = changed_seventh(episodes=seventh([2, 2], [1, 2, 2]))
+BACKWARDS = changed_seventh(episodes=seventh([2, 2], [2, 1, 2]))
 
 
-def in_batch(change: Callable[[Group], Group]) -> Falsify:
+def in_batch(change: Callable[[ScoredGroup], ScoredGroup]) -> Falsify:
     """Changes group 3, scored in segment 1, in the file of the batch that it trains in."""
 
     def falsify(h: History) -> None:
-        second(h).batch = [(change(h.groups[3][0]), None), h.groups[4]]
+        second(h).batch = [change(group_of(h.groups[3])), h.groups[4]]
 
     return falsify
 
 
-def other_tokens(g: Group) -> Group:
-    last = dataclasses.replace(g.rollouts[1], tokens=np.array([4, 5, 9], np.int32))
-    return dataclasses.replace(g, rollouts=(g.rollouts[0], last))
+def other_tokens(g: ScoredGroup) -> ScoredGroup:
+    tokens = np.array([4, 5, 9], np.int32)
+    last = episode(1, sampled(3, 1, [0, 0, 0], tokens=tokens))
+    return dataclasses.replace(g, episodes=(g.episodes[0], last))
 
 
-def a_sample_less(g: Group) -> Group:
-    return dataclasses.replace(g, rollouts=g.rollouts[:1])
+def a_sample_less(g: ScoredGroup) -> ScoredGroup:
+    return dataclasses.replace(g, episodes=g.episodes[:1], scores=g.scores[:1])
 
 
-def unfinished(g: Group) -> Group:
-    last = dataclasses.replace(g.rollouts[1], finish_reason="cancelled")
-    return dataclasses.replace(g, rollouts=(g.rollouts[0], last))
+def unfinished(g: ScoredGroup) -> ScoredGroup:
+    last = episode(1, sampled(3, 1, [0, 0, 0], finish=None))
+    return dataclasses.replace(g, episodes=(g.episodes[0], last))
+
+
+def other_token_rewards(g: ScoredGroup) -> ScoredGroup:
+    paid = dataclasses.replace(g.scores[1], token_rewards=(np.array([0.0, 0.0, 0.5]),))
+    return dataclasses.replace(g, scores=(g.scores[0], paid))
+
+
+def other_side_channel(g: ScoredGroup) -> ScoredGroup:
+    last = episode(1, sampled(3, 1, [0, 0, 0], side={"experts": np.ones((3, 2), np.int16)}))
+    return dataclasses.replace(g, episodes=(g.episodes[0], last))
+
+
+def cell(segment: Callable[[History], Draft], group_id: int, column: str, value: Any) -> Falsify:
+    """Another value in all rows of a group."""
+
+    def falsify(h: History) -> None:
+        segment(h).change = cells(column, {group_id: value})
+
+    return falsify
 
 
 def replace(segment: Callable[[History], Draft], old: ev.Event, *new: ev.Event) -> Falsify:
@@ -142,27 +173,21 @@ def other_batch(h: History) -> None:
     second(h).batch, second(h).others = [h.groups[3], h.groups[5]], [h.groups[4]]
 
 
-def advantages_outside_of_a_batch(h: History) -> None:
-    first(h).others[1] = (dataclasses.replace(h.groups[3][0], advantages=np.zeros(2)), None)
-
-
 def too_old(h: History) -> None:
-    fourth(h).rescore(h.groups[7], (group(7, 0, "h", attempt=2), None))
+    fourth(h).rescore(h.groups[7], group(7, 0, "h", attempt=2))
 
 
 def of_a_version_to_come(h: History) -> None:
     """A group that never trains."""
     old = h.groups[9]
-    h.segments[4].rescore(old, (group(9, 4, "b"), None))
+    h.segments[4].rescore(old, group(9, 4, "b"))
 
 
 def seed_of_another(h: History) -> None:
-    fifth = h.groups[5][0].rollouts
-    changed = tuple(
-        dataclasses.replace(r, seed=fifth[0].seed if r.index else r.seed)
-        for r in h.groups[7][0].rollouts
-    )
-    changed_seventh(rollouts=changed)(h)
+    (first_of_fifth, *_) = group_of(h.groups[5]).sampled
+    (first, *_) = group_of(h.groups[7]).episodes
+    last = episode(1, sampled(7, 1, [2, 2, 2], seed=first_of_fifth.seed))
+    changed_seventh(episodes=(first, last))(h)
 
 
 FALSIFIED = [
@@ -180,14 +205,14 @@ FALSIFIED = [
     ("dropped for no reason", replace(fourth, ev.Dropped(6, REASON), ev.Dropped(6, " ")),
      Rule.DROPPED_WITHOUT_REASON, 4, None, 6),
     ("trained, then dropped", say(second, ev.Dropped(0, REASON)), Rule.ENDED_TWICE, 2, None, 0),
-    ("rejected, then accepted", say(second, *scored((group(2, 0, "c"), None))[1:]),
+    ("rejected, then accepted", say(second, *scored(group(2, 0, "c"))[1:]),
      Rule.ENDED_TWICE, 2, None, 2),
     ("samples change before they train", in_batch(other_tokens), Rule.SAMPLES_CHANGED, 2, 2, 3),
     ("a sample is missing", in_batch(a_sample_less), Rule.BATCH_DIFFERS, 2, 2, 3),
     ("an unfinished sample trains", in_batch(unfinished), Rule.BATCH_DIFFERS, 2, 2, 3),
     ("another group is in the batch", other_batch, Rule.BATCH_DIFFERS, 2, 2, 4),
     ("a batch too small", fewer_groups, Rule.WRONG_BATCH, 2, 2, None),
-    ("a group is in both files", kept_twice, Rule.ROLLOUTS_DIFFER, 2, None, 4),
+    ("a group is in the batch and beside it", kept_twice, Rule.SAMPLES_DIFFER, 2, None, 4),
     ("staleness is made small", replace(second, ev.Trained(2, (3, 4), 2), ev.Trained(2, (3, 4), 1)),
      Rule.STALENESS_DIFFERS, 2, 2, None),
     ("a step is left out", replace(second, ev.Trained(2, (3, 4), 2), ev.Trained(3, (3, 4), 3)),
@@ -202,16 +227,26 @@ FALSIFIED = [
     ("generated at an attempt that never was", lambda h: second(h).events.pop(3),
      Rule.UNKNOWN_ATTEMPT, 2, None, 5),
     ("scored and never generated", without_generated, Rule.WRONG_ORDER, 1, None, 1),
-    ("scored twice", say(first, *scored((group(3, 0, "d"), None))[1:]),
+    ("scored twice", say(first, *scored(group(3, 0, "d"))[1:]),
      Rule.WRONG_ORDER, 1, None, 3),
     ("another prompt", changed_seventh(prompt=group(7, 2, "z").prompt),
      Rule.GENERATION_DIFFERS, 4, None, 7),
-    ("advantages outside of a batch", advantages_outside_of_a_batch,
-     Rule.JUDGEMENT_DIFFERS, 1, None, 3),
+    ("token rewards change before they train", in_batch(other_token_rewards),
+     Rule.SAMPLES_CHANGED, 2, 2, 3),
+    ("a side channel changes before it trains", in_batch(other_side_channel),
+     Rule.SAMPLES_CHANGED, 2, 2, 3),
+    ("a batch without advantages", cell(second, 4, "advantage", None),
+     Rule.BATCH_DIFFERS, 2, 2, 4),
+    ("an accepted group is said to train", cell(first, 3, "state", "trained"),
+     Rule.BATCH_DIFFERS, 1, 1, 3),
+    ("a group of the batch is said not to train", cell(second, 4, "state", "accepted"),
+     Rule.BATCH_DIFFERS, 2, 2, 4),
+    ("a rejected group is said to be accepted", cell(first, 2, "state", "accepted"),
+     Rule.JUDGEMENT_DIFFERS, 1, None, 2),
     ("another reason on disk",
      lambda h: first(h).others.__setitem__(0, rejected(2, 0, "c", "too hard")),
      Rule.JUDGEMENT_DIFFERS, 1, None, 2),
-    ("one seed for two samples", changed_seventh(rollouts=seventh([2, 2], [2, 2, 2], seed=1)),
+    ("one seed for two samples", changed_seventh(episodes=seventh([2, 2], [2, 2, 2], seed=1)),
      Rule.REPEATED_SEED, 4, None, 7),
     ("a version before its step", say(first, ev.Published(2, "d2")),
      Rule.PUBLISHED_EARLY, 1, 2, None),

@@ -15,6 +15,7 @@ from rlax_plugin.cli import app
 from rlax_plugin.commands.audit import Rule, audit
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 
 FIGURES = {
@@ -59,25 +60,25 @@ def run(tmp_path: Path) -> Path:
 
 
 def segment_file(run: Path, number: int) -> Path:
-    return run / f"journal/{number:08d}.json"
+    return run / journal.segment_name(number)
 
 
-def test_a_batch_that_was_altered_or_is_missing(run: Path) -> None:
-    file = run / "batches/00000002.parquet"
+def test_samples_that_were_altered_or_are_missing(run: Path) -> None:
+    file = run / journal.samples_name(2)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     report = audit(RunFiles(run))
-    assert place(report) == (Rule.BATCH_DIFFERS, 2, 2, None)
+    assert place(report) == (Rule.SAMPLES_DIFFER, 2, 2, None)
     assert report.violation is not None and "the file has changed" in str(report.violation)
     assert (report.figures.samples, report.figures.trained) == (8, 6)
     file.unlink()
-    assert place(audit(RunFiles(run))) == (Rule.BATCH_DIFFERS, 2, 2, None)
+    assert place(audit(RunFiles(run))) == (Rule.SAMPLES_DIFFER, 2, 2, None)
 
 
-def test_rollouts_that_are_missing(run: Path) -> None:
-    (run / "rollouts/00000005.parquet").unlink()
-    assert place(audit(RunFiles(run))) == (Rule.ROLLOUTS_DIFFER, 5, None, None)
+def test_samples_of_no_batch_that_are_missing(run: Path) -> None:
+    (run / journal.samples_name(5)).unlink()
+    assert place(audit(RunFiles(run))) == (Rule.SAMPLES_DIFFER, 5, None, None)
 
 
 def test_a_segment_that_is_missing_exchanged_or_rewritten(run: Path) -> None:

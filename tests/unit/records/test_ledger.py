@@ -16,7 +16,8 @@ from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, Segment
 from rlax_plugin.records.ledger import Ledger
-from rlax_plugin.records.samples import ScoredGroup
+from rlax_plugin.records.read_samples import from_table
+from rlax_plugin.types import Judged
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger.close()
 
 
-def add(ledger: Ledger, *events: ev.Event, judged: tuple[ScoredGroup, ...] = ()) -> int:
+def add(ledger: Ledger, *events: ev.Event, judged: tuple[Judged, ...] = ()) -> int:
     rows = samples.to_table(judged) if judged else None
     return ledger.add([(event, ev.encode(event)) for event in events], rows)
 
@@ -35,7 +36,7 @@ def tail(ledger: Ledger, number: int = 0, checksum: str = journal.START) -> tupl
     found = ledger.tail(number, checksum)
     assert found is not None
     events, tables = found
-    return events, [judged for table in tables for judged in samples.from_table(table)]
+    return events, [one.judged for table in tables for one in from_table(table)]
 
 
 def states(path: Path) -> dict[int, tuple[Any, ...]]:
@@ -48,7 +49,7 @@ def states(path: Path) -> dict[int, tuple[Any, ...]]:
 
 
 def test_the_tail_is_what_no_segment_holds(ledger: Ledger) -> None:
-    first, second = (group(0, 0, "a"), None), rejected(1, 0, "b", "too easy")
+    first, second = group(0, 0, "a"), rejected(1, 0, "b", "too easy")
     assert tail(ledger) == ([], [])
     issued = ev.Issued(0, ("a", "b", "c"), 0)
     last = add(ledger, issued, *scored(first), judged=(first,))
@@ -72,7 +73,7 @@ def test_a_ledger_of_another_past_has_no_tail(ledger: Ledger) -> None:
 
 
 def test_a_batch_that_no_segment_commits_never_was(ledger: Ledger) -> None:
-    before, after = (group(0, 0, "a"), None), (group(2, 0, "c"), None)
+    before, after = group(0, 0, "a"), group(2, 0, "c")
     issued = ev.Issued(0, ("a", "b", "c"), 0)
     add(ledger, issued, *scored(before), ev.Trained(1, (0,), 1), judged=(before,))
     add(ledger, *scored(after), judged=(after,))
@@ -120,7 +121,7 @@ def test_the_ledger_is_rebuilt_from_the_journal(tmp_path: Path) -> None:
         9: ("b", "accepted", None, None),
         10: ("c", "issued", None, None),
     }
-    add(ledger, ev.Generated(8, 2, "w0", 1, 1, 2, 5))
+    add(ledger, ev.Generated(8, 2, ("w0",), 1, 1, 2, 5))
     assert states(path)[8] == ("a", "generated", None, None)
     # Back to the first segment: what it knows of it stays, the rest is read again.
     first, checksum = segments[0]
@@ -139,7 +140,7 @@ def test_an_interrupted_transaction_changes_nothing(ledger: Ledger) -> None:
     add(ledger, ev.Issued(0, ("a",), 0))
 
     def breaks() -> Iterator[tuple[Segment, str]]:
-        yield Segment(1, journal.START, None, None, None, (ev.Resumed(0),)), "11111111"
+        yield Segment(1, journal.START, None, (), (ev.Resumed(0),)), "11111111"
         raise JournalError(2, "is missing")
 
     with pytest.raises(JournalError):

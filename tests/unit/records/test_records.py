@@ -6,24 +6,23 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
-from histories import History, bits, group, in_batch, rejected, rollout
+from histories import History, batch_of, bits
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.records.journal import FileRecord, JournalError
-from rlax_plugin.records.samples import ScoredGroup
-from rlax_plugin.types import Group
+from rlax_plugin.records.journal import FileRecord, JournalError, Segment
+from rlax_plugin.records.read_samples import as_batch
 
 EVENTS = [
     ev.Issued(7, ("a", 'quote " and \n line'), 3),
     ev.Reissued(7, 2, "worker lost"),
-    ev.Generated(7, 2, "w0", 3, 4, 8, 120),
+    ev.Generated(7, 2, ("w0", "w1"), 3, 4, 8, 120),
     ev.Scored(7, 5, 8, None),
     ev.Scored(8, 0, 0, "all rewards failed"),
     ev.Trained(5, (7, 9), 2),
@@ -53,74 +52,6 @@ def test_what_is_no_event_is_rejected() -> None:
         with pytest.raises(RlaxError, match="not an event of this version"):
             ev.decode(document)
     assert [ev.group_of(event) for event in EVENTS] == [None, 7, 7, 7, 8, None, 9, None, None]
-
-
-# --- samples -------------------------------------------------------------------------------------
-
-
-def odd(number: int) -> Group:
-    """A group of values that are easily lost: NaN, -0.0, 64 bits, nothing at all."""
-    extremes = {
-        "tokens": np.array([-(2**31), 2**31 - 1, 0], np.int32),
-        "logprob_full": np.array(
-            [-0.0, np.nextafter(np.float32(-1), np.float32(0)), -np.inf], "f4"
-        ),
-        "logprob_sampled": np.array([1e-45, np.nan, -3.4e38], np.float32),
-    }
-    return group(
-        number,
-        0,
-        "p\u00e9",
-        rollouts=(
-            rollout(number, 0, [0, 1, 1], seed=2**64 - 1, reward=0.1 + 0.2,
-                    reward_parts=(0.1, 0.2, -0.0), **extremes),
-            rollout(
-                number, 1, [], reward=None, reward_error="timed out", finish_reason="cancelled"
-            ),
-        ),
-        advantages=np.array([np.nextafter(1.0, 2.0), -0.0]),
-        measured_pass_rate=None,
-    )  # fmt: skip
-
-
-JUDGED: list[ScoredGroup] = [
-    (odd(4), None),
-    rejected(2, 1, "c", "too easy"),
-    (group(3, 1, "d"), None),
-]
-
-
-def test_samples_come_back_bit_for_bit() -> None:
-    table = samples.to_table(JUDGED)
-    assert table.num_rows == 6
-    parquet = samples.from_parquet(samples.to_parquet(1, table), "file")
-    arrow = samples.from_table(samples.from_arrow(samples.to_arrow(table)))
-    assert bits(parquet) == bits(arrow) == bits(JUDGED)
-    again = samples.to_parquet(1, samples.to_table(parquet))
-    assert again == samples.to_parquet(1, table)  # the same file, so the same checksum
-
-
-def test_a_table_is_made_of_nothing_as_well() -> None:
-    empty = samples.to_table([])
-    assert (empty.num_rows, samples.from_table(empty)) == (0, [])
-    assert samples.from_parquet(samples.to_parquet(1, empty), "file") == []
-
-
-def test_groups_are_selected_in_the_order_asked_for() -> None:
-    table = samples.to_table(JUDGED)
-    chosen = samples.from_table(samples.select(table, [3, 4]))
-    assert bits(chosen) == bits([JUDGED[2], JUDGED[0]])
-    assert samples.select(table, []).num_rows == 0
-    with pytest.raises(KeyError):
-        samples.select(table, [3, 5])
-
-
-def test_a_file_of_something_else_is_damaged() -> None:
-    whole = samples.to_parquet(1, samples.to_table(JUDGED))
-    lacking = samples.to_parquet(1, samples.to_table(JUDGED).drop(["versions"]))
-    for data in (b"", b"PAR1", whole[: len(whole) // 2], lacking):
-        with pytest.raises(RlaxError, match=r"rollouts/1\.parquet is damaged"):
-            samples.from_parquet(data, "rollouts/1.parquet")
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -162,9 +93,10 @@ def test_documents(files: RunFiles) -> None:
 
 def test_what_a_killed_process_left_is_no_file(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
-    files.put("journal/00000001.json", b"{}")
-    (tmp_path / "journal/.00000002.json.77").write_bytes(b"{")
-    assert files.names("journal") == ["00000001.json"] and journal.last_number(files) == 1
+    files.put(journal.segment_name(1), b"{}")
+    directory = tmp_path / "journal/00000"
+    (directory / ".00000002.json.77").write_bytes(b"{")
+    assert files.names("journal/00000") == ["00000001.json"] and journal.last_number(files) == 1
 
 
 def test_what_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
@@ -172,9 +104,9 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("a file in the way")
     with pytest.raises(RlaxError, match=r"journal/1\.json cannot be written"):
         files.put("journal/1.json", b"")
-    (tmp_path / "batches").mkdir()
-    with pytest.raises(RlaxError, match="batches cannot be read"):
-        files.get("batches")
+    (tmp_path / "samples").mkdir()
+    with pytest.raises(RlaxError, match="samples cannot be read"):
+        files.get("samples")
     with pytest.raises(ConfigError, match="base_output_directory = 'nowhere://run'"):
         RunFiles("nowhere://run")
 
@@ -194,10 +126,11 @@ def test_a_journal_comes_back(files: RunFiles) -> None:
     assert [s.step for s, _ in found] == [1, 2, None, 3, None]
     for (one, _), draft in zip(found, history.segments, strict=True):
         assert list(one.events) == draft.events
-        assert bits(journal.read_samples(files, one, one.batch)) == bits(
-            [in_batch(judged) for judged in draft.batch or []]
-        )
-        assert bits(journal.read_samples(files, one, one.rollouts)) == bits(draft.others)
+        recorded = journal.read_samples(files, one)
+        batch = as_batch(one.step or 0, recorded)
+        assert bits(batch) == bits(batch_of(draft.step or 0, draft.batch or []))
+        others = [found.judged for found in recorded if found.advantages is None]
+        assert bits(others) == bits(draft.others)
     checksums = [checksum for _, checksum in found]
     assert [s.previous for s, _ in found] == ["00000000", *checksums[:-1]]
     assert list(journal.read(files, after=3, previous=checksums[2])) == found[3:]
@@ -248,18 +181,72 @@ def test_exchanged_segments_are_noticed(run: RunFiles) -> None:
 def test_files_of_a_segment_are_those_that_were_committed(run: RunFiles) -> None:
     found = [s for s, _ in journal.read(run)]
     second = found[1]
-    assert second.batch is not None
-    other = dataclasses.replace(second.batch, name="batches/00000003.parquet")
+    (file,) = second.samples
+    assert file.name == "samples/00000/00000002.parquet"
+
+    def with_file(**changes: Any) -> Segment:
+        return dataclasses.replace(second, samples=(dataclasses.replace(file, **changes),))
+
     with pytest.raises(JournalError, match=r"segment 2: .*the file has changed"):
-        journal.read_samples(run, second, other)
-    fewer = dataclasses.replace(second.batch, samples=3)
-    with pytest.raises(JournalError, match="holds 4 samples, not 3"):
-        journal.read_samples(run, second, fewer)
-    run.put("batches/x", b"not Parquet")
-    nonsense = FileRecord("batches/x", 4, journal.checksum(b"not Parquet"))
-    with pytest.raises(JournalError, match="segment 2: batches/x is damaged"):
-        journal.read_samples(run, second, nonsense)
-    run.delete("batches/00000002.parquet")
-    with pytest.raises(JournalError, match=r"segment 2: batches/00000002\.parquet is missing"):
-        journal.read_samples(run, second, second.batch)
-    assert journal.read_samples(run, second, None) == []
+        journal.read_samples(run, with_file(name=journal.samples_name(4)))
+    with pytest.raises(JournalError, match="holds 6 rows, not 3"):
+        journal.read_samples(run, with_file(rows=3))
+    run.put("samples/x", b"not Parquet")
+    nonsense = FileRecord("samples/x", 6, journal.checksum(b"not Parquet"))
+    with pytest.raises(JournalError, match="segment 2: samples/x is damaged"):
+        journal.read_samples(run, dataclasses.replace(second, samples=(nonsense,)))
+    run.delete(file.name)
+    with pytest.raises(JournalError, match=r"segment 2: samples/.*00000002\.parquet is missing"):
+        journal.read_samples(run, second)
+    assert journal.read_samples(run, dataclasses.replace(second, samples=())) == []
+
+
+def test_a_segment_of_a_format_to_come_is_named(run: RunFiles) -> None:
+    document = json.loads(segment(run, 5).read_bytes())
+    run.put_json(journal.segment_name(5), document | {"format": 3})
+    number, message = broken(run)
+    assert (number, "its format is 3, expected 2" in message) == (5, True)
+
+
+# --- numbers of five digits ----------------------------------------------------------------------
+
+
+def test_a_thousand_segments_lie_in_a_directory(files: RunFiles) -> None:
+    """Segments 998 to 2001, after one that a run went on from."""
+    assert journal.segment_name(999) == "journal/00000/00000999.json"
+    assert journal.segment_name(1000) == "journal/00001/00001000.json"
+    assert journal.samples_name(123_456) == "samples/00123/00123456.parquet"
+    checksum, checksums, judged = "12345678", {}, History().groups[0]
+    for number in [*range(998, 1002), *range(1998, 2002)]:
+        previous = checksums.get(number - 1, checksum)
+        checksums[number] = journal.write(
+            files,
+            number=number,
+            previous=previous,
+            step=number,
+            batch=samples.of_batch(batch_of(number, [judged])),
+            others=None,
+            events=[ev.encode(ev.Resumed(number))],
+        )
+    assert files.names("journal") == files.names("samples") == ["00000", "00001", "00002"]
+    assert len(files.names("journal/00001")) == 4
+    assert journal.last_number(files) == 2001
+    assert journal.numbers(files, journal.SAMPLES) == [998, 999, 1000, 1001, 1998, 1999, 2000, 2001]
+    for above, first in ((998, 999), (999, 1000), (1000, 1001), (1999, 2000), (2000, 2001)):
+        assert journal.numbers(files, journal.SAMPLES, above)[0] == first
+    assert journal.numbers(files, journal.SAMPLES, 2001) == []
+    found = list(journal.read(files, after=997, previous=checksum, until=1001))
+    assert [(s.number, s.step) for s, _ in found] == [(n, n) for n in range(998, 1002)]
+    assert [c for _, c in found] == [checksums[n] for n in range(998, 1002)]
+    assert bits(as_batch(1000, journal.read_samples(files, found[2][0]))) == bits(
+        batch_of(1000, [judged])
+    )
+    assert journal.read_one(files, 1999).events == (ev.Resumed(1999),)
+    assert journal.sample_files(files)[3] == "samples/00001/00001001.parquet"
+    # With one missing, reading ends there and says so.
+    files.delete(journal.segment_name(2000))
+    with pytest.raises(JournalError, match="segment 2000: is missing, but later segments exist"):
+        list(journal.read(files, after=1998, previous=checksums[1998]))
+    # A thousand that holds only temporary files, or nothing, is no thousand.
+    files.delete(journal.segment_name(2001))
+    assert journal.last_number(files) == 1999

@@ -1,0 +1,148 @@
+"""Removes records that ``rlax.retention`` does not keep, and never one that a resume may need.
+
+A resume starts from the newest checkpoint that can be read. It reads that one's snapshot, the
+samples of the groups that were ready then, and all samples behind it. So what the two newest
+checkpoints need is kept, and nothing is removed while there is only the first one, which may still
+be being written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from rlax_plugin.config import Retention, RlaxSection
+from rlax_plugin.controller.recovery import snapshot_name, snapshot_steps
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.ports.training import CheckpointReader, CheckpointStarter, Trainer
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.pruned import Pruned, read_pruned, write_pruned
+
+log = logging.getLogger("rlax.controller")
+
+_AT_ONCE = 64
+"""Segments looked at in one turn: what is to be committed next does not wait for thousands."""
+
+
+class Retaining:
+    """Removes samples and snapshots, a few at a time; blocking.
+
+    Args:
+      checkpoints: steps of the trainer's checkpoints; None: the trainer cannot tell, and nothing is
+        removed.
+    """
+
+    def __init__(
+        self,
+        retention: Retention,
+        files: RunFiles,
+        checkpoints: Callable[[], Iterable[int]] | None,
+    ):
+        self._retention, self._files, self._checkpoints = retention, files, checkpoints
+
+    def remove_some(self) -> bool:
+        """Removes the oldest of what may go; returns whether there may be more of it.
+
+        What cannot be removed stays until the next time.
+        """
+        try:
+            return self._remove_some()
+        except RlaxError as error:
+            log.warning("records that rlax.retention does not keep are still there: %s", error)
+            return False
+
+    def _remove_some(self) -> bool:
+        if self._checkpoints is None:
+            return False
+        snapshots = snapshot_steps(self._files)
+        saved = sorted(set(self._checkpoints()) & set(snapshots))
+        if len([step for step in snapshots if saved and step <= saved[-1]]) < 2:
+            return False
+        oldest = saved[-2] if len(saved) > 1 else saved[-1]
+        bases = [step for step in snapshots if step >= oldest]
+        if self._retention.keeps_all_samples or not self._remove_samples(bases):
+            self._remove_snapshots(snapshots, saved)
+            return False
+        return True
+
+    def _remove_snapshots(self, snapshots: list[int], saved: list[int]) -> None:
+        # The newest one's checkpoint may be on its way.
+        if self._retention.snapshots:
+            for step in snapshots:
+                if step < saved[-1] and step not in saved:
+                    self._files.delete(snapshot_name(step))
+
+    def _remove_samples(self, bases: list[int]) -> bool:
+        """Returns whether some were removed.
+
+        Args:
+          bases: steps of the snapshots that a resume may start from.
+        """
+        found = [self._files.get_json(snapshot_name(step)) for step in bases]
+        documents = [document for document in found if document is not None]
+        needed = {
+            int(segment)
+            for document in documents
+            for segment in document["run_state"]["ready"].values()
+        }
+        limit = min(document["segment"] for document in documents)
+        before = read_pruned(self._files)
+        there = journal.numbers(self._files, journal.SAMPLES)
+        goes = [number for number in there if number not in needed]
+        until, step = self._until(goes, limit, max(bases), before)
+        kept = frozenset(n for n in there if n <= until and n in needed)
+        if (pruned := Pruned(until, step, kept)) != before:
+            write_pruned(self._files, pruned)
+        due = [number for number in goes if number <= until]
+        for number in due[:_AT_ONCE]:
+            self._files.delete(journal.samples_name(number))
+        return until > before.until or len(due) > 0
+
+    def _until(
+        self, goes: list[int], limit: int, last_step: int, before: Pruned
+    ) -> tuple[int, int]:
+        """The last segment and the last step whose samples are to be removed by now.
+
+        Args:
+          goes: segments that have samples which are not needed.
+          limit: the last segment whose samples may be removed.
+          last_step: the last one that has a snapshot.
+        """
+        until, step, over = before.until, before.step, 0
+        steps, most = self._retention.samples_steps, self._retention.samples_bytes
+        sizes: dict[int, int] = {}
+        if most is not None:
+            sizes = journal.sample_sizes(self._files)
+            over = sum(sizes.values()) - most
+            over -= sum(sizes.get(number, 0) for number in goes if number <= until)
+        for number in range(until + 1, limit + 1):
+            its_step = journal.read_one(self._files, number).step
+            if its_step is None:
+                continue  # its samples go with those of the next batch
+            if over <= 0 and (steps is None or its_step > last_step - steps):
+                break
+            over -= sum(sizes.get(n, 0) for n in goes if until < n <= number)
+            until, step = number, its_step
+            if until - before.until >= _AT_ONCE:
+                break
+        return until, step
+
+
+def retaining(section: RlaxSection, files: RunFiles, trainer: Trainer) -> Retaining:
+    """What removes a run's records.
+
+    Raises:
+      ConfigError: samples are to be removed, and the trainer cannot tell its checkpoints.
+    """
+    retention = section.retention
+    if isinstance(trainer, CheckpointReader | CheckpointStarter):
+        return Retaining(retention, files, trainer.checkpoints)
+    for key in ("samples_steps", "samples_bytes"):
+        if (value := getattr(retention, key)) is not None:
+            reason = (
+                f"trainer {section.trainer.name} has no method checkpoints, so that nothing tells "
+                "which samples a resume needs: leave this out"
+            )
+            raise ConfigError(f"rlax.retention.{key}", value, reason)
+    return Retaining(retention, files, None)

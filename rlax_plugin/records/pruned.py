@@ -1,0 +1,58 @@
+"""Which samples a run no longer keeps, see ``rlax.retention``; written down before they go.
+
+``samples/pruned.json`` says it of all segments up to a number, a few apart. A process that is
+killed before it has removed the files leaves some that need not be there, and are read all the
+same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.records.files import RunFiles
+
+NAME = "samples/pruned.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The samples that are not kept.
+
+    Attributes:
+      until: the last segment whose samples are not; 0: those of all are kept.
+      step: the last step whose batch is not.
+      kept: segments up to ``until`` whose samples are kept all the same.
+    """
+
+    until: int = 0
+    step: int = 0
+    kept: frozenset[int] = frozenset()
+
+    def __contains__(self, segment: int) -> bool:
+        return segment <= self.until and segment not in self.kept
+
+    def __str__(self) -> str:
+        return f"the samples of steps 1 to {self.step} are not kept (rlax.retention)"
+
+
+def read_pruned(files: RunFiles) -> Pruned:
+    """What a run has written down.
+
+    Raises:
+      RlaxError: it is damaged, or cannot be read.
+    """
+    document = files.get_json(NAME)
+    if document is None:
+        return Pruned()
+    try:
+        kept = frozenset(int(segment) for segment in document["kept"])
+        return Pruned(int(document["until"]), int(document["step"]), kept)
+    except (LookupError, TypeError, ValueError) as error:
+        raise RlaxError(f"{files.location(NAME)} is damaged: {error!r}") from error
+
+
+def write_pruned(files: RunFiles, pruned: Pruned) -> None:
+    """Writes it down; before the files are removed."""
+    document = {"until": pruned.until, "step": pruned.step, "kept": sorted(pruned.kept)}
+    files.put_json(NAME, document)
