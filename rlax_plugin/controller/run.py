@@ -78,7 +78,7 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     last_step = int(maxtext["steps"]) // updates
     document = finished(files, last_step, section.evaluation.problems > 0)
     if document is None:
-        check_format(files, config, argv)
+        check_format(files, config.content, argv)
     make_state_directory(state_dir, section, maxtext)
     if document is not None:
         out = console(sys.stdout)

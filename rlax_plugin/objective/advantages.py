@@ -17,7 +17,7 @@ import numpy as np
 
 from rlax_plugin.config import Overlong
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.types import ScoredGroup
+from rlax_plugin.types import Score, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +102,51 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.nd
     """Advantages of the episodes of one batch; those without a reward get 0.
 
     Returns:
-      float64 [episodes] for each group.
+      See ``TrainBatch.advantages``.
 
     Raises:
       TrainingError: the slot returned another shape, or a value that is not finite; or advantages
         that differ within a sample, which only token rewards and values may cause.
     """
-    rewards_n = np.concatenate([group.rewards for group in groups])
+    scores = [score for group in groups for score in group.scores]
+    paid = [s.at_the_end if isinstance(s, Score) else np.nan for s in scores]
+    rewards_n = np.array(paid, np.float64)
     lengths_n = np.array([episode.tokens for group in groups for episode in group.episodes])
     group_n = np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups])
     scored_n = ~np.isnan(rewards_n)  # the others say nothing and influence no other
-    outcomes = Outcomes(rewards_n[scored_n], lengths_n[scored_n], group_n[scored_n])
+    outcomes = Outcomes(
+        rewards_n[scored_n],
+        lengths_n[scored_n],
+        group_n[scored_n],
+        _token_rewards([s for s in scores if isinstance(s, Score)], lengths_n[scored_n]),
+    )
     found_nt = _computed(slot, outcomes)
+    ends = np.cumsum([len(group.episodes) for group in groups])
     differs_nt = found_nt != found_nt[:, :1]
     if differs_nt.any() and (differs_nt & outcomes.mask_nt).any():
+        if outcomes.token_rewards_nt is not None:
+            advantages_nt = np.zeros((len(rewards_n), found_nt.shape[1]))
+            advantages_nt[scored_n] = np.where(outcomes.mask_nt, found_nt, 0.0)
+            return tuple(np.split(advantages_nt, ends[:-1]))
         raise TrainingError(
             "the advantage slot gives the tokens of a sample different advantages, but there are "
             "no token rewards or values"
         )
     advantages_n = np.zeros(len(rewards_n))
     advantages_n[scored_n] = found_nt[:, 0]
-    ends = np.cumsum([len(group.episodes) for group in groups])
     return tuple(np.split(advantages_n, ends[:-1]))
+
+
+def _token_rewards(scores: Sequence[Score], lengths_n: np.ndarray) -> np.ndarray | None:
+    """float64 [n, longest]; None if nothing was paid at a token."""
+    if not any(score.token_rewards for score in scores):
+        return None
+    paid_nt = np.zeros((len(scores), int(lengths_n.max(initial=0))))
+    for paid_t, score in zip(paid_nt, scores, strict=True):
+        if score.token_rewards:
+            rewards = np.concatenate(score.token_rewards)
+            paid_t[: len(rewards)] = rewards
+    return paid_nt
 
 
 def probe(slot: AdvantageSlot, group_size: int) -> None:
@@ -146,8 +169,8 @@ def of_batch(
     """Advantages of a laid-out batch, float64 [rows, length], 0 outside of completions.
 
     Args:
-      arrays: of ``objective/batches.py``: ``rl_rewards``, ``rl_group``, ``targets_segmentation``
-        are read.
+      arrays: of ``objective/batches.py``: ``rl_rewards``, ``rl_group`` and ``rl_episode`` are
+        read.
       token_rewards_bt, values_bt: see ``Outcomes``; read at the tokens of completions.
 
     Raises:
@@ -160,33 +183,38 @@ def of_batch(
         if source_bt is None:
             return None
         result_nt = np.zeros((len(places), longest))
-        for index, (row, t) in enumerate(places):
-            result_nt[index, : len(t)] = source_bt[row, t]
+        for index, (rows, t) in enumerate(places):
+            result_nt[index, : len(t)] = source_bt[rows, t]
         return result_nt
 
     outcomes = Outcomes(
-        rewards_n=np.array([arrays["rl_rewards"][row, t[0]] for row, t in places], np.float64),
+        rewards_n=np.array([arrays["rl_rewards"][b[0], t[0]] for b, t in places], np.float64),
         lengths_n=np.array([len(t) for _, t in places], int),
-        group_n=np.array([arrays["rl_group"][row, t[0]] for row, t in places], int),
+        group_n=np.array([arrays["rl_group"][b[0], t[0]] for b, t in places], int),
         token_rewards_nt=spread(token_rewards_bt),
         values_nt=spread(values_bt),
     )
     advantages_bt = np.zeros(arrays["rl_rewards"].shape)
-    for (row, t), advantages_t in zip(places, _computed(slot, outcomes), strict=True):
-        advantages_bt[row, t] = advantages_t[: len(t)]
+    for (rows, t), advantages_t in zip(places, _computed(slot, outcomes), strict=True):
+        advantages_bt[rows, t] = advantages_t[: len(t)]
     return advantages_bt
 
 
-def completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
-    """(row, positions of its completion's tokens) of every sample of a batch that has a reward.
+def completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(rows, positions) of the sampled tokens of each episode of a batch that has a reward.
+
+    They lie in one row, unless the episode has several trajectories.
 
     Args:
-      arrays: of ``objective/batches.py``: ``rl_group`` and ``targets_segmentation`` are read.
+      arrays: of ``objective/batches.py``: ``rl_episode`` is read.
     """
-    segments_bt = arrays["targets_segmentation"]
-    for row, scored_t in enumerate(arrays["rl_group"] > 0):
-        for segment in np.unique(segments_bt[row][scored_t]):
-            yield row, np.flatnonzero(scored_t & (segments_bt[row] == segment))
+    rows, positions = np.nonzero(arrays["rl_episode"])
+    episodes = arrays["rl_episode"][rows, positions]
+    # A stable sort: trajectories in the order of rows, tokens in the order of positions.
+    order = np.argsort(episodes, kind="stable")
+    ends = np.flatnonzero(np.diff(episodes[order])) + 1
+    for found in np.split(order, ends) if len(order) else ():
+        yield rows[found], positions[found]
 
 
 def _computed(slot: AdvantageSlot, outcomes: Outcomes) -> np.ndarray:

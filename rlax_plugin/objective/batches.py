@@ -7,7 +7,7 @@ position t concern ``targets[t]``, and are 0 where that token was given. Numpy o
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,10 +40,14 @@ ARRAYS: dict[str, ArraySpec] = {
 }
 HOST_ARRAYS: dict[str, ArraySpec] = {
     # For advantages (``advantages.of_batch``); they need not reach a device. The group's place in
-    # the batch, from 1, on sampled tokens of scored episodes, 0 elsewhere; and the reward there.
+    # the batch, from 1, on sampled tokens of scored episodes, 0 elsewhere; there as well the
+    # episode's place in the batch, from 1, and the reward that it was paid as a whole.
     "rl_group": _INT32,
+    "rl_episode": _INT32,
     "rl_rewards": ArraySpec(np.dtype(np.float64)),
 }
+TOKEN_REWARDS = "rl_token_rewards"
+"""float64, what was paid at a token; only in a batch in which something was."""
 
 
 def sizes(groups: Sequence[ScoredGroup]) -> list[int]:
@@ -140,7 +144,7 @@ def build_arrays(
             for trajectory in episode.trajectories:
                 _check_laid_out(where, trajectory, length)
             if isinstance(score, Score):
-                _check_trained(where, episode, float(advantage), step)
+                _check_trained(where, episode, advantage, step)
     sizes_n = sizes(groups)
     places = place(sizes_n, rows, length, sequences_per_row)
     if places is None:
@@ -155,10 +159,13 @@ def build_arrays(
     for side in ("inputs", "targets"):
         arrays[side].fill(pad_id)
         arrays[f"{side}_position"][:] = position_t
-    remaining = iter(places)
+    if any(s.token_rewards for g in groups for s in g.scores if isinstance(s, Score)):
+        arrays[TOKEN_REWARDS] = np.zeros((rows, length))
+    remaining, episodes = iter(places), itertools.count(1)
     for number, (group, advantages) in enumerate(zip(groups, batch.advantages, strict=True), 1):
         for episode, score, advantage in zip(group.episodes, group.scores, advantages, strict=True):
-            trains = not (mask_truncated and episode.truncated)
+            trains, episode_number = not (mask_truncated and episode.truncated), next(episodes)
+            paid, done = iter(score.token_rewards if isinstance(score, Score) else ()), 0
             for trajectory in episode.trajectories:
                 row, start, segment = next(remaining)
                 end = start + trajectory.length - 1
@@ -173,14 +180,20 @@ def build_arrays(
                 at = start - 1  # ``targets`` are one token ahead
                 for turn in trajectory.turns:
                     begin = at + turn.given.size
-                    at = begin + turn.sampled.tokens.size
+                    count = turn.sampled.tokens.size
+                    at = begin + count
+                    if TOKEN_REWARDS in arrays:
+                        arrays[TOKEN_REWARDS][row, begin:at] = next(paid, 0.0)
+                    own = advantage if advantage.ndim == 0 else advantage[done : done + count]
+                    done += count
                     for name, values in (
                         ("rl_mask", trains),
-                        ("rl_advantages", advantage),
+                        ("rl_advantages", own),
                         ("rl_behaviour_logprobs", turn.sampled.logprobs),
                         ("rl_staleness", step - turn.sampled.versions),
                         ("rl_group", number),
-                        ("rl_rewards", score.total),
+                        ("rl_episode", episode_number),
+                        ("rl_rewards", score.at_the_end),
                     ):
                         arrays[name][row, begin:at] = values
     return arrays
@@ -205,10 +218,10 @@ def _check_laid_out(where: str, trajectory: Trajectory, length: int) -> None:
             )
 
 
-def _check_trained(where: str, episode: Episode, advantage: float, step: int) -> None:
+def _check_trained(where: str, episode: Episode, advantage: np.ndarray, step: int) -> None:
     """Raises if an episode could not have been generated for this step."""
     for s in episode.sampled:
-        if not (math.isfinite(advantage) and np.isfinite(s.logprobs).all()):
+        if not (np.isfinite(advantage).all() and np.isfinite(s.logprobs).all()):
             raise TrainingError(f"{where} has an advantage or log-probs that are not finite")
         if (newest := s.versions.max()) >= step:
             raise TrainingError(

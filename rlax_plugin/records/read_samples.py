@@ -39,7 +39,7 @@ class RecordedGroup:
     """A group as a row of a file tells of it.
 
     Attributes:
-      advantages: float64 [episodes] where it trained; None otherwise.
+      advantages: see ``TrainBatch``, where it trained; None otherwise.
     """
 
     judged: Judged
@@ -147,10 +147,21 @@ class _Rows:
         )
         advantages = None
         if one["state"][first] == "trained":
-            advantages = np.array([one["advantage"][r[0]] for r in of_episodes], np.float64)
+            advantages = self._advantages(of_episodes)
         reason = one["rejected"][first]
         judged = group if one["state"][first] != "rejected" else Rejected(group, str(reason))
         return RecordedGroup(judged, advantages)
+
+    def _advantages(self, of_episodes: list[list[int]]) -> np.ndarray:
+        by_token = self._columns["token_advantages"]
+        if by_token[of_episodes[0][0]] is None:
+            whole = self._columns["advantage"]
+            return np.array([whole[rows[0]] for rows in of_episodes], np.float64)
+        found = [np.concatenate([by_token[row] or () for row in rows]) for rows in of_episodes]
+        advantages = np.zeros((len(found), max(map(len, found))))
+        for own, values in zip(advantages, found, strict=True):
+            own[: len(values)] = values
+        return advantages
 
     def _episode(self, rows: list[int]) -> Episode:
         one, first = self._columns, rows[0]

@@ -95,12 +95,12 @@ def to_table(judged: Sequence[Judged]) -> pa.Table:
 
 def of_batch(batch: TrainBatch) -> pa.Table:
     """``to_table`` of the groups of a batch, which train, with their advantages."""
-    advantages = [a.tolist() for a in batch.advantages]
-    return _table(batch.groups, ["trained"] * len(batch.groups), list(chain(*advantages)))
+    advantages = list(chain(*batch.advantages))
+    return _table(batch.groups, ["trained"] * len(batch.groups), advantages)
 
 
 def _table(
-    judged: Sequence[Judged], states: Sequence[str], advantages: list[float] | None = None
+    judged: Sequence[Judged], states: Sequence[str], advantages: Sequence[np.ndarray] | None = None
 ) -> pa.Table:
     groups = [group_of(one) for one in judged]
     episodes = [e for g in groups for e in g.episodes]
@@ -146,12 +146,14 @@ def _table(
             "reward_parts": [s.parts if s else () for s in scored],
             "reward_metrics": [s and _json(s.metrics) for s in scored],
             "reward_error": [None if isinstance(s, Score) else s.reason for s in scores],
-            "advantage": advantages or [None] * len(episodes),
+            "advantage": [float(a) if a.ndim == 0 else None for a in advantages]
+            if advantages
+            else [None] * len(episodes),
         }.items()
     }
     columns["trajectory"] = [n for e in episodes for n in range(len(e.trajectories))]
     columns["token_rewards"] = list(_token_rewards(episodes, scored))
-    columns["token_advantages"] = [None] * len(trajectories)
+    columns["token_advantages"] = _token_advantages(episodes, advantages)
     columns |= _turn_columns(trajectories, turns)
     sampled_lengths = [sum(len(t.sampled.tokens) for t in one.turns) for one in trajectories]
     ends = _offsets(sampled_lengths)
@@ -185,6 +187,20 @@ def _token_rewards(
             its = [next(of_turns, None) for _ in trajectory.turns]
             found = [np.asarray(one, np.float64) for one in its if one is not None]
             yield np.concatenate(found).tolist() if found else None
+
+
+def _token_advantages(
+    episodes: Sequence[Episode], advantages: Sequence[np.ndarray] | None
+) -> list[list[float] | None]:
+    found: list[list[float] | None] = []
+    for index, episode in enumerate(episodes):
+        own, done = None if advantages is None else advantages[index], 0
+        for trajectory in episode.trajectories:
+            count = sum(len(turn.sampled.tokens) for turn in trajectory.turns)
+            by_token = None if own is None or own.ndim == 0 else own[done : done + count]
+            found.append(None if by_token is None else by_token.tolist())
+            done += count
+    return found
 
 
 def _turn_columns(trajectories: Sequence[Trajectory], turns: Sequence[Turn]) -> dict[str, Any]:

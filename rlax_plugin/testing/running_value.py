@@ -75,7 +75,8 @@ def less_value(outcomes: Outcomes) -> np.ndarray:
 
 def _samples(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[int, int, np.ndarray]]:
     """(hash of the prompt's tokens, row, positions of the completion) of every scored sample."""
-    for row, t in completions(batch):
+    for rows, t in completions(batch):
+        row = int(rows[0])
         segments_t = batch["inputs_segmentation"][row]
         start = int(np.argmax(segments_t == segments_t[t[0]]))
         tokens = batch["inputs"][row, start : t[0] + 1]

@@ -1,0 +1,69 @@
+"""The records that travel between stages, one per boundary.
+
+A group is one prompt, answered n times: each answer is an *episode* of one or more *trajectories*,
+each of which is one sequence to train on. A trajectory is made of *turns*: what was given (the
+prompt, the result of a tool), which never trains, and what the policy sampled behind it, which
+trains token for token. Most episodes are one trajectory of one turn.
+
+Tokens are int32. ``logprobs[t]`` and ``versions[t]`` belong to ``tokens[t]``, everywhere. Training
+steps count from 1, weight versions from 0: the update of step ``s`` produces version ``s``, and
+version 0 is what training started from.
+"""
+
+from __future__ import annotations
+
+from rlax_plugin.types.episodes import (
+    Episode,
+    Judged,
+    Rejected,
+    Score,
+    ScoredGroup,
+    TrainBatch,
+    Trajectory,
+    Turn,
+    Unscored,
+    group_of,
+)
+from rlax_plugin.types.generation import (
+    EMPTY,
+    Finish,
+    Key,
+    Prompt,
+    Purpose,
+    Request,
+    Sampled,
+    SamplingParams,
+    SideSpec,
+)
+from rlax_plugin.types.weights import (
+    Canary,
+    Descent,
+    TensorSpec,
+    WeightVersion,
+)
+
+__all__ = [
+    "EMPTY",
+    "Canary",
+    "Descent",
+    "Episode",
+    "Finish",
+    "Judged",
+    "Key",
+    "Prompt",
+    "Purpose",
+    "Rejected",
+    "Request",
+    "Sampled",
+    "SamplingParams",
+    "Score",
+    "ScoredGroup",
+    "SideSpec",
+    "TensorSpec",
+    "TrainBatch",
+    "Trajectory",
+    "Turn",
+    "Unscored",
+    "WeightVersion",
+    "group_of",
+]

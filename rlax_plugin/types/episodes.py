@@ -1,0 +1,182 @@
+"""Answers to a prompt, from a turn to the batch that trains on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlax_plugin.types.generation import EMPTY, Prompt, Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Something given, and what the policy sampled behind it.
+
+    Attributes:
+      given: int32 [given_length], never trains; of the first turn the prompt's own tokens.
+      sampled: complete; trains, token for token.
+    """
+
+    given: np.ndarray
+    sampled: Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One sequence to train on: each turn's ``given`` and ``sampled``, in order."""
+
+    turns: tuple[Turn, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens, given and sampled."""
+        return sum(len(t.given) + len(t.sampled.tokens) for t in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One answer to a prompt.
+
+    Attributes:
+      index: 0 .. n-1 within the group.
+      trajectories: in the order in which they were begun; the default is one of one turn.
+      text: what rewards read: the decoded completion without stop tokens, or what the environment
+        made of the episode.
+      ended: "done" by the environment, or "cut" at a limit on turns, tokens or time.
+      texts: of an episode of several turns, what each turn gave and what was sampled, in turns; the
+        prompt left out. Empty where ``text`` says it all.
+    """
+
+    index: int
+    trajectories: tuple[Trajectory, ...]
+    text: str = ""
+    ended: Literal["done", "cut"] = "done"
+    texts: tuple[str, ...] = ()
+
+    @property
+    def sampled(self) -> Iterator[Sampled]:
+        """What was sampled, turn by turn."""
+        return (turn.sampled for one in self.trajectories for turn in one.turns)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were sampled, in all turns."""
+        return sum(len(s.tokens) for s in self.sampled)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut before it had ended by itself."""
+        return self.ended == "cut" or self.trajectories[-1].turns[-1].sampled.finish == "length"
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of all workers that have generated a part of it, in order."""
+        return tuple(dict.fromkeys(name for s in self.sampled for name in s.workers))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What rewards gave an episode.
+
+    Attributes:
+      total: all that the episode was paid, ``token_rewards`` included; finite.
+      parts: what each of ``rlax.rewards`` gave, in their order: they sum up to ``total``.
+      metrics: further figures of rewards, by name; they do not train.
+      token_rewards: float64 [sampled tokens] for each turn of all trajectories, in order: the part
+        of ``total`` that was paid at a token; (): none.
+    """
+
+    total: float
+    parts: tuple[float, ...] = ()
+    metrics: Mapping[str, float] = EMPTY
+    token_rewards: tuple[np.ndarray, ...] = ()
+
+    @property
+    def at_the_end(self) -> float:
+        """The part of ``total`` that was paid for the episode as a whole."""
+        return self.total - sum(float(rewards.sum()) for rewards in self.token_rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """An episode whose scoring failed. It never counts as reward 0, and never trains."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """All episodes of one prompt and their scores, the unit of curation and staleness.
+
+    Attributes:
+      id: see ``Key.group``.
+      attempt: the attempt that succeeded.
+      prompt: the question.
+      episodes: n, in index order.
+      scores: one per episode.
+      pass_rate_before: the prompt's measured pass rate before this group, None if never measured.
+    """
+
+    id: int
+    attempt: int
+    prompt: Prompt
+    episodes: tuple[Episode, ...]
+    scores: tuple[Score | Unscored, ...]
+    pass_rate_before: float | None = None
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float64 [n]; NaN where scoring failed."""
+        totals = [s.total if isinstance(s, Score) else np.nan for s in self.scores]
+        return np.array(totals, dtype=np.float64)
+
+    @property
+    def sampled(self) -> Iterator[Sampled]:
+        """What was sampled, of all turns of all episodes."""
+        return (sampled for episode in self.episodes for sampled in episode.sampled)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest weight version among all tokens of the group."""
+        return min(int(s.versions.min()) for s in self.sampled)
+
+    @property
+    def newest_version(self) -> int:
+        """The newest weight version among all tokens of the group."""
+        return max(int(s.versions.max()) for s in self.sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A group that will not train; ``reason`` is one short phrase that is counted."""
+
+    group: ScoredGroup
+    reason: str
+
+
+Judged = ScoredGroup | Rejected
+"""A scored group that was accepted, or was not."""
+
+
+def group_of(judged: Judged) -> ScoredGroup:
+    """The group, whether it was accepted or not."""
+    return judged.group if isinstance(judged, Rejected) else judged
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """What one RL step trains on.
+
+    Attributes:
+      step: the training step it is for, counts from 1; its update produces version ``step``.
+      groups: in row order.
+      advantages: of each group float64 [episodes], or [episodes, sampled tokens of the longest]
+        where they differ within an episode; computed over the whole batch.
+    """
+
+    step: int
+    groups: tuple[ScoredGroup, ...]
+    advantages: tuple[np.ndarray, ...]
