@@ -96,12 +96,10 @@ class JetstreamEngine(RolloutEngine):
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._waiting: list[Job] = []
-        self._swaps = Swaps()
-        self._closing = False
+        self._swaps, self._closing = Swaps(), False
         self._error: Exception | None = None
         # Written by the engine thread only:
-        self._active = 0
-        self._decode_s = 0.0
+        self._active, self._decode_s = 0, 0.0
         self._report_at_s = time.monotonic() + rollouts.progress_s
         self._slots: DecodeSlots | None = None
         self._scheduler: Scheduler | None = None
@@ -146,14 +144,13 @@ class JetstreamEngine(RolloutEngine):
     async def load(self, version: WeightVersion) -> Loaded:
         """See ``RolloutEngine``; on a background thread, while samples are generated."""
         await self.prepare()
-        slots = self._ready.result()
-        return await self._in_background(self._read, version, slots)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._loading, self._read, version)
 
     async def use(self, loaded: Loaded) -> None:
-        """Returns when the engine has swapped.
+        """Returns when the engine has swapped; nothing shortens what running samples take.
 
-        With ``finish`` that takes until the running samples have ended, and nothing shortens it: a
-        caller's deadline has to allow for a group's generation on top of the loading.
+        With ``finish`` they end before, for which a caller's deadline has to allow.
         """
         await self._between_samples(loaded, None)
 
@@ -163,7 +160,8 @@ class JetstreamEngine(RolloutEngine):
         weights = self._swaps.weights if loaded is None else loaded.arrays
         if not weights:
             raise WorkerError("there are no weights to score with")
-        return await self._in_background(self._ready.result().logprobs, weights, tokens)
+        loop, slots = asyncio.get_running_loop(), self._ready.result()
+        return await loop.run_in_executor(self._loading, slots.logprobs, weights, tokens)
 
     async def decode_greedy(
         self, tokens: np.ndarray, count: int, loaded: Loaded
@@ -173,9 +171,6 @@ class JetstreamEngine(RolloutEngine):
         if self._ready.result().rounds_caches:
             return None
         return await self._between_samples(loaded, (tokens, count))
-
-    async def _in_background[T](self, compute: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._loading, compute, *args)
 
     async def _between_samples(self, loaded: Loaded, greedy: tuple[np.ndarray, int] | None) -> Any:
         with self._changed:
@@ -295,12 +290,12 @@ class JetstreamEngine(RolloutEngine):
 
     # ---------------------------------------------------------------- other threads
 
-    def _read(self, version: WeightVersion, slots: DecodeSlots) -> Loaded:
+    def _read(self, version: WeightVersion) -> Loaded:
         if self._fingerprint is None:
             from rlax_plugin.api import fingerprint
 
             self._fingerprint = fingerprint
-        like = slots.variables_like()
+        like = self._ready.result().variables_like()
         loaded = read_weights(version, self._store, like, fingerprint=self._fingerprint)
         return replace(loaded, discard=functools.partial(self._discard, loaded.arrays))
 
@@ -341,10 +336,9 @@ class JetstreamEngine(RolloutEngine):
             scheduler.drop([job for job in scheduler.jobs() if job.abandoned()])
             self._waiting = [job for job in self._waiting if not job.abandoned()]
             self._swaps.forget_cancelled()
-            swap = None
             if self._swaps.next is not None:
                 self._interrupt(scheduler)
-                swap = None if scheduler.active else self._swaps.take()
+            swap = None if scheduler.active else self._swaps.take()
             # While weights wait, nothing is admitted: running samples finish on the old ones.
             paused = swap is not None or self._swaps.paused
             prefills = [] if paused else scheduler.plan(self._waiting, self.version)
