@@ -44,15 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlax.jetstream")
 
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens
-_LONGEST_CALL = 256  # decode steps, where nothing is to be looked for but that the engine is alive
 _CLOSE_S = 10.0  # longest wait for the thread to leave a decode call
-
-
-def longest_call(rollouts: Rollouts, config: JetstreamConfig) -> int:
-    """Decode steps of one call at most; heartbeats tell of no token before it returns."""
-    if rollouts.on_new_weights == "finish":
-        return min(_LONGEST_CALL, rollouts.max_new_tokens)
-    return config.interrupt_steps
 
 
 class JetstreamEngine(RolloutEngine):
@@ -199,7 +191,7 @@ class JetstreamEngine(RolloutEngine):
             "tokens_total": float(slots.tokens_total) if slots else 0.0,
             "steps_total": float(slots.steps_total) if slots else 0.0,
             "decode_s_total": self._decode_s,
-            "silent_tokens": float(longest_call(self.rollouts, self._config)),
+            "silent_tokens": float(self._config.longest_call(self.rollouts)),
             "prefill_tokens_total": float(slots.prefill_tokens_total) if slots else 0.0,
             "prefill_computed_total": float(slots.prefill_computed_total) if slots else 0.0,
         }
@@ -208,7 +200,7 @@ class JetstreamEngine(RolloutEngine):
         """See ``RolloutEngine``: tokens of what runs; of what waits, the engine's decode steps.
 
         What waits for a slot, for weights or for a swap of weights gets on as the engine does. Both
-        change with each decode call, see ``longest_call``.
+        change with each decode call, see ``JetstreamConfig.longest_call``.
         """
         slots, scheduler = self._slots, self._scheduler
         if slots is None or scheduler is None:
@@ -314,7 +306,7 @@ class JetstreamEngine(RolloutEngine):
                 slots,
                 arrival_steps=self._config.arrival_steps,
                 linger_steps=self._config.linger_steps,
-                longest_call=longest_call(self.rollouts, self._config),
+                longest_call=self._config.longest_call(self.rollouts),
                 longest_client_call=self._config.interrupt_steps,
                 deterministic=self._deterministic,
             )
