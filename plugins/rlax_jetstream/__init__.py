@@ -12,9 +12,12 @@ from rlax_plugin.api import (
     Extension,
     PositiveInt,
     RolloutEngine,
+    Rollouts,
     Section,
     hookimpl,
 )
+
+_LONGEST_CALL = 256  # decode steps, where nothing is to be looked for but that the engine is alive
 
 
 class JetstreamConfig(Section):
@@ -44,6 +47,12 @@ class JetstreamConfig(Section):
         description="MaxText keys that workers set differently from the trainer, such as their "
         "mesh",
     )
+
+    def longest_call(self, rollouts: Rollouts) -> int:
+        """Decode steps of one call at most; heartbeats tell of no token before it returns."""
+        if rollouts.on_new_weights == "finish":
+            return min(_LONGEST_CALL, rollouts.max_new_tokens)
+        return self.interrupt_steps
 
 
 def _build(config: JetstreamConfig, context: BuildContext) -> RolloutEngine:

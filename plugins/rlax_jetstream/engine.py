@@ -44,15 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlax.jetstream")
 
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens
-_LONGEST_CALL = 256  # decode steps, where nothing is to be looked for but that the engine is alive
 _CLOSE_S = 10.0  # longest wait for the thread to leave a decode call
-
-
-def longest_call(rollouts: Rollouts, config: JetstreamConfig) -> int:
-    """Decode steps of one call at most; heartbeats tell of no token before it returns."""
-    if rollouts.on_new_weights == "finish":
-        return min(_LONGEST_CALL, rollouts.max_new_tokens)
-    return config.interrupt_steps
 
 
 class JetstreamEngine(RolloutEngine):
@@ -96,12 +88,10 @@ class JetstreamEngine(RolloutEngine):
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._waiting: list[Job] = []
-        self._swaps = Swaps()
-        self._closing = False
+        self._swaps, self._closing = Swaps(), False
         self._error: Exception | None = None
         # Written by the engine thread only:
-        self._active = 0
-        self._decode_s = 0.0
+        self._active, self._decode_s = 0, 0.0
         self._report_at_s = time.monotonic() + rollouts.progress_s
         self._slots: DecodeSlots | None = None
         self._scheduler: Scheduler | None = None
@@ -146,14 +136,13 @@ class JetstreamEngine(RolloutEngine):
     async def load(self, version: WeightVersion) -> Loaded:
         """See ``RolloutEngine``; on a background thread, while samples are generated."""
         await self.prepare()
-        slots = self._ready.result()
-        return await self._in_background(self._read, version, slots)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._loading, self._read, version)
 
     async def use(self, loaded: Loaded) -> None:
-        """Returns when the engine has swapped.
+        """Returns when the engine has swapped; nothing shortens what running samples take.
 
-        With ``finish`` that takes until the running samples have ended, and nothing shortens it: a
-        caller's deadline has to allow for a group's generation on top of the loading.
+        With ``finish`` they end before, for which a caller's deadline has to allow.
         """
         await self._between_samples(loaded, None)
 
@@ -163,7 +152,8 @@ class JetstreamEngine(RolloutEngine):
         weights = self._swaps.weights if loaded is None else loaded.arrays
         if not weights:
             raise WorkerError("there are no weights to score with")
-        return await self._in_background(self._ready.result().logprobs, weights, tokens)
+        loop, slots = asyncio.get_running_loop(), self._ready.result()
+        return await loop.run_in_executor(self._loading, slots.logprobs, weights, tokens)
 
     async def decode_greedy(
         self, tokens: np.ndarray, count: int, loaded: Loaded
@@ -173,9 +163,6 @@ class JetstreamEngine(RolloutEngine):
         if self._ready.result().rounds_caches:
             return None
         return await self._between_samples(loaded, (tokens, count))
-
-    async def _in_background[T](self, compute: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._loading, compute, *args)
 
     async def _between_samples(self, loaded: Loaded, greedy: tuple[np.ndarray, int] | None) -> Any:
         with self._changed:
@@ -204,7 +191,7 @@ class JetstreamEngine(RolloutEngine):
             "tokens_total": float(slots.tokens_total) if slots else 0.0,
             "steps_total": float(slots.steps_total) if slots else 0.0,
             "decode_s_total": self._decode_s,
-            "silent_tokens": float(longest_call(self.rollouts, self._config)),
+            "silent_tokens": float(self._config.longest_call(self.rollouts)),
             "prefill_tokens_total": float(slots.prefill_tokens_total) if slots else 0.0,
             "prefill_computed_total": float(slots.prefill_computed_total) if slots else 0.0,
         }
@@ -213,7 +200,7 @@ class JetstreamEngine(RolloutEngine):
         """See ``RolloutEngine``: tokens of what runs; of what waits, the engine's decode steps.
 
         What waits for a slot, for weights or for a swap of weights gets on as the engine does. Both
-        change with each decode call, see ``longest_call``.
+        change with each decode call, see ``JetstreamConfig.longest_call``.
         """
         slots, scheduler = self._slots, self._scheduler
         if slots is None or scheduler is None:
@@ -295,12 +282,12 @@ class JetstreamEngine(RolloutEngine):
 
     # ---------------------------------------------------------------- other threads
 
-    def _read(self, version: WeightVersion, slots: DecodeSlots) -> Loaded:
+    def _read(self, version: WeightVersion) -> Loaded:
         if self._fingerprint is None:
             from rlax_plugin.api import fingerprint
 
             self._fingerprint = fingerprint
-        like = slots.variables_like()
+        like = self._ready.result().variables_like()
         loaded = read_weights(version, self._store, like, fingerprint=self._fingerprint)
         return replace(loaded, discard=functools.partial(self._discard, loaded.arrays))
 
@@ -319,7 +306,7 @@ class JetstreamEngine(RolloutEngine):
                 slots,
                 arrival_steps=self._config.arrival_steps,
                 linger_steps=self._config.linger_steps,
-                longest_call=longest_call(self.rollouts, self._config),
+                longest_call=self._config.longest_call(self.rollouts),
                 longest_client_call=self._config.interrupt_steps,
                 deterministic=self._deterministic,
             )
@@ -341,10 +328,9 @@ class JetstreamEngine(RolloutEngine):
             scheduler.drop([job for job in scheduler.jobs() if job.abandoned()])
             self._waiting = [job for job in self._waiting if not job.abandoned()]
             self._swaps.forget_cancelled()
-            swap = None
             if self._swaps.next is not None:
                 self._interrupt(scheduler)
-                swap = None if scheduler.active else self._swaps.take()
+            swap = None if scheduler.active else self._swaps.take()
             # While weights wait, nothing is admitted: running samples finish on the old ones.
             paused = swap is not None or self._swaps.paused
             prefills = [] if paused else scheduler.plan(self._waiting, self.version)

@@ -8,7 +8,6 @@ import jax
 
 from maxtext_overrides.config.loading import load, load_to_check, passed_on
 from maxtext_overrides.upstream.lean_imports import unavailable
-from rlax_jetstream.engine import longest_call
 from rlax_plugin.api import (
     BuildContext,
     CheckResult,
@@ -67,7 +66,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
             f"key-value caches of {slots} slots": caches,
         },
         weights_bytes=weights,
-        silent_tokens=longest_call(context.section.rollouts, config),
+        silent_tokens=config.longest_call(context.section.rollouts),
     )
 
 

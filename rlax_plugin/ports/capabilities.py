@@ -27,8 +27,8 @@ class Capabilities:
       resumes: it goes on behind the tokens of ``Request.resume``. Other engines are sent such
         a group without them.
       scores: it computes the log-probs of given tokens.
-      verification: how thoroughly it checks new weights; ``canary`` includes the others, as
-        ``load_verified`` does.
+      verification: how thoroughly its worker can verify new weights; ``canary`` includes the
+        others.
       side: name -> side channel that its samples have.
     """
 

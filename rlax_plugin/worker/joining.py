@@ -1,4 +1,4 @@
-"""How a worker becomes a member of a run: it fetches the run's config, and registers."""
+"""How a worker becomes a member of a run: config, an engine that is ready, registration."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlax_plugin.config import Deadlines
 from rlax_plugin.config.handing import FROM_RUN, MAX_BYTES, of_bytes
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
+from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
@@ -20,6 +21,21 @@ from rlax_plugin.text.harmless import one_line
 log = logging.getLogger("rlax.worker")
 
 _ENVELOPE_BYTES = 1024  # that protobuf adds
+
+
+async def prepare(engine: RolloutEngine, deadline_s: float) -> None:
+    """Returns once an engine is ready to be registered.
+
+    Raises:
+      DeadlineError: it was not built and compiled in time.
+    """
+    if (build := getattr(engine, "prepare", None)) is None:
+        return
+    try:
+        await asyncio.wait_for(build(), deadline_s)
+    except TimeoutError:
+        what = "building the rollout engine and compiling its programs"
+        raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
 
 
 async def join(

@@ -29,7 +29,7 @@ from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.taking import Reading, take_version
-from rlax_plugin.worker.joining import join
+from rlax_plugin.worker.joining import join, prepare
 from rlax_plugin.worker.progress import load_within
 
 log = logging.getLogger("rlax.worker")
@@ -204,7 +204,7 @@ class Member:
         Raises:
           RlaxError: this worker can be of no use any more.
         """
-        await self._prepare_engine()
+        await prepare(self._engine, self._deadlines.startup_s)
         await self.register()
         log.info("worker %s serves on %s", self._name, self._address)
         heartbeat = asyncio.ensure_future(self.heartbeat())
@@ -217,17 +217,6 @@ class Member:
         finally:
             heartbeat.cancel()
             await asyncio.gather(heartbeat, return_exceptions=True)
-
-    async def _prepare_engine(self) -> None:
-        prepare = getattr(self._engine, "prepare", None)
-        if prepare is None:
-            return
-        deadline_s = self._deadlines.startup_s
-        try:
-            await asyncio.wait_for(prepare(), deadline_s)
-        except TimeoutError:
-            what = "building the rollout engine and compiling its programs"
-            raise DeadlineError(what, deadline_s, "rlax.deadlines.startup_s") from None
 
     async def _follow_trainer(self, heartbeat: asyncio.Task[None]) -> None:
         """Follows the weights of one trainer process; returns when there is another, or none."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from rlax_jetstream import JetstreamConfig
-from rlax_jetstream.engine import longest_call
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
@@ -19,7 +18,7 @@ VERSION_S = 4 * PARAMETERS / 2e8  # weights are float32; 160.6 s at the assumed 
 NEW = 32_768
 PREFILL_S = 8 * 8 / 5000  # prompts of the 8 groups of 8 samples that fit in 64 slots
 # How long the engine may show no progress: one decode call.
-SILENT_S = PREFILL_S + longest_call(Rollouts(max_new_tokens=NEW), JetstreamConfig()) / 20
+SILENT_S = PREFILL_S + JetstreamConfig().longest_call(Rollouts(max_new_tokens=NEW)) / 20
 
 
 def checked(config: str, *overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
