@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlax_plugin.types import Group, Prompt, Rollout
+from rlax_plugin.types import (
+    Episode,
+    Prompt,
+    Sampled,
+    Score,
+    ScoredGroup,
+    Trajectory,
+    Turn,
+    Unscored,
+)
 
 
-def scored_group(number: int, *samples: tuple[int, float | None], prompt_tokens: int = 2) -> Group:
+def scored_group(
+    number: int, *samples: tuple[int, float | None], prompt_tokens: int = 2
+) -> ScoredGroup:
     """Samples of (completion tokens, reward) behind a prompt."""
     prompt = Prompt("p", np.full(prompt_tokens, 7, np.int32), "", "")
-    rollouts = tuple(
-        Rollout(
-            group_id=number,
-            index=i,
-            seed=i,
-            tokens=np.ones(length, np.int32),
-            logprob_full=np.zeros(length, np.float32),
-            logprob_sampled=np.zeros(length, np.float32),
-            versions=np.zeros(length, np.int32),
-            finish_reason="stop",
-            reward=reward,
-        )
-        for i, (length, reward) in enumerate(samples)
+    episodes = tuple(
+        Episode(i, (Trajectory((Turn(prompt.tokens, sampled(i, length)),)),))
+        for i, (length, _) in enumerate(samples)
     )
-    return Group(number, 1, prompt, rollouts)
+    scores = tuple(
+        Unscored("it raised") if reward is None else Score(reward, (reward,))
+        for _, reward in samples
+    )
+    return ScoredGroup(number, 1, prompt, episodes, scores)
+
+
+def sampled(seed: int, length: int) -> Sampled:
+    """So many tokens of version 0, each with probability 1."""
+    return Sampled(
+        seed,
+        tokens=np.ones(length, np.int32),
+        logprobs=np.zeros(length, np.float32),
+        versions=np.zeros(length, np.int32),
+        finish="stop",
+    )
