@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import rlax_environments
 import yaml
 
 from rlax_plugin.concurrency.supervision import Supervision
@@ -24,6 +25,8 @@ from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
+from rlax_plugin.controller.turns import Turns
+from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.objective.advantages import per_group
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles
@@ -185,10 +188,13 @@ class Harness:
         rule = BatchRule.of(section)
         staleness = Staleness(section, rule.groups)
         buffer = Buffer(history, rule, staleness, section.deterministic)
+        turns, environment = Turns(history), rlax_environments.SingleTurn()
         self.issuing = Issuing(
             section,
             sampling_params(section, source),
             history=history,
+            turns=turns,
+            environment=environment,
             buffer=buffer,
             rule=rule,
             staleness=staleness,
@@ -196,11 +202,12 @@ class Harness:
         )
         trips = Trips(
             section,
-            source,
             filters,
             dispatcher=self.answers,
+            episodes=EpisodeRunner(section, source, environment, self.answers),
             rewards=self.answers,
             history=history,
+            turns=turns,
             reissuing=self.issuing,
             observers=observers,
         )
@@ -208,6 +215,7 @@ class Harness:
             history=history,
             issuing=self.issuing,
             trips=trips,
+            turns=turns,
             buffer=buffer,
             advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
             observers=observers,
