@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dispatching import Stub, answer, declared, join, make, partial, request, run
+from dispatching import Stub, answer, declared, join, make, reply_to, request, run
 from sections import section_with
 
 from rlax_plugin.errors import DeadlineError, PluginError
-from rlax_plugin.ports.capabilities import Capabilities, SideSpec, capabilities_of
+from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
 from rlax_plugin.rollouts.capabilities import Needs, of_proto, to_proto
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import GroupRequest
+from rlax_plugin.types import Request, SideSpec
 
 ALL = Capabilities(
     slots=4,
@@ -129,11 +129,11 @@ class Holding(Stub):
         super().__init__(answer)
         self.go = asyncio.Event()
 
-    async def Generate(self, request: pb.GenerateRequest) -> Any:
-        self.calls.append([spec.group_id for spec in request.groups])
+    async def Generate(self, call: pb.GenerateRequest) -> Any:
+        self.calls.append([message.key.group for message in call.requests])
         await self.go.wait()
-        for spec in request.groups:
-            yield answer(spec)
+        for message in call.requests:
+            yield answer(message)
 
 
 async def settle() -> None:
@@ -161,8 +161,8 @@ def test_each_worker_is_given_at_most_twice_its_own_slots():
     run(main)
 
 
-def long(number: int, tokens: int) -> GroupRequest:
-    return dataclasses.replace(request(number), prompt_tokens=np.ones(tokens, np.int32))
+def long(number: int, tokens: int) -> Request:
+    return request(number, context=np.ones(tokens, np.int32))
 
 
 def test_long_sequences_go_to_engines_that_have_room_and_do_not_hold_others_up():
@@ -199,8 +199,8 @@ def test_sequences_that_no_engine_has_room_for_fail_and_others_go_on():
 
 def test_partial_samples_go_to_an_engine_that_resumes_or_are_begun_afresh():
     async def main():
-        def reports_and_dies(spec: pb.GroupSpec) -> Any:
-            yield partial(spec.group_id, spec.seeds, 3, 2)
+        def reports_and_dies(message: pb.Request) -> Any:
+            yield reply_to(message, 3, 2)
             raise asyncio.CancelledError
 
         for others, resumed in ((("plain", "able"), [3, 2]), (("plain",), [])):
@@ -214,9 +214,9 @@ def test_partial_samples_go_to_an_engine_that_resumes_or_are_begun_afresh():
                 for name in others
             ]
             asked, _, workers = await ticket
-            assert [len(r.tokens) for r in asked.resume] == resumed
+            assert [len(s.tokens) for s in asked.resume] == resumed
             assert [w.name for w in workers] == (["dying"] if resumed else []) + [others[-1]]
-            assert [len(stub.specs) for stub in stubs] == [0] * (len(others) - 1) + [1]
+            assert [len(stub.requests) for stub in stubs] == [0] * (len(others) - 1) + [1]
             assert dispatcher.tokens_resumed == sum(resumed)
             await dispatcher.close()
 
