@@ -66,10 +66,12 @@ class Evaluator:
             )
             trusted = False
             while not trusted:
-                answer = await self._dispatcher.submit(request)
-                seed_of = functools.partial(problems.seed, self._section.seed, prompt)
                 found = await self._episodes.run(
-                    prompt, answer, problems.rewards, seed_of, source=problems.source
+                    prompt,
+                    await self._dispatcher.submit(request),  # held here, it could not be dropped
+                    problems.rewards,
+                    functools.partial(problems.seed, self._section.seed, prompt),
+                    source=problems.source,
                 )
                 trusted = all(worker.trusted for worker in found.workers)
             # Group by group: reading all answers at once would hold up heartbeats.

@@ -250,6 +250,8 @@ class Fleet(rpc.FleetServicer):
             if worker is not None:
                 self.lose(worker, "the run is over")
             return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
+        # A garbled heartbeat raises here: it is none, and a worker that sends no others is silent.
+        moves = {(key_from_proto(one.key), one.attempt): one.moves for one in request.progress}
         if request.HasField("capabilities"):
             capabilities, why = self._unfit(worker.name, request.capabilities)
             if capabilities is None:
@@ -263,7 +265,6 @@ class Fleet(rpc.FleetServicer):
         worker.draining = request.draining
         worker.kept = request.pin if request.HasField("pin") else -1
         worker.figures = dict(request.figures)
-        moves = {(key_from_proto(one.key), one.attempt): one.moves for one in request.progress}
         worker.progress.heard(moves, elapsed_s)
         self._appoint()
         if worker.ready and (worker.ready, worker.kept) != before:

@@ -42,7 +42,7 @@ def key_to_proto(key: Key) -> pb.Key:
 
 def key_from_proto(key: pb.Key) -> Key:
     """Raises a ValueError for a purpose that does not exist."""
-    if key.purpose >= len(_PURPOSES):
+    if not 0 <= key.purpose < len(_PURPOSES):  # any int32 may arrive
         raise ValueError(f"purpose {key.purpose} does not exist")
     sample = key.sample if key.HasField("sample") else None
     return Key(_PURPOSES[key.purpose], key.group, sample, key.trajectory, key.turn)
@@ -52,7 +52,7 @@ def _runs(versions: np.ndarray) -> list[int]:
     """Each version and how many tokens in a row it produced."""
     if not len(versions):
         return []
-    if versions[0] == versions[-1]:  # they never go backwards
+    if (versions == versions[0]).all():
         return [int(versions[0]), len(versions)]
     starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
     counts = np.diff(starts, append=len(versions))
@@ -95,7 +95,7 @@ def _sample_from_proto(
         tokens = np.concatenate([told.tokens[:begins_at], tokens])
         logprobs = np.concatenate([told.logprobs[:begins_at], logprobs])
         versions = np.concatenate([told.versions[:begins_at], versions])
-    if sample.finish >= len(_FINISHES):
+    if not 0 <= sample.finish < len(_FINISHES):
         raise ValueError(f"finish {sample.finish} does not exist")
     side = {n: _side_array(n, b, declared) for n, b in sample.side.items()} if sample.side else EMPTY
     finish = _FINISHES[sample.finish]

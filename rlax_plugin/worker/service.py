@@ -20,7 +20,7 @@ from rlax_plugin.rollouts.defects import defect, outside
 from rlax_plugin.rollouts.jobs import context_problem
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
+from rlax_plugin.rpc.wire import key_from_proto, reply_to_proto, request_from_proto
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
 
@@ -55,7 +55,14 @@ def rejection(
     problems = [problem for problem, is_so in found.items() if is_so]
     if not problems and (why := _tokens_problem(message, vocabulary, side)):
         problems = [why]
-    return f"group {message.key.group}: {'; '.join(problems)}" if problems else None
+    return f"{_name(message.key)}: {'; '.join(problems)}" if problems else None
+
+
+def _name(key: pb.Key) -> str:
+    try:
+        return str(key_from_proto(key))
+    except ValueError:
+        return f"group {key.group}"
 
 
 def _tokens_problem(
@@ -95,8 +102,10 @@ class _Call:
     def reply(self, key: Key, samples: Sequence[Sampled]) -> pb.Reply:
         """What is new to the caller."""
         known, self.known[key] = self.known.get(key, ()), samples
-        lengths = [_continued(old, new) for old, new in zip(known, samples, strict=bool(known))]
-        return reply_to_proto(key, samples, lengths or None)
+        if len(known) != len(samples):  # nothing is, or the engine errs and the caller says so
+            return reply_to_proto(key, samples)
+        lengths = [_continued(old, new) for old, new in zip(known, samples, strict=True)]
+        return reply_to_proto(key, samples, lengths)
 
 
 def _continued(old: Sampled, new: Sampled) -> int:

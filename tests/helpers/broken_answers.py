@@ -86,24 +86,24 @@ def _tracker(mode: str, *told: str, last: str = "0", first: str = "pass") -> Bro
 
 ANSWERS: dict[str, Broken] = {
     "filter_true_of_truncated_samples": _filter(
-        "any(r.finish_reason == 'length' for r in group.rollouts)",
+        "any(episode.truncated for episode in group.episodes)",
         "for a truncated sample it returned True",
         *_NEVER_A_BOOL,
     ),
     "filter_true_of_long_groups": _filter(
-        "max(len(r.tokens) for r in group.rollouts) > 200", *_NEVER_A_BOOL
+        "max(episode.tokens for episode in group.episodes) > 200", *_NEVER_A_BOOL
     ),
-    "filter_true_of_easy_prompts": _filter("(group.measured_pass_rate or 0) > 0.9", *_NEVER_A_BOOL),
+    "filter_true_of_easy_prompts": _filter("(group.pass_rate_before or 0) > 0.9", *_NEVER_A_BOOL),
     "filter_true_of_hard_prompts": _filter(
-        "group.measured_pass_rate is not None and group.measured_pass_rate < 0.05", *_NEVER_A_BOOL
+        "group.pass_rate_before is not None and group.pass_rate_before < 0.05", *_NEVER_A_BOOL
     ),
-    "filter_true_of_many_samples": _filter("len(group.rollouts) > 16", *_NEVER_A_BOOL),
+    "filter_true_of_many_samples": _filter("len(group.episodes) > 16", *_NEVER_A_BOOL),
     "filter_true_of_high_rewards": _filter("rewards.size and rewards.mean() > 20", *_NEVER_A_BOOL),
     "filter_true_of_a_narrow_band": _filter(
         "rewards.size > 3 and 0.45 < rewards.mean() < 0.55", *_NEVER_A_BOOL
     ),
     "filter_true_of_several_versions": _filter(
-        "len({int(v) for r in group.rollouts for v in r.versions}) > 1", *_NEVER_A_BOOL
+        "group.oldest_version < group.newest_version", *_NEVER_A_BOOL
     ),
     "filter_true_of_another_attempt": _filter("group.attempt > 1", *_NEVER_A_BOOL),
     "tracker_that_appends_blindly": _tracker(

@@ -210,13 +210,11 @@ BROKEN: dict[str, Broken] = {
         from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 
         class Engine(ScriptedEngine):
-            async def generate(self, requests, on_group):
-                def told(group_id, rollouts):
-                    on_group(group_id, [
-                        replace(r, seed=seed) for r, seed in zip(rollouts, seeds[group_id])
-                    ])
+            async def generate(self, requests, on_reply):
+                def told(key, samples):
+                    on_reply(key, [replace(s, seed=seed) for s, seed in zip(samples, seeds[key])])
 
-                seeds = {r.group_id: r.seeds for r in requests}
+                seeds = {r.key: r.seeds for r in requests}
                 generated = [
                     replace(r, seeds=tuple(random.getrandbits(63) for _ in r.seeds))
                     for r in requests

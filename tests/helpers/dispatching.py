@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -15,35 +15,48 @@ from rlax_plugin.rollouts.capabilities import Needs
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
-from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
+from rlax_plugin.rpc.wire import (
+    key_from_proto,
+    reply_to_proto,
+    request_from_proto,
+)
+from rlax_plugin.types import Finish, Key, Request, Sampled, SamplingParams
 
-Script = Callable[[pb.GroupSpec], pb.GroupReply]
+Script = Callable[[pb.Request], Any]
 STOP = 99
 
 
-def answer(spec: pb.GroupSpec) -> pb.GroupReply:
+def answer(message: pb.Request) -> pb.Reply:
     """One token more than is resumed, for each sample that is not complete."""
-    resume = request_from_proto(spec).resume
-    begun = [len(r.tokens) + (r.finish_reason == "cancelled") for r in resume]
-    return partial(spec.group_id, spec.seeds, *(begun or [1] * len(spec.seeds)), reason="stop")
+    begun = [len(s.tokens) + (s.finish is None) for s in request_from_proto(message).resume]
+    return reply_to(message, *(begun or [1] * len(message.seeds)), finish="stop")
 
 
-def partial(group_id: int, seeds: Any, *lengths: int, reason: str = "cancelled") -> pb.GroupReply:
-    """Samples of so many tokens: 0, 1, 2, ... generated with version 5; STOP ends a "stop"."""
-    rollouts = []
-    for i, (seed, n) in enumerate(zip(seeds, lengths, strict=True)):
-        ids, logprob = np.arange(n, dtype=np.int32), np.full(n, -1, np.float32)
-        versions = np.full(n, 5, np.int32)
-        ids[-1:] = STOP if reason == "stop" else ids[-1:]
-        rollouts.append(Rollout(group_id, i, seed, ids, logprob, logprob, versions, reason))
-    return reply_to_proto(group_id, rollouts)
+def reply_to(message: pb.Request, *lengths: int, finish: Finish | None = None) -> pb.Reply:
+    """What ``generated`` makes of the request's seeds, whole."""
+    return reply_to_proto(key_from_proto(message.key), generated(message.seeds, *lengths, finish))
+
+
+def generated(seeds: Iterable[int], *told: int | Finish | None) -> list[Sampled]:
+    """Samples of so many tokens: 0, 1, 2, ... generated with version 5; STOP ends a "stop".
+
+    Args:
+      told: the length of each sample; and last how they ended.
+    """
+    *lengths, finish = told
+    samples = []
+    for seed, length in zip(seeds, lengths, strict=True):
+        tokens, logprobs = np.arange(length, dtype=np.int32), np.full(length, -1, np.float32)
+        tokens[-1:] = STOP if finish == "stop" else tokens[-1:]
+        versions = np.full(length, 5, np.int32)
+        samples.append(Sampled(seed, tokens, logprobs, versions, finish))
+    return samples
 
 
 def failing(code: grpc.StatusCode) -> Script:
-    def fail(spec: pb.GroupSpec) -> pb.GroupReply:
+    def fail(message: pb.Request) -> pb.Reply:
         empty = grpc.aio.Metadata()
-        raise grpc.aio.AioRpcError(code, empty, empty, details=f"told {spec.group_id}")
+        raise grpc.aio.AioRpcError(code, empty, empty, details=f"told {message.key.group}")
 
     return fail
 
@@ -53,33 +66,35 @@ GONE = failing(grpc.StatusCode.UNAVAILABLE)
 
 class Stub:
     def __init__(self, script: Script):
-        self.script, self.calls, self.specs = script, [], []
+        self.script = script
+        self.calls: list[list[int]] = []  # the groups of each
+        self.requests: list[pb.Request] = []
 
-    async def Generate(self, request: pb.GenerateRequest) -> Any:
-        self.calls.append([spec.group_id for spec in request.groups])
-        for spec in request.groups:
+    async def Generate(self, call: pb.GenerateRequest) -> Any:
+        self.calls.append([one.key.group for one in call.requests])
+        for one in call.requests:
             await asyncio.sleep(0)
-            self.specs.append(spec)
-            found = self.script(spec)
-            for reply in [found] if isinstance(found, pb.GroupReply) else found:
+            self.requests.append(one)
+            found = self.script(one)
+            for reply in [found] if isinstance(found, pb.Reply) else found:
                 yield reply
 
 
-def refresh(request: GroupRequest) -> GroupRequest:
+def refresh(request: Request) -> Request:
     return dataclasses.replace(request, min_version=request.min_version + 1)
 
 
 class Reissued(Reissuing):
     """Refreshes requests as a test wants them, and keeps what was issued again."""
 
-    def __init__(self, refresh: Callable[[GroupRequest], GroupRequest]):
+    def __init__(self, refresh: Callable[[Request], Request]):
         self._refresh = refresh
-        self.again: list[tuple[GroupRequest, str]] = []
+        self.again: list[tuple[Request, str]] = []
 
-    def refreshed(self, request: GroupRequest) -> GroupRequest:
+    def refreshed(self, request: Request) -> Request:
         return self._refresh(request)
 
-    def reissued(self, request: GroupRequest, reason: str) -> None:
+    def reissued(self, request: Request, reason: str) -> None:
         self.again.append((request, reason))
 
 
@@ -146,11 +161,15 @@ async def quarantine(fleet: Fleet, name: str, process: str = "p") -> None:
     await fleet.Deregister(told, None)
 
 
-def request(group_id: int, samples: int = 2) -> GroupRequest:
-    tokens = np.array([1], np.int32)
-    return GroupRequest(
-        group_id, 1, tokens, tuple(range(samples)), SamplingParams(stop_ids=(STOP,))
-    )
+def request(group: int, samples: int = 2, **changes: Any) -> Request:
+    context, sampling = np.array([1], np.int32), SamplingParams(stop_ids=(STOP,))
+    made = Request(Key("train", group), 1, context, tuple(range(samples)), sampling)
+    return dataclasses.replace(made, **changes)
+
+
+def exactly(version: int, number: int = 0) -> Request:
+    """A request of an evaluation, for one version."""
+    return request(0, key=Key("evaluate", number), exactly=version)
 
 
 def run(main: Any) -> None:

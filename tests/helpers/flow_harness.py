@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import rlax_environments
 import yaml
 
 from rlax_plugin.concurrency.supervision import Supervision
@@ -24,6 +25,8 @@ from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
+from rlax_plugin.controller.turns import Turns
+from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.objective.advantages import per_group
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles
@@ -31,7 +34,7 @@ from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.dispatch import Answer
 from rlax_plugin.rollouts.requests import sampling_params
-from rlax_plugin.types import GroupRequest, Prompt, Rollout
+from rlax_plugin.types import Prompt, Request, Sampled, Score, Unscored
 
 
 class Source:
@@ -68,60 +71,57 @@ class Answers:
     """Stands in for dispatcher and reward pool.
 
     Attributes:
-      open: group id -> its request and the future that waits for its samples.
-      unscored: group id -> samples and the future that waits for their rewards; only with
-        ``slow_rewards``, else a group comes back from scoring at once.
+      open: group -> its request and the future that waits for its samples.
+      unscored: group -> the future that waits for its scores; only with ``slow_rewards``, else
+        they come at once.
     """
 
     def __init__(self):
-        self.open: dict[int, tuple[GroupRequest, asyncio.Future]] = {}
-        self.unscored: dict[int, tuple[list[Rollout], asyncio.Future]] = {}
+        self.open: dict[int, tuple[Request, asyncio.Future[Answer]]] = {}
+        self.unscored: dict[int, asyncio.Future[None]] = {}
+        self._rewards: dict[int, tuple[int, float | None]] = {}  # of each sample, by its seed
         self.slow_rewards = False
         self.workers: dict[str, SimpleNamespace] = {}  # by name, of the process that lives now
 
     def submit(self, request):
         future = asyncio.get_running_loop().create_future()
-        self.open[request.group_id] = (request, future)
+        self.open[request.key.group] = (request, future)
         return future
 
-    async def score(self, prompt, rollouts):
-        if not self.slow_rewards:
-            return rollouts
-        future = asyncio.get_running_loop().create_future()
-        self.unscored[rollouts[0].group_id] = (rollouts, future)
-        return await future
+    async def score(self, prompt, episodes) -> list[Score | Unscored]:
+        told = [self._rewards[sampled.seed] for e in episodes for sampled in e.sampled]
+        if self.slow_rewards:
+            future = self.unscored[told[0][0]] = asyncio.get_running_loop().create_future()
+            await future
+        return [
+            Unscored("it raised") if reward is None else Score(reward, (reward,))
+            for _, reward in told
+        ]
 
     def generate(self, group_id, version, rewards=(0.0, 1.0), worker="w", length=2):
         """Answers a group; one version for all tokens, ``length`` tokens in each sample."""
         request, future = self.open.pop(group_id)
         generated_by = self.workers.setdefault(worker, SimpleNamespace(trusted=True))
-        future.set_result(
-            Answer(
-                request,
-                [
-                    Rollout(
-                        group_id,
-                        i,
-                        seed,
-                        np.array([*[5] * (length - 1), 1], np.int32),
-                        np.zeros(length, np.float32),
-                        np.zeros(length, np.float32),
-                        np.full(length, version, np.int32),
-                        "stop",
-                        worker=worker,
-                        reward=rewards[i],
-                        reward_error="it raised" if rewards[i] is None else None,
-                    )
-                    for i, seed in enumerate(request.seeds)
-                ],
-                (generated_by,),
+        self._rewards |= {
+            seed: (group_id, reward) for seed, reward in zip(request.seeds, rewards, strict=True)
+        }
+        samples = tuple(
+            Sampled(
+                seed,
+                tokens=np.array([*[5] * (length - 1), 1], np.int32),
+                logprobs=np.zeros(length, np.float32),
+                versions=np.full(length, version, np.int32),
+                finish="stop",
+                workers=(worker,),
             )
+            for seed in request.seeds
         )
+        future.set_result(Answer(request, samples, (generated_by,)))
 
     def reward(self, group_id):
-        rollouts, future = self.unscored.pop(group_id)
+        future = self.unscored.pop(group_id)
         if not future.done():
-            future.set_result(rollouts)
+            future.set_result(None)
 
     async def answer(self, group_id, version, rewards=(0.0, 1.0), length=2):
         self.generate(group_id, version, rewards, length=length)
@@ -188,10 +188,13 @@ class Harness:
         rule = BatchRule.of(section)
         staleness = Staleness(section, rule.groups)
         buffer = Buffer(history, rule, staleness, section.deterministic)
+        turns, environment = Turns(history), rlax_environments.SingleTurn()
         self.issuing = Issuing(
             section,
             sampling_params(section, source),
             history=history,
+            turns=turns,
+            environment=environment,
             buffer=buffer,
             rule=rule,
             staleness=staleness,
@@ -199,11 +202,12 @@ class Harness:
         )
         trips = Trips(
             section,
-            source,
             filters,
             dispatcher=self.answers,
+            episodes=EpisodeRunner(section, source, environment, self.answers),
             rewards=self.answers,
             history=history,
+            turns=turns,
             reissuing=self.issuing,
             observers=observers,
         )
@@ -211,6 +215,7 @@ class Harness:
             history=history,
             issuing=self.issuing,
             trips=trips,
+            turns=turns,
             buffer=buffer,
             advantage_slot=per_group(lambda rewards, lengths: rewards - rewards.mean()),
             observers=observers,

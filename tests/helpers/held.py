@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from rlax_plugin.api import BuildContext, Extension, hookimpl
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.testing.engine import WORKER, ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.trainer import BigramConfig, BigramTrainer
-from rlax_plugin.types import GroupRequest, Rollout
+from rlax_plugin.types import Key, Request, Sampled
 
 
 class HeldConfig(BigramConfig):
@@ -69,18 +69,18 @@ class HeldEngineConfig(ScriptedConfig):
 
 class HeldEngine(ScriptedEngine):
     async def _group(
-        self, request: GroupRequest, on_group: Callable[[int, list[Rollout]], None]
+        self, request: Request, on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
         config = self._config
         assert isinstance(config, HeldEngineConfig)
-        # Groups of an evaluation count downwards from -1.
-        if request.group_id < 0 and request.min_version == config.evaluation_of:
+        evaluates = request.key.purpose == "evaluate"
+        if evaluates and request.min_version == config.evaluation_of:
             go = Path(config.waits_for)
             if not go.exists():
                 Path(config.asked).write_text(os.environ[WORKER])
             while not go.exists():
                 await asyncio.sleep(0.02)
-        await super()._group(request, on_group)
+        await super()._group(request, on_reply)
 
 
 @hookimpl

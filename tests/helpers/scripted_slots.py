@@ -10,7 +10,7 @@ from rlax_jetstream.engine import JetstreamEngine
 
 from rlax_plugin.config import Rollouts
 from rlax_plugin.rollouts.slots import Prefill, SlotOutput
-from rlax_plugin.types import GroupRequest, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
 
 DEADLINE_S = 60.0
 PROMPT = np.arange(3, dtype=np.int32)
@@ -153,9 +153,9 @@ def version(number, fingerprint=None, name="w", shape=(2,), canary=None):
     return WeightVersion(number, number, str(number), tensors, canary)
 
 
-def request(group_id, seeds, new=5, min_version=0, stop_ids=(), resume=()):
-    sampling = SamplingParams(max_new_tokens=new, stop_ids=stop_ids)
-    return GroupRequest(group_id, 1, PROMPT, tuple(seeds), sampling, min_version, tuple(resume))
+def request(group, seeds, new=5, min_version=0, stop_ids=(), resume=(), purpose="train"):
+    sampling, key = SamplingParams(max_new_tokens=new, stop_ids=stop_ids), Key(purpose, group)
+    return Request(key, 1, PROMPT, tuple(seeds), sampling, min_version, tuple(resume))
 
 
 def make_engine(slots, rollouts=None, deterministic=False, **options):
@@ -188,8 +188,9 @@ def play(scenario, slots=None, **options):
 
 
 async def generated(engine, *requests):
+    """The samples of each group."""
     groups = {}
-    await engine.generate(requests, lambda group_id, rollouts: groups.update({group_id: rollouts}))
+    await engine.generate(requests, lambda key, samples: groups.update({key.group: samples}))
     return groups
 
 

@@ -10,19 +10,19 @@ from scored_groups import scored_group
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.batches import place, sizes
-from rlax_plugin.types import Group
+from rlax_plugin.types import ScoredGroup
 
 
-def group(number: int, *lengths: int) -> Group:
+def group(number: int, *lengths: int) -> ScoredGroup:
     """Samples of so many tokens behind a prompt of one, so that as many positions."""
     return scored_group(number, *((length, None) for length in lengths), prompt_tokens=1)
 
 
-def groups(*lengths: tuple[int, ...]) -> list[Group]:
+def groups(*lengths: tuple[int, ...]) -> list[ScoredGroup]:
     return [group(number, *of_group) for number, of_group in enumerate(lengths)]
 
 
-def chosen(rule: BatchRule, ready: list[Group]) -> list[int] | None:
+def chosen(rule: BatchRule, ready: list[ScoredGroup]) -> list[int] | None:
     found = rule.choose(ready)
     assert (found is not None) == rule.completes(ready)
     return None if found is None else [g.id for g in found]
@@ -85,11 +85,11 @@ def test_a_batch_is_the_longest_beginning_that_is_due_and_fits(
 ) -> None:
     ready = groups(*lengths)
 
-    def fits(some: list[Group]) -> bool:
+    def fits(some: list[ScoredGroup]) -> bool:
         layout = rule.rows, rule.length, rule.sequences_per_row
         return place(sizes(some), *layout) is not None
 
-    def due(some: list[Group]) -> bool:
+    def due(some: list[ScoredGroup]) -> bool:
         if rule.tokens:
             return sum(sizes(some)) >= rule.tokens
         return len(some) >= rule.groups

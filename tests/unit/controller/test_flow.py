@@ -13,7 +13,7 @@ from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.testing import make_rollout
+from rlax_plugin.testing import make_sampled
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_lockstep_issues_one_step_and_waits_for_the_next_version(make):
         assert sorted(answers.open) == [0, 1]
         await answers.answer(0, 0)
         await answers.answer(1, 0)
-        groups, _ = await flow.batch(1)
-        assert [g.id for g in groups] == [0, 1]
+        batch, _ = await flow.batch(1)
+        assert [g.id for g in batch.groups] == [0, 1]
         await settle()
         assert answers.open == {}  # version 1 does not exist yet
         run.publish(1)
@@ -73,8 +73,8 @@ def test_oldest_issued_trains_first_whatever_ends_first(make):
         await settle()
         assert not waiting.done()  # group 0 is older and still out
         await answers.answer(0, 0)
-        groups, _ = await waiting
-        assert [g.id for g in groups] == [0, 1]
+        batch, _ = await waiting
+        assert [g.id for g in batch.groups] == [0, 1]
 
     asyncio.run(main())
 
@@ -88,14 +88,13 @@ def test_tokens_of_a_worker_that_is_not_trusted_are_not_gone_on_with(make):
         await run.start()
         await settle()
         request, future = answers.open[0]
-        begun = make_rollout(tokens=[5], worker="bad", finish_reason="cancelled")
+        begun = make_sampled(tokens=[5], workers=("bad",), finish=None)
         resumed = dataclasses.replace(request, resume=(begun,) * len(request.seeds))
         answers.open[0] = (resumed, future)
         answers.generate(0, 0, worker="bad")
         await settle()
         run.quarantine("bad")
-        rollouts, scored = answers.unscored.pop(0)
-        scored.set_result(rollouts)
+        answers.reward(0)
         await settle()
         again, _ = answers.open[0]
         assert again.attempt == 2 and again.resume == ()
@@ -120,8 +119,8 @@ def test_too_stale_groups_are_dropped_and_replaced(make):
         assert run.run_state.totals.dropped == Counter({"too stale": 1})
         assert sorted(answers.open) == [4]
         await answers.answer(4, 1)
-        groups, stats = await waiting
-        assert [g.id for g in groups] == [3, 4]
+        batch, stats = await waiting
+        assert [g.id for g in batch.groups] == [3, 4]
         assert stats.dropped == 1
         assert run.run_state.totals.max_staleness == 1
 
@@ -163,11 +162,13 @@ def test_errored_samples_count_neither_as_zero_nor_in_the_pass_rate(make):
         flow, answers, run = make(groups=1)
         await run.start()
         await settle()
-        prompt = answers.open[0][0].prompt_tokens[0]
+        prompt = answers.open[0][0].context[0]
         await answers.answer(0, 0, rewards=(1.0, None))
-        (group,), _ = await flow.batch(1)
+        batch, _ = await flow.batch(1)
         assert run.run_state.rates.get(f"p{prompt}") == (1.0, 1.0)
-        assert group.advantages.tolist() == [0.0, 0.0]  # one valid sample: its own mean
+        assert batch.step == 1 and [a.tolist() for a in batch.advantages] == [
+            [0.0, 0.0]
+        ]  # one valid sample: its own mean
         assert run.run_state.totals.reward_errors == 1
 
     asyncio.run(main())
@@ -189,8 +190,8 @@ def test_a_deep_pipeline_that_waits_for_its_trainer_is_no_failure(make):
         assert len(answers.open) == 16  # as many as one step may issue
         for i in range(16):
             await answers.answer(i, 0)
-        groups, _ = await flow.batch(1)
-        assert [g.id for g in groups] == [0, 1]
+        batch, _ = await flow.batch(1)
+        assert [g.id for g in batch.groups] == [0, 1]
 
     asyncio.run(main())
 
@@ -218,8 +219,8 @@ def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
         # 4 of 16 tokens are half a group's: with group 1 there is room for one, not for two.
         assert sorted(answers.open) == [1, 2]
         await generate_all(run, 0, lengths)  # 4 + 2 + 10 tokens, and group 3, issued in between
-        groups, stats = await waiting
-        assert [g.id for g in groups] == [0, 1, 2]
+        batch, stats = await waiting
+        assert [g.id for g in batch.groups] == [0, 1, 2]
         assert stats.issued == 4 and sorted(answers.open) == [3]
         run.publish(1)
         await settle()
@@ -230,13 +231,13 @@ def test_in_lockstep_missing_tokens_are_issued_for_the_same_step(make):
         assert run.run_state.totals.dropped == Counter({"too stale": 1})  # it did not
         assert sorted(answers.open) == [4, 5]
         await generate_all(run, 1, lengths)
-        groups, _ = await waiting
-        assert [g.id for g in groups] == [4, 5]  # 2 + 14 tokens
+        batch, _ = await waiting
+        assert [g.id for g in batch.groups] == [4, 5]  # 2 + 14 tokens
         run.publish(2)
         await settle()
         await generate_all(run, 2, lengths)
         last, _ = await flow.batch(3)
-        assert [g.id for g in last] == [6, 7]  # 14 and 16: one alone is not enough
+        assert [g.id for g in last.groups] == [6, 7]  # 14 and 16: one alone is not enough
         run.publish(3)
         await settle()
         assert answers.open == {}  # the run is at its end
@@ -258,8 +259,8 @@ def test_packed_batches_take_what_fits_and_the_rest_trains_next(make):
         await generate_all(run, 0, lengths)
         trained = []
         for step in (1, 2):
-            groups, _ = await flow.batch(step)
-            trained.append([g.id for g in groups])
+            batch, _ = await flow.batch(step)
+            trained.append([g.id for g in batch.groups])
             run.publish(step)
             await settle()
         # Nine and eight fill a row of 17; nothing is split, nothing is overtaken.
@@ -267,8 +268,8 @@ def test_packed_batches_take_what_fits_and_the_rest_trains_next(make):
         # Groups 4 and 5 were generated with version 0, which is too old for step 3.
         assert run.run_state.totals.dropped == Counter({"too stale": 2})
         await generate_all(run, 2, dict.fromkeys(range(6, 12), 8))
-        groups, _ = await flow.batch(3)
-        assert [g.id for g in groups] == [6, 7]
+        batch, _ = await flow.batch(3)
+        assert [g.id for g in batch.groups] == [6, 7]
 
     asyncio.run(main())
 

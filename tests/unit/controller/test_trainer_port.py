@@ -16,7 +16,7 @@ from rlax_plugin.controller import trainer_port
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.metrics.step import StepStats
-from rlax_plugin.testing import make_group, make_prompt
+from rlax_plugin.testing import make_batch, make_group, make_prompt
 from rlax_plugin.types import Canary
 
 
@@ -52,9 +52,9 @@ class FakeController:
     async def begun(self):
         pass
 
-    async def next_groups(self, step):
-        groups = (make_group((1.0, 0.0), lengths=(2, 3), advantages=(0.5, -0.5), version=step - 1),)
-        return groups, StepStats(issued=step)
+    async def next_batch(self, step):
+        group = make_group((1.0, 0.0), lengths=(2, 3), version=step - 1)
+        return make_batch(step, [group]), StepStats(issued=step)
 
     async def snapshot(self, unfinished):
         self.told.append(("snapshot", unfinished.step))
@@ -84,6 +84,7 @@ def test_a_step_is_told_in_order(loop):
         batch = port.next_batch(step)
         # The rows that the config makes of the group: two samples of 2 and 3 tokens.
         assert batch["rl_mask"].sum() == 5 and batch["rl_staleness"].max() == 1
+        assert batch["rl_advantages"].max() == 0.5 and batch["rl_advantages"].min() == -0.5
         assert port.training
         port.publish(step, {})
         port.step_done(step, {"loss": step})
@@ -105,7 +106,7 @@ def test_a_canary_of_the_given_tokens_reaches_the_publisher(loop):
 
 def test_a_failure_of_the_flow_is_the_trainers(loop):
     class Broken(FakeController):
-        async def next_groups(self, step):
+        async def next_batch(self, step):
             raise TrainingError("the filters are too strict")
 
     port, *_ = make(loop, Broken())
@@ -119,8 +120,8 @@ def test_waits_have_their_own_deadlines_and_leave_nothing_running(loop):
     ended = threading.Event()
 
     class Hanging(FakeController):
-        async def next_groups(self, step):
-            return await (super().next_groups(step) if step == 1 else hang())
+        async def next_batch(self, step):
+            return await (super().next_batch(step) if step == 1 else hang())
 
         async def snapshot(self, unfinished):
             await hang()
@@ -154,9 +155,9 @@ def test_what_precedes_the_first_batch_may_take_as_long_as_it_needs(loop, monkey
             await asyncio.sleep(0)
             order.append("evaluated")
 
-        async def next_groups(self, step):
+        async def next_batch(self, step):
             order.append(step)
-            return await super().next_groups(step)
+            return await super().next_batch(step)
 
     port, *_ = make(loop, Evaluating(batch_s=0.05, startup_s=0.05))
     for step in (1, 2):

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import rlax_environments
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.evaluation.evaluator import Evaluator, _failures
 from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
-from rlax_plugin.rollouts.dispatch import Answer
-from rlax_plugin.types import GroupRequest, Prompt, Rollout, SamplingParams
+from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
+from rlax_plugin.rollouts.tickets import Answer
+from rlax_plugin.testing import make_episode
+from rlax_plugin.types import (
+    Episode,
+    Key,
+    Prompt,
+    Request,
+    Sampled,
+    SamplingParams,
+    Score,
+    Unscored,
+)
 
 PROBLEMS, SAMPLES = 20, 4
 
@@ -37,19 +50,25 @@ class Parts:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
+        self.asked: list[Request] = []
 
-    async def submit(self, request: GroupRequest, *, exactly: int | None) -> Answer:
+    async def submit(self, request: Request) -> Answer:
         async with self.turn:
             await asyncio.sleep(0.001)
+        self.asked.append(request)
         tokens, nats = np.array([7], np.int32), np.zeros(1, np.float32)
-        rollouts = [
-            Rollout(request.group_id, i, seed, tokens, nats, nats, np.array([5]), "stop")
-            for i, seed in enumerate(request.seeds)
-        ]
-        return Answer(request, rollouts, ())
+        samples = tuple(
+            Sampled(seed, tokens, nats, np.array([5]), "stop") for seed in request.seeds
+        )
+        return Answer(request, samples, ())
 
-    async def score(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Rollout]:
-        return rollouts
+    async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score]:
+        return [Score(0.0, (0.0,)) for _ in episodes]
+
+
+def evaluator(section: RlaxSection, source: Any, parts: Any, problems: ProblemSet) -> Evaluator:
+    runner = EpisodeRunner(section, source, rlax_environments.SingleTurn(), parts)
+    return Evaluator(section, parts, runner, [problems])
 
 
 def test_slow_answers_do_not_hold_up_the_event_loop() -> None:
@@ -75,23 +94,23 @@ def test_slow_answers_do_not_hold_up_the_event_loop() -> None:
                 most = max(most, source.read - before)
 
         ticking = asyncio.ensure_future(tick())
-        found = await Evaluator(section, parts, [problems]).run(5, pinned=True)
+        found = await evaluator(section, source, parts, problems).run(5, pinned=True)
         ended.set()
         await ticking
         assert found.main["majority_at_2"].problems == PROBLEMS
         assert source.read == PROBLEMS * SAMPLES
+        assert [r.key for r in parts.asked] == [Key("evaluate", i) for i in range(PROBLEMS)]
+        assert {(r.min_version, r.exactly) for r in parts.asked} == {(5, 5)}
         return most
 
     assert SAMPLES <= asyncio.run(main()) <= 2 * SAMPLES  # in one turn of the loop
 
 
 def test_the_first_reason_why_rewards_of_a_set_failed_is_kept() -> None:
-    good = Rollout(0, 0, 0, np.array([7]), np.zeros(1), np.zeros(1), np.array([5]), "stop")
-    bad = dataclasses.replace(good, reward_error="KeyError: 'a'")
-    worse = dataclasses.replace(good, reward_error="ValueError: b")
+    good, bad, worse = Score(1.0), Unscored("KeyError: 'a'"), Unscored("ValueError: b")
 
-    def answered(*rollouts: Rollout) -> Answered:
-        return Answered.of(rollouts, [1] * len(rollouts), [None] * len(rollouts))
+    def answered(*scores: Score | Unscored) -> Answered:
+        return Answered.of([make_episode() for _ in scores], scores, [None] * len(scores))
 
     sets = {"fine": [answered(good, good)], "hard": [answered(good, bad), answered(worse)]}
     assert _failures(sets) == {"hard": "KeyError: 'a'"}
@@ -111,46 +130,51 @@ class Long:
     """A dispatcher of long completions, one group after the other, and rewards that come late.
 
     Attributes:
-      given: a weak reference to every array of tokens, log-probs or versions.
+      given: a weak reference to every array of log-probs, versions or a side channel.
       most: of these, the bytes that were alive at once.
+      tokens: a weak reference to every array of tokens.
+      unscored: groups that were given and are not scored yet.
     """
 
     def __init__(self, length: int) -> None:
         self.length, self.turn = length, asyncio.Lock()
         self.given: list[weakref.ref[np.ndarray]] = []
-        self.most = 0
+        self.tokens: list[weakref.ref[np.ndarray]] = []
+        self.most = self.unscored = 0
 
     def _array(self, values: np.ndarray) -> np.ndarray:
         self.given.append(weakref.ref(values))
         return values
 
-    async def submit(self, request: GroupRequest, *, exactly: int | None) -> Answer:
+    async def submit(self, request: Request) -> Answer:
         async with self.turn:
             await asyncio.sleep(0)
-            rng = np.random.default_rng(-request.group_id)
-            rollouts = []
-            for i, seed in enumerate(request.seeds):
+            rng = np.random.default_rng(1 + request.key.group)
+            samples = []
+            for seed in request.seeds:
                 n = self.length - int(rng.integers(3))
-                arrays = (
-                    rng.integers(4, size=n).astype(np.int32),
-                    *np.zeros((2, n), np.float32),
-                    np.full(n, 5, np.int32),
-                )
-                kept = [self._array(array.copy()) for array in arrays]
-                reason = "length" if n == self.length else "stop"
-                rollouts.append(Rollout(request.group_id, i, seed, *kept, reason))
+                tokens = rng.integers(4, size=n).astype(np.int32)
+                self.tokens.append(weakref.ref(tokens))
+                versions = self._array(np.full(n, 5, np.int32))
+                nats, truncated = (self._array(np.zeros(n, np.float32)) for _ in range(2))
+                finish = "length" if n == self.length else "stop"
+                side = {TRUNCATED_LOGPROBS: truncated}
+                samples.append(Sampled(seed, tokens, nats, versions, finish, side=side))
             alive = (array() for array in self.given)
             self.most = max(self.most, sum(a.nbytes for a in alive if a is not None))
-            return Answer(request, rollouts, ())
+            # Until they are scored, completions have their tokens, which are less than their texts.
+            kept = sum(array() is not None for array in self.tokens)
+            self.unscored += 1
+            assert kept <= len(request.seeds) * (self.unscored + 1)
+            return Answer(request, tuple(samples), ())
 
-    async def score(self, prompt: Prompt, rollouts: list[Rollout]) -> list[Rollout]:
+    async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
         await asyncio.sleep(0.01)
-        scored = []
-        for i, rollout in enumerate(rollouts):
-            reward = None if prompt.id == "3" and i == 0 else float(rollout.text[-1] in "ac")
-            error = None if reward is not None else "KeyError: 3"
-            scored.append(dataclasses.replace(rollout, reward=reward, reward_error=error))
-        return scored
+        self.unscored -= 1
+        scores: list[Score | Unscored] = [Score(float(e.text[-1] in "ac")) for e in episodes]
+        if prompt.id == "3":
+            scores[0] = Unscored("KeyError: 3")
+        return scores
 
 
 def test_an_evaluation_keeps_numbers_and_no_tokens() -> None:
@@ -166,10 +190,11 @@ def test_an_evaluation_keeps_numbers_and_no_tokens() -> None:
     source: Any = LongSource()
     prompts = [Prompt(str(i), np.array([1], np.int32), "", "") for i in range(problems)]
     one = ProblemSet("a", "eval/a", source, prompts, samples, SamplingParams(), parts)
-    found = asyncio.run(Evaluator(section, parts, [one]).run(5))
+    found = asyncio.run(evaluator(section, source, parts, one).run(5))
 
     # A group is there while the next one is made, and never a third one.
-    assert parts.most <= 2 * samples * length * 16 < sum(1 for _ in parts.given) * length * 4 / 20
+    assert parts.most <= 2 * samples * length * 12 < sum(1 for _ in parts.given) * length * 4 / 20
+    assert not any(array() is not None for array in parts.tokens)
     # The same as of all texts at once.
     rewards, lengths, answers = [], [], []
     for number in range(problems):

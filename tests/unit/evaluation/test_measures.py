@@ -15,7 +15,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.evaluation.statistics import majority_at_k
-from rlax_plugin.types import Prompt
+from rlax_plugin.types import Key, Prompt
 
 
 def test_majority_by_hand():
@@ -180,7 +180,10 @@ def test_sets_are_asked_with_seeds_of_their_own():
     part = None  # every set has the prompt source of training
     main, again = problem_sets(settings, Source(), part, None, {})
     prompt = main.prompts[0]
-    first, second = main.request(prompt, 0, 7, 5), again.request(prompt, 4, 7, 5)
-    assert (first.group_id, second.group_id, second.min_version) == (-1, -5, 5)
+    context = np.array([3, 4], np.int32)
+    first, second = main.request(context, prompt, 0, 7, 5), again.request(context, prompt, 4, 7, 5)
+    assert first.context.tolist() == [3, 4] and first.exactly is None
+    assert (first.key, second.key) == (Key("evaluate", 0), Key("evaluate", 4))
+    assert (first.min_version, second.min_version) == (5, 5)
     assert len(first.seeds) == 16 and not set(first.seeds) & set(second.seeds)
-    assert first.seeds == main.request(prompt, 9, 7, 6).seeds
+    assert first.seeds == main.request(context, prompt, 9, 7, 6, exactly=6).seeds

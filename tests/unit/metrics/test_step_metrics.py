@@ -8,25 +8,24 @@ import pytest
 from sections import section_with
 
 from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
-from rlax_plugin.testing import make_group
-from rlax_plugin.types import Group
+from rlax_plugin.testing import make_batch, make_group
+from rlax_plugin.types import Rejected, Score, ScoredGroup, Unscored
 
 
-def metrics(*scored: Group, rewards: tuple[str, ...] = ("right",)) -> dict[str, float]:
+def metrics(*scored: ScoredGroup, rewards: tuple[str, ...] = ("right",)) -> dict[str, float]:
     section = section_with(rewards=[{"name": name} for name in rewards])
     done = FinishedStep(
-        step=2,
-        groups=(make_group(version=1),),
-        stats=StepStats(scored=[(group, None) for group in scored]),
+        make_batch(2, [make_group(version=1)]),
+        stats=StepStats(scored=list(scored)),
         metrics={},
     )
     return step_metrics(done, section, workers=1, replaced=2)
 
 
-def with_parts(*parts: tuple[float, ...] | None) -> Group:
+def with_parts(*parts: tuple[float, ...] | None) -> ScoredGroup:
     group = make_group([None if one is None else sum(one) for one in parts])
-    rollouts = zip(group.rollouts, parts, strict=True)
-    return replace(group, rollouts=tuple(replace(r, reward_parts=p or ()) for r, p in rollouts))
+    scores = (Unscored("it raised") if one is None else Score(sum(one), one) for one in parts)
+    return replace(group, scores=tuple(scores))
 
 
 def test_figures_of_samples_are_there_where_samples_are():
@@ -50,3 +49,17 @@ def test_each_of_several_rewards_has_its_mean():
     twice = metrics(*groups, rewards=("right", "right"))
     assert twice["reward_part/right_0"] == 0.5 and twice["reward_part/right_1"] == 0.0
     assert not any(name.startswith("reward_part/") for name in metrics(with_parts((1.0,))))
+
+
+def test_rejected_groups_are_counted_and_their_samples_with_the_others():
+    section = section_with()
+    scored = [
+        Rejected(make_group([0.0, 0.0], lengths=(2, 4)), "too hard"),
+        make_group([1.0, 0.0], lengths=(6, 8)),
+        Rejected(make_group([0.0, 0.0], lengths=(2, 2)), "too hard"),
+    ]
+    done = FinishedStep(make_batch(2), StepStats(scored=scored), {})
+    found = step_metrics(done, section, workers=1, replaced=0)
+    assert found["curation/groups_scored"] == 3 and found["batch/groups"] == 2
+    assert found["reward/mean"] == 1 / 6 and found["length/issued_mean"] == 4
+    assert found["curation/groups_rejected"] == 2

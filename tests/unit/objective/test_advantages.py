@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from scored_groups import scored_group as group
@@ -11,7 +9,8 @@ from scored_groups import scored_group as group
 from rlax_plugin.config import Overlong
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.advantages import Outcomes, of_batch, of_groups, per_group, shaped
-from rlax_plugin.objective.batches import build_batch
+from rlax_plugin.objective.batches import build_arrays
+from rlax_plugin.types import TrainBatch
 
 GROUPS = [
     group(5, (1, 1.0), (2, 0.0), (3, None)),
@@ -37,17 +36,16 @@ def test_a_groups_advantages_come_from_its_own_scored_samples() -> None:
     found = of_groups(per_group(slot), GROUPS)
     assert seen == [([1.0, 0.0], [1, 2]), ([4.0, 3.0, 2.0], [2, 1, 1])]
     # Mean 0.5; the sample without a reward has none. Mean 3.
-    assert [g.advantages.tolist() for g in found] == [[0.5, -0.5, 0.0], [1.0, 0.0, -1.0]]
-    assert [dataclasses.replace(g, advantages=None) for g in found] == GROUPS
-    assert all(g.advantages is None for g in GROUPS)
+    assert [g.tolist() for g in found] == [[0.5, -0.5, 0.0], [1.0, 0.0, -1.0]]
+    assert all(g.dtype == np.float64 for g in found)
 
 
 def test_a_slot_may_look_at_the_whole_batch() -> None:
     # (1 + 0 + 4 + 3 + 2) / 5 = 2: the failed sample is not among them.
     found = of_groups(batch_centred, GROUPS)
-    assert [g.advantages.tolist() for g in found] == [[-1.0, -2.0, 0.0], [2.0, 1.0, 0.0]]
+    assert [g.tolist() for g in found] == [[-1.0, -2.0, 0.0], [2.0, 1.0, 0.0]]
     (alone,) = of_groups(batch_centred, GROUPS[1:])
-    assert alone.advantages.tolist() == [1.0, 0.0, -1.0]
+    assert alone.tolist() == [1.0, 0.0, -1.0]
 
 
 @pytest.mark.parametrize(("reward", "size"), [(0.1, 3), (0.7, 8), (1e300, 2)])
@@ -57,17 +55,17 @@ def test_equal_rewards_have_advantages_of_exactly_0(reward: float, size: int) ->
         return centred(rewards_g, lengths_g) / rewards_g.std()
 
     (found,) = of_groups(per_group(normalised), [group(0, *[(1, reward)] * size)])
-    assert found.advantages.tolist() == [0.0] * size
+    assert found.tolist() == [0.0] * size
 
 
 def test_a_slot_may_answer_per_token_what_is_one_number_per_sample() -> None:
     found = of_groups(lambda o: o.rewards_n[:, None] * o.mask_nt, GROUPS)  # 0 behind the end
-    assert [g.advantages.tolist() for g in found] == [[1.0, 0.0, 0.0], [4.0, 3.0, 2.0]]
+    assert [g.tolist() for g in found] == [[1.0, 0.0, 0.0], [4.0, 3.0, 2.0]]
 
 
 def test_advantages_without_any_reward_are_0() -> None:
     (found,) = of_groups(batch_centred, [group(0, (1, None), (2, None))])
-    assert found.advantages.tolist() == [0.0, 0.0]
+    assert found.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -88,20 +86,22 @@ def test_what_no_advantage_can_be_is_rejected(slot, message: str) -> None:
 
 
 def laid_out(sequences_per_row: int = 1) -> dict[str, np.ndarray]:
-    groups = of_groups(batch_centred, GROUPS)
+    return arrays_of(of_groups(batch_centred, GROUPS), sequences_per_row)
+
+
+def arrays_of(
+    advantages: tuple[np.ndarray, ...], sequences_per_row: int = 1
+) -> dict[str, np.ndarray]:
+    batch = TrainBatch(1, tuple(GROUPS), advantages)
     rows = 6 if sequences_per_row == 1 else 3
-    return dict(
-        build_batch(1, groups, rows=rows, length=8, sequences_per_row=sequences_per_row).arrays
-    )
+    return build_arrays(batch, rows=rows, length=8, sequences_per_row=sequences_per_row)
 
 
 @pytest.mark.parametrize("sequences_per_row", [1, 3])
 def test_a_laid_out_batch_has_the_same_advantages(sequences_per_row: int) -> None:
     arrays = laid_out(sequences_per_row)
     for slot in (batch_centred, per_group(centred)):
-        groups = of_groups(slot, GROUPS)
-        rows, packed = len(arrays["rl_mask"]), sequences_per_row
-        wanted = build_batch(1, groups, rows=rows, length=8, sequences_per_row=packed).arrays
+        wanted = arrays_of(of_groups(slot, GROUPS), sequences_per_row)
         np.testing.assert_array_equal(of_batch(slot, arrays), wanted["rl_advantages"])
 
 
@@ -145,8 +145,9 @@ def test_a_slot_may_answer_per_token_and_sees_values() -> None:
 
 
 def test_a_batch_without_scored_samples_has_no_advantages() -> None:
-    groups = of_groups(batch_centred, [group(0, (1, None))])
-    arrays = build_batch(1, groups, rows=2, length=4).arrays
+    one = (group(0, (1, None)),)
+    batch = TrainBatch(1, one, of_groups(batch_centred, one))
+    arrays = build_arrays(batch, rows=2, length=4)
     assert not of_batch(batch_centred, arrays).any()
 
 

@@ -10,45 +10,76 @@ from sections import section_with
 
 from rlax_plugin.config import Algorithm
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, batch_of, build_batch, place, sizes
-from rlax_plugin.types import Group, Prompt, Rollout
+from rlax_plugin.objective.batches import (
+    ARRAYS,
+    HOST_ARRAYS,
+    arrays_of,
+    build_arrays,
+    place,
+    sizes,
+)
+from rlax_plugin.testing import make_prompt
+from rlax_plugin.types import (
+    Episode,
+    Sampled,
+    Score,
+    ScoredGroup,
+    TrainBatch,
+    Trajectory,
+    Turn,
+    Unscored,
+)
 
 SPECS = ARRAYS | HOST_ARRAYS
 
 
-def rollout(index, tokens, logprobs, versions, reward=1.0, group_id=7, finish_reason="stop"):
-    return Rollout(
-        group_id=group_id,
-        index=index,
-        seed=index,
+def turn(given, tokens, logprobs, versions, finish="stop"):
+    sampled = Sampled(
+        seed=0,
         tokens=np.array(tokens, np.int32),
-        logprob_full=np.array(logprobs, np.float32),
-        logprob_sampled=np.zeros(len(tokens), np.float32),
+        logprobs=np.array(logprobs, np.float32),
         versions=np.array(versions, np.int32),
-        finish_reason=finish_reason,
-        reward=reward,
-        reward_error=None if reward is not None else "timeout",
+        finish=finish,
     )
+    return Turn(np.array(given, np.int32), sampled)
 
 
-def group(rollouts, advantages, prompt=(11, 12, 13), group_id=7):
-    question = Prompt("id", np.array(prompt, np.int32), "text", "reference")
-    return Group(group_id, 1, question, tuple(rollouts), np.array(advantages, np.float64))
+PROMPT = (11, 12, 13)
+
+
+def group(*answers, number=7):
+    """A group of (reward, turn) or (reward, trajectories); a reward of None: scoring failed."""
+    episodes, scores = [], []
+    for index, (reward, found) in enumerate(answers):
+        trajectories = (Trajectory((found,)),) if isinstance(found, Turn) else found
+        episodes.append(Episode(index, trajectories))
+        scores.append(Unscored("timeout") if reward is None else Score(reward, (reward,)))
+    prompt = make_prompt(tokens=np.array(PROMPT, np.int32))
+    return ScoredGroup(number, 1, prompt, tuple(episodes), tuple(scores))
+
+
+def batch(step, *groups, advantages):
+    return TrainBatch(step, groups, tuple(np.array(a, np.float64) for a in advantages))
+
+
+FIRST, FAILED = turn(PROMPT, [21, 22], [-0.5, -0.25], [3, 4]), turn(PROMPT, [31], [-9.0], [4])
 
 
 def example():
     """Prompt 11 12 13; completions 21 22 (versions 3 and 4) and 31, the second errored."""
-    return group(
-        [
-            rollout(0, [21, 22], [-0.5, -0.25], [3, 4]),
-            rollout(1, [31], [-9.0], [4], reward=None),
-        ],
-        [1.5, 0.0],
-    )
+    return group((1.0, FIRST), (None, FAILED))
+
+
+def assert_arrays(arrays, expected):
+    assert set(arrays) == set(SPECS) == set(expected)
+    for name, array in arrays.items():
+        assert array.dtype == SPECS[name].dtype, name
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
 def test_rows_are_shifted_masked_and_stamped_as_worked_out_by_hand():
-    batch = build_batch(5, [example()], rows=3, length=6, pad_id=99)
+    one = batch(5, example(), advantages=[[1.5, 0.0]])
+    arrays = build_arrays(one, rows=3, length=6, pad_id=99)
     expected = {
         # sequence 11 12 13 21 22 -> 4 positions; 11 12 13 31 -> 3; the third row is padding.
         "inputs": [[11, 12, 13, 21, 99, 99], [11, 12, 13, 99, 99, 99], [99] * 6],
@@ -65,19 +96,17 @@ def test_rows_are_shifted_masked_and_stamped_as_worked_out_by_hand():
         "rl_group": [[0, 0, 1, 1, 0, 0], [0] * 6, [0] * 6],
         "rl_rewards": [[0, 0, 1.0, 1.0, 0, 0], [0] * 6, [0] * 6],
     }
-    assert set(batch.arrays) == set(SPECS) == set(expected)
-    for name, array in batch.arrays.items():
-        assert array.dtype == SPECS[name].dtype, name
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
-    assert batch.step == 5 and [g.id for g in batch.groups] == [7]
+    assert_arrays(arrays, expected)
 
 
 def test_groups_follow_each_other_and_the_longest_sample_may_fill_its_row():
-    groups = [
-        group([rollout(0, [1, 2, 3], [-1, -2, -3], [0] * 3)], [0.5]),
-        group([rollout(0, [4], [-4], [0], group_id=8)], [-0.5], prompt=(5,), group_id=8),
-    ]
-    arrays = build_batch(1, groups, rows=2, length=5).arrays
+    one = batch(
+        1,
+        group((1.0, turn(PROMPT, [1, 2, 3], [-1, -2, -3], [0] * 3))),
+        group((1.0, turn((5,), [4], [-4], [0])), number=8),
+        advantages=[[0.5], [-0.5]],
+    )
+    arrays = build_arrays(one, rows=2, length=5)
     np.testing.assert_array_equal(arrays["inputs"], [[11, 12, 13, 1, 2], [5, 0, 0, 0, 0]])
     np.testing.assert_array_equal(arrays["rl_mask"], [[0, 0, 1, 1, 1], [1, 0, 0, 0, 0]])
     np.testing.assert_array_equal(arrays["rl_advantages"][:, [2, 0]], [[0.5, 0], [0, -0.5]])
@@ -85,8 +114,9 @@ def test_groups_follow_each_other_and_the_longest_sample_may_fill_its_row():
 
 def test_packed_samples_restart_positions_and_count_segments_as_worked_out_by_hand():
     """Sizes 4 3 | 1: the longest lies first, the shortest behind it, the middle one is alone."""
-    groups = [example(), group([rollout(0, [41], [-2], [4], 0.25, 8)], [-0.5], (5,), 8)]
-    batch = build_batch(5, groups, rows=3, length=6, pad_id=99, sequences_per_row=2)
+    second = group((0.25, turn((5,), [41], [-2], [4])), number=8)
+    one = batch(5, example(), second, advantages=[[1.5, 0.0], [-0.5]])
+    arrays = build_arrays(one, rows=3, length=6, pad_id=99, sequences_per_row=2)
     expected = {
         "inputs": [[11, 12, 13, 21, 5, 99], [11, 12, 13, 99, 99, 99], [99] * 6],
         "targets": [[12, 13, 21, 22, 41, 99], [12, 13, 31, 99, 99, 99], [99] * 6],
@@ -101,17 +131,15 @@ def test_packed_samples_restart_positions_and_count_segments_as_worked_out_by_ha
     }
     for side in ("position", "segmentation"):
         expected[f"targets_{side}"] = expected[f"inputs_{side}"]
-    assert set(batch.arrays) == set(expected)
-    for name, array in batch.arrays.items():
-        assert array.dtype == SPECS[name].dtype, name
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    assert_arrays(arrays, expected)
 
 
 def test_truncated_samples_train_no_token_but_their_rewards_count():
-    cut = rollout(0, [1, 2], [-1, -2], [0, 0], reward=0.5, finish_reason="length")
-    groups = [group([cut, rollout(1, [3], [-3], [0])], [-1.0, 1.0], prompt=(9,))]
-    arrays = build_batch(1, groups, rows=2, length=3).arrays
-    masked = build_batch(1, groups, rows=2, length=3, mask_truncated=True).arrays
+    cut = turn((9,), [1, 2], [-1, -2], [0, 0], finish="length")
+    answered = group((0.5, cut), (1.0, turn((9,), [3], [-3], [0])))
+    one = batch(1, answered, advantages=[[-1.0, 1.0]])
+    arrays = build_arrays(one, rows=2, length=3)
+    masked = build_arrays(one, rows=2, length=3, mask_truncated=True)
     np.testing.assert_array_equal(arrays["rl_mask"], [[1, 1, 0], [1, 0, 0]])
     np.testing.assert_array_equal(masked["rl_mask"], [[0, 0, 0], [1, 0, 0]])
     np.testing.assert_array_equal(masked["rl_rewards"], [[0.5, 0.5, 0], [1, 0, 0]])
@@ -130,11 +158,12 @@ def test_a_batch_has_the_configs_shape_and_the_presets_mask():
         },
         batches={"rows": 2, "sequences_per_row": 2},
     )
-    groups = [group([rollout(0, [4], [-1], [0], finish_reason="length")] * 2, [1.0, -1.0], (1, 2))]
-    arrays = batch_of(section, Algorithm(mask_truncated=True), 1, groups).arrays
+    answered = group(*[(1.0, turn((1, 2), [4], [-1], [0], finish="length"))] * 2)
+    one = batch(1, answered, advantages=[[1.0, -1.0]])
+    arrays = arrays_of(section, Algorithm(mask_truncated=True), one)
     np.testing.assert_array_equal(arrays["targets_segmentation"], [[1, 1, 2, 2, 0], [0] * 5])
     assert not arrays["rl_mask"].any()
-    assert batch_of(section, Algorithm(), 1, groups).arrays["rl_mask"].sum() == 2
+    assert arrays_of(section, Algorithm(), one)["rl_mask"].sum() == 2
 
 
 # --- placement -----------------------------------------------------------------------------------
@@ -192,42 +221,61 @@ def test_one_sample_per_row_lies_in_its_own_row(sizes_n):
 
 
 def test_sizes_are_those_of_inputs():
-    assert sizes([example(), group([rollout(0, [4], [-4], [0])], [0.0], (5,))]) == [4, 3, 1]
+    assert sizes([example(), group((0.0, turn((5,), [4], [-4], [0])))]) == [4, 3, 1]
 
 
 # --- rejected -------------------------------------------------------------------------------------
 
 
+def with_first(*found, score=1.0):
+    return group((score, *found), (None, FAILED))
+
+
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("broken", "advantages", "message"),
     [
-        (lambda g: replace(g, advantages=None), "group 7 lacks"),
-        (lambda g: replace(g, advantages=np.array([np.nan, 0])), "sample 0 of group 7 has an adv"),
+        (example(), [], "1 groups with advantages for 0"),
+        (example(), [[1.5]], "group 7 lacks"),
+        (replace(example(), scores=(Score(1.0),)), [[1.5, 0.0]], "group 7 lacks"),
+        (example(), [[np.nan, 0.0]], "sample 0 of group 7 has an adv"),
         (
-            lambda g: replace(g, rollouts=(g.rollouts[0], rollout(1, [], [], []))),
+            group((1.0, FIRST), (None, turn(PROMPT, [], [], []))),
+            [[1.5, 0.0]],
             "sample 1 of group 7 has an empty",
         ),
+        (with_first(turn((), [1], [-1], [0])), [[1.5, 0.0]], "sample 0 of group 7 has an empty"),
+        (with_first((Trajectory(()),)), [[1.5, 0.0]], "sample 0 of group 7 has an empty"),
         (
-            lambda g: replace(g, rollouts=(rollout(0, [1], [-np.inf], [0]), g.rollouts[1])),
+            with_first((Trajectory((FIRST, turn((5,), [], [], []))),)),
+            [[1.5, 0.0]],
+            "sample 0 of group 7 has an empty",
+        ),
+        (
+            with_first(turn(PROMPT, [1], [-np.inf], [0])),
+            [[1.5, 0.0]],
             "sample 0 of group 7 has .* not finite",
         ),
+        (with_first(turn(PROMPT, [1, 2], [-1], [0, 0])), [[1.5, 0.0]], "2 tokens, 1 log-probs"),
         (
-            lambda g: replace(g, rollouts=(rollout(0, [1, 2], [-1], [0, 0]), g.rollouts[1])),
-            "2 tokens, 1 log-probs",
+            with_first(turn(PROMPT, [1], [-1], [5])),
+            [[1.5, 0.0]],
+            "version 5, which is not published before step 5",
         ),
         (
-            lambda g: replace(g, rollouts=(rollout(0, [1], [-1], [5]), g.rollouts[1])),
-            "version 5, which is not published before step 5",
+            with_first((Trajectory((FIRST, turn((5,), [1], [-1], [6]))),)),
+            [[1.5, 0.0]],
+            "version 6, which is not published before step 5",
         ),
     ],
 )
-def test_samples_that_cannot_be_right_are_rejected(broken, message):
+def test_samples_that_cannot_be_right_are_rejected(broken, advantages, message):
     with pytest.raises(TrainingError, match=message):
-        build_batch(5, [broken(example())], rows=2, length=8)
+        build_arrays(batch(5, broken, advantages=advantages), rows=2, length=8)
 
 
 def test_samples_that_do_not_fit_are_rejected():
+    one = batch(5, example(), advantages=[[1.5, 0.0]])
     with pytest.raises(TrainingError, match=r"sample 0 of group 7 needs 4 positions .* have 3"):
-        build_batch(5, [example()], rows=2, length=3)
-    with pytest.raises(TrainingError, match=r"groups \[7\] hold 2 samples .*, rows: 1 of 8"):
-        build_batch(5, [example()], rows=1, length=8)
+        build_arrays(one, rows=2, length=3)
+    with pytest.raises(TrainingError, match=r"groups \[7\] hold 2 sequences .*, rows: 1 of 8"):
+        build_arrays(one, rows=1, length=8)

@@ -9,12 +9,12 @@ from scored_groups import scored_group
 
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.types import Group, Prompt
+from rlax_plugin.types import Prompt, ScoredGroup
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
 
 
-def group(*rewards: float | None) -> Group:
+def group(*rewards: float | None) -> ScoredGroup:
     return scored_group(0, *((1, reward) for reward in rewards))
 
 

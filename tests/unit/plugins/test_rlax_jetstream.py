@@ -1,6 +1,7 @@
 """The engine thread and its scheduler, with slots that generate tokens without a model."""
 
 import asyncio
+import dataclasses
 import queue
 import threading
 
@@ -24,7 +25,7 @@ from scripted_slots import (
 
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.rollouts.jobs import Job
+from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS, Job
 from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.weights.taking import take_version
 
@@ -35,15 +36,30 @@ def test_groups_arrive_complete_and_in_index_order():
         groups = await generated(
             engine, request(7, [100, 200, 300]), request(8, [400], 9, stop_ids=(408,))
         )
-        assert [r.seed for r in groups[7]] == [100, 200, 300]
-        assert [r.index for r in groups[7]] == [0, 1, 2]
+        assert [s.seed for s in groups[7]] == [100, 200, 300]
         np.testing.assert_array_equal(groups[7][1].tokens, [200, 201, 202, 203, 204])
-        np.testing.assert_array_equal(groups[7][1].logprob_full, [-200, -201, -202, -203, -204])
-        np.testing.assert_array_equal(groups[7][1].logprob_sampled, 2 * groups[7][1].logprob_full)
+        np.testing.assert_array_equal(groups[7][1].logprobs, [-200, -201, -202, -203, -204])
         np.testing.assert_array_equal(groups[7][1].versions, [3] * 5)
-        assert groups[7][0].finish_reason == "length" and groups[8][0].finish_reason == "stop"
+        assert groups[7][0].finish == "length" and groups[8][0].finish == "stop"
+        assert not any(s.side for s in (*groups[7], *groups[8]))
         assert engine.version == 3
         assert engine.health()["slots"] == 4 and engine.health()["waiting"] == 0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.5}])
+def test_where_a_request_truncates_its_samples_say_with_which_log_probs(cut):
+    async def scenario(engine, slots):
+        await take_version(engine, version(3))
+        asked = request(7, [100, 200])
+        sampling = dataclasses.replace(asked.sampling, **cut)
+        groups = await generated(engine, dataclasses.replace(asked, sampling=sampling))
+        for sample in groups[7]:
+            assert sample.side.keys() == {TRUNCATED_LOGPROBS}
+            found = sample.side[TRUNCATED_LOGPROBS]
+            np.testing.assert_array_equal(found, 2 * sample.logprobs)
+            assert found.dtype == np.float32
 
     play(scenario)
 
@@ -52,7 +68,7 @@ def test_a_group_larger_than_the_slots_is_accepted_in_parts():
     async def scenario(engine, slots):
         await take_version(engine, version(0))
         groups = await generated(engine, request(0, range(0, 1000, 100)))
-        assert [r.seed for r in groups[0]] == list(range(0, 1000, 100))
+        assert [s.seed for s in groups[0]] == list(range(0, 1000, 100))
         assert [len(entry[1]) for entry in slots.inserts()] == [4, 4, 2]
 
     play(scenario)
@@ -88,7 +104,7 @@ def test_what_a_client_may_cancel_is_generated_in_shorter_calls():
     async def scenario(engine, slots):
         await take_version(engine, version(0))
         slots.log.clear()
-        await generated(engine, request(-1, [1, 2, 3, 4], new=50))
+        await generated(engine, request(0, [1, 2, 3, 4], new=50, purpose="serve"))
         assert [e[1:] for e in slots.log if e[0] == "decode"] == [(20, True)] * 3
 
     play(scenario, interrupt_steps=20)
@@ -120,7 +136,7 @@ def test_running_samples_finish_on_the_old_weights():
         assert engine.version == 1
         slots.gate.set()
         old, _, new = await asyncio.gather(running, swap, late)
-        assert {int(v) for r in old[0] for v in r.versions} == {1}
+        assert {int(v) for s in old[0] for v in s.versions} == {1}
         assert {int(v) for v in new[1][0].versions} == {2}
         assert [entry[2] for entry in slots.inserts()] == [1, 2]  # the weights in use
         assert engine.version == 2
@@ -196,12 +212,12 @@ def test_a_failing_start_is_reported():
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
-def test_an_error_in_on_group_ends_generate():
+def test_an_error_in_on_reply_ends_generate():
     async def scenario(engine, slots):
         await take_version(engine, version(0))
 
-        def reject(group_id, rollouts):
-            raise KeyError(group_id)
+        def reject(key, samples):
+            raise KeyError(key)
 
         with pytest.raises(KeyError):
             await engine.generate([request(0, [1]), request(1, [2], new=50)], reject)

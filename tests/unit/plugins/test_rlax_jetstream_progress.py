@@ -12,7 +12,12 @@ from scripted_slots import ScriptedSlots, generated, play, request, until, versi
 from test_rlax_jetstream import Active
 
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.types import Key
 from rlax_plugin.weights.taking import take_version
+
+
+def attempt(group):
+    return Key("train", group), 1
 
 
 class OneByOne:
@@ -53,7 +58,7 @@ def test_every_group_gets_on_while_a_swap_waits():
         while engine.backlog < 2:
             await asyncio.sleep(0)
         seen = [engine.progress()]
-        assert seen[0].keys() == {(0, 1), (1, 1), (2, 1)}
+        assert seen[0].keys() == {attempt(0), attempt(1), attempt(2)}
         for _ in range(2):  # a swap waits: each call is as long as a call may be
             await slots.gate.one_call(slots)
             seen.append(engine.progress())
@@ -61,8 +66,12 @@ def test_every_group_gets_on_while_a_swap_waits():
             for key in before:
                 assert after[key] != before[key], (key, before, after)
         # Two samples of one token at first; the first call looked for arrivals after 4 steps.
-        assert [one[0, 1] for one in seen] == [0, 2 * 4, 2 * (4 + 256)]
-        assert [one[1, 1] for one in seen] == [one[2, 1] for one in seen] == [0, 4, 4 + 256]
+        assert [one[attempt(0)] for one in seen] == [0, 2 * 4, 2 * (4 + 256)]
+        assert (
+            [one[attempt(1)] for one in seen]
+            == [one[attempt(2)] for one in seen]
+            == [0, 4, 4 + 256]
+        )
         assert engine.version == 1 and not swap.done()
         slots.gate.set()
         await asyncio.gather(running, swap, late, newer)
@@ -85,7 +94,7 @@ def test_a_hung_engine_tells_the_same_of_every_group():
         hung = asyncio.ensure_future(generated(engine, *groups))
         await until(slots.decoding)
         found = engine.progress()
-        assert found.keys() == {(0, 1), (1, 1), (2, 1)}
+        assert found.keys() == {attempt(0), attempt(1), attempt(2)}
         await asyncio.sleep(0.05)
         assert engine.progress() == found
         hung.cancel()
@@ -101,7 +110,8 @@ def test_what_other_programs_ask_is_no_group_of_a_run():
         client = Active([1, 2])
         JetStreamDriver(engine).place_request_on_prefill_queue(client)
         await until(slots.decoding)
-        assert (-1, 1) not in engine.progress()  # an evaluation's first group
+        (one,) = engine.progress()
+        assert one == (Key("serve", 0), 1)  # neither training's first group nor an evaluation's
         slots.gate.set()
         await until(client.return_channel.ended)
 
@@ -120,7 +130,7 @@ def test_tokens_outside_of_the_vocabulary_are_rejected(tokens):
         # The servicer answers a RequestError with INVALID_ARGUMENT.
         assert isinstance(client.return_channel.error, RequestError)
         assert "which must be from 0 to 1000999" in str(client.return_channel.error)
-        wrong = dataclasses.replace(request(3, [1]), prompt_tokens=np.array(tokens, np.int32))
+        wrong = dataclasses.replace(request(3, [1]), context=np.array(tokens, np.int32))
         with pytest.raises(WorkerError, match="group 3: the prompt has token id"):
             await engine.generate([wrong], lambda *_: None)
         assert slots.inserts() == []

@@ -22,8 +22,9 @@ from late_rewards import late_at_once
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.rewards.pool import RewardPool, _parsed, _Score
-from rlax_plugin.types import Prompt, Rollout
+from rlax_plugin.rewards.pool import RewardPool, _parsed
+from rlax_plugin.testing import make_episode
+from rlax_plugin.types import Prompt, Score, Unscored
 
 LIMIT_S = 240.0
 PLUGIN = r"""
@@ -128,14 +129,17 @@ def with_pool(
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
 
-async def scored(pool: RewardPool, *texts: str, prompt: str = "p") -> list[Rollout]:
-    one, ids = np.ones(1, np.float32), np.ones(1, np.int32)
-    rollouts = [Rollout(0, i, i, ids, one, one, ids, "stop", text=t) for i, t in enumerate(texts)]
-    return await pool.score(Prompt(prompt, ids, "1", "one"), rollouts)
+async def scored(pool: RewardPool, *texts: str, prompt: str = "p") -> list[Score | Unscored]:
+    asked = Prompt(prompt, np.ones(1, np.int32), "1", "one")
+    return await pool.score(asked, [make_episode(text=text) for text in texts])
 
 
-def rewards(rollouts: list[Rollout]) -> list[float | None]:
-    return [r.reward for r in rollouts]
+def rewards(scores: list[Score | Unscored]) -> list[float | None]:
+    return [s.total if isinstance(s, Score) else None for s in scores]
+
+
+def reason(score: Score | Unscored) -> str:
+    return score.reason if isinstance(score, Unscored) else ""
 
 
 def own_processes() -> list[psutil.Process]:
@@ -193,7 +197,7 @@ def test_what_a_reward_starts_ends_with_it(monkeypatch):
 def test_what_a_reward_starts_ends_with_it_however_it_ends():
     async def work(pool: RewardPool) -> None:
         (only,) = await scored(pool, "start die")
-        assert "exit code 3" in (only.reward_error or "")
+        assert "exit code 3" in reason(only)
         in_group = [pid for i, pid in enumerate(started()) if i % 4 != 2]
         await soon(lambda: none_alive(in_group), "the end of its group")
 
@@ -234,7 +238,7 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
     async def work(pool: RewardPool) -> None:
         found = await scored(pool, "good", f"forge {forged}", "good")
         assert rewards(found) == [1.5, None, 1.5]
-        said = found[1].reward_error or ""
+        said = reason(found[1])
         assert "rlax.rewards.1 (wild) sent something that is not an answer" in said
 
     with_pool(work)
@@ -254,7 +258,7 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
 def test_what_is_no_answer(line):
     """To sample 1 of job 6, of two rewards."""
     good = b'{"job": 6, "sample": 1, "reward": 9, "parts": [4, 5]}'
-    assert _parsed(good, 6, 1, 2) == _Score(9.0, (4.0, 5.0))
+    assert _parsed(good, 6, 1, 2) == Score(9.0, (4.0, 5.0))
     with pytest.raises(ValueError):
         _parsed(line.encode(), 6, 1, 2)
 
@@ -304,7 +308,7 @@ def test_an_end_and_a_deadline_name_the_reward_and_its_key(monkeypatch):
     async def work(pool: RewardPool) -> None:
         found = await scored(pool, "good", "die", "segfault", "hang", "good")
         assert rewards(found) == [1.5, None, None, None, 1.5]
-        died, crashed, hung = (r.reward_error or "" for r in found[1:4])
+        died, crashed, hung = map(reason, found[1:4])
         assert died == "the reward process of rlax.rewards.1 (wild) ended with exit code 3"
         assert "rlax.rewards.1 (wild) was ended by SIGSEGV" in crashed
         assert hung.startswith("rlax.rewards.1 (wild)") and "rlax.deadlines.reward_s" in hung

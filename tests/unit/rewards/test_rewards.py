@@ -12,7 +12,8 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rewards.process import _score
-from rlax_plugin.types import Prompt, Rollout
+from rlax_plugin.testing import make_episode
+from rlax_plugin.types import Prompt, Score, Unscored
 
 PLUGIN = """
 import time
@@ -53,12 +54,6 @@ def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlaxSection:
     )
 
 
-def rollout(index: int, text: str) -> Rollout:
-    one = np.ones(1, np.float32)
-    ids = np.ones(1, np.int32)
-    return Rollout(0, index, index, ids, one, one, ids, "stop", text=text)
-
-
 def test_only_what_went_wrong_is_lost(section, tmp_path):
     texts = ["good", "bad", "nan", "what", "good"]
 
@@ -66,17 +61,16 @@ def test_only_what_went_wrong_is_lost(section, tmp_path):
         pool = RewardPool(section, tmp_path)
         try:
             await pool.start()
-            scored = await pool.score(PROMPT, [rollout(i, t) for i, t in enumerate(texts)])
+            scored = await pool.score(PROMPT, [make_episode(text=t) for t in texts])
             pool._deadline_s = 0.3  # everything that answers has answered
-            return scored + await pool.score(PROMPT, [rollout(5, "hang")])
+            return scored + await pool.score(PROMPT, [make_episode(text="hang")])
         finally:
             await pool.close()
 
     scored = asyncio.run(asyncio.wait_for(main(), 240))
-    assert [r.reward for r in scored] == [2.0, 0.75, None, None, 2.0, None]
-    assert scored[1].reward_parts == (0.0, 0.75) and scored[0].reward_parts == (1.0, 1.0)
-    assert all(r.reward_parts == () for r in scored if r.reward is None)
-    errors = [r.reward_error or "" for r in scored]
+    good = Score(2.0, (1.0, 1.0))
+    assert [s for s in scored if isinstance(s, Score)] == [good, Score(0.75, (0.0, 0.75)), good]
+    errors = [s.reason if isinstance(s, Unscored) else "" for s in scored]
     assert [i for i, e in enumerate(errors) if e] == [2, 3, 5]
     assert "the reward is nan" in errors[2] and "KeyError: 'what'" in errors[3]
     assert "took longer than 0.3 s" in errors[5] and "rlax.deadlines.reward_s" in errors[5]

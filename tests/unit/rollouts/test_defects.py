@@ -6,44 +6,42 @@ import numpy as np
 import pytest
 
 from rlax_plugin.rollouts.defects import ROUNDING, defect
-from rlax_plugin.types import Rollout, SamplingParams
+from rlax_plugin.types import Sampled, SamplingParams
 
 STOP, VOCABULARY, MOST = 9, 20, 4
 SAMPLING = SamplingParams(max_new_tokens=MOST, stop_ids=(8, STOP))
 
 
-def sample(index: int, *tokens: int, reason: str, **changes) -> Rollout:
-    logprob = np.full(len(tokens), -0.5, np.float32)
+def sample(index: int, *tokens: int, finish: str | None, **changes) -> Sampled:
     fields = {
         "tokens": np.array(tokens, np.int32),
-        "logprob_full": logprob,
-        "logprob_sampled": logprob,
+        "logprobs": np.full(len(tokens), -0.5, np.float32),
         "versions": np.arange(len(tokens), dtype=np.int32),
-        "finish_reason": reason,
+        "finish": finish,
     }
-    return Rollout(0, index, index, **(fields | changes))
+    return Sampled(index, **(fields | changes))
 
 
 def logprobs(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def group(second: Rollout) -> list[Rollout]:
+def group(second: Sampled) -> list[Sampled]:
     """Between two sound samples, so that a defect has to be found where it is."""
-    return [sample(0, 1, 2, 3, 4, reason="length"), second, sample(2, 1, STOP, reason="stop")]
+    return [sample(0, 1, 2, 3, 4, finish="length"), second, sample(2, 1, STOP, finish="stop")]
 
 
 @pytest.mark.parametrize(
     "second",
     [
-        sample(1, 1, 2, 3, 4, reason="length"),
-        sample(1, STOP, reason="stop"),
-        sample(1, 1, 2, 3, 8, reason="stop"),  # a stop id as the last token of all
-        sample(1, reason="cancelled"),
-        sample(1, 1, 2, 3, reason="cancelled"),
-        sample(1, 0, VOCABULARY - 1, STOP, reason="stop"),
-        sample(1, 1, STOP, reason="stop", logprob_full=logprobs(-1, ROUNDING / 2)),
-        sample(1, 1, STOP, reason="stop", versions=np.array([0, 0], np.int32)),
+        sample(1, 1, 2, 3, 4, finish="length"),
+        sample(1, STOP, finish="stop"),
+        sample(1, 1, 2, 3, 8, finish="stop"),  # a stop id as the last token of all
+        sample(1, finish=None),
+        sample(1, 1, 2, 3, finish=None),
+        sample(1, 0, VOCABULARY - 1, STOP, finish="stop"),
+        sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, ROUNDING / 2)),
+        sample(1, 1, STOP, finish="stop", versions=np.array([0, 0], np.int32)),
     ],
 )
 def test_sound_samples_pass(second):
@@ -53,43 +51,43 @@ def test_sound_samples_pass(second):
 @pytest.mark.parametrize(
     ("second", "problem"),
     [
-        (sample(1, 1, reason="tired"), "ended by 'tired'"),
-        (sample(1, reason="stop"), "is empty"),
-        (sample(1, 1, STOP, reason="stop", versions=np.zeros(1, np.int32)), "has uneven arrays"),
-        (sample(1, 1, 2, 3, 4, STOP, reason="stop"), "has 5 tokens, 4 were asked for"),
-        (sample(1, 1, VOCABULARY, STOP, reason="stop"), "has token id 20, which must be from 0"),
-        (sample(1, 1, -3, STOP, reason="stop"), "has token id -3, which must be from 0 to 19"),
+        (sample(1, 1, finish="tired"), "ended by 'tired'"),
+        (sample(1, finish="stop"), "is empty"),
+        (sample(1, 1, STOP, finish="stop", versions=np.zeros(1, np.int32)), "has uneven arrays"),
+        (sample(1, 1, 2, 3, 4, STOP, finish="stop"), "has 5 tokens, 4 were asked for"),
+        (sample(1, 1, VOCABULARY, STOP, finish="stop"), "has token id 20, which must be from 0"),
+        (sample(1, 1, -3, STOP, finish="stop"), "has token id -3, which must be from 0 to 19"),
         (
-            sample(1, 1, STOP, reason="stop", logprob_full=logprobs(-1, np.nan)),
+            sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, np.nan)),
             "has log-probs that are not finite",
         ),
         (
-            sample(1, 1, STOP, reason="stop", logprob_sampled=logprobs(-np.inf, -1)),
+            sample(1, 1, STOP, finish="stop", logprobs=logprobs(-np.inf, -1)),
             "has log-probs that are not finite",
         ),
         (
-            sample(1, 1, STOP, reason="stop", logprob_sampled=logprobs(np.inf, -1)),
+            sample(1, 1, STOP, finish="stop", logprobs=logprobs(np.inf, -1)),
             "has log-probs that are not finite",
         ),
         (
-            sample(1, 1, STOP, reason="stop", logprob_full=logprobs(-1, 0.25)),
-            "has log-probs above 0 (logprob_full is 0.25)",
+            sample(1, 1, STOP, finish="stop", logprobs=logprobs(-1, 0.25)),
+            "has log-probs above 0 (0.25)",
         ),
         (
-            sample(1, 1, 2, STOP, reason="stop", versions=np.array([4, 3, 5], np.int32)),
+            sample(1, 1, 2, STOP, finish="stop", versions=np.array([4, 3, 5], np.int32)),
             "has versions that are negative or go backwards",
         ),
         (
-            sample(1, 1, STOP, reason="stop", versions=np.array([-1, 3], np.int32)),
+            sample(1, 1, STOP, finish="stop", versions=np.array([-1, 3], np.int32)),
             "has versions that are negative or go backwards",
         ),
-        (sample(1, 1, 2, reason="stop"), "ended by 'stop' with token 2; stop ids are [8, 9]"),
-        (sample(1, 1, 2, reason="length"), "ended by 'length' with 2 of 4 tokens"),
-        (sample(1, 1, 2, 3, STOP, reason="length"), "has stop id 9 and did not end with it"),
-        (sample(1, 1, STOP, 3, 4, reason="length"), "has stop id 9 and did not end with it"),
-        (sample(1, 8, 1, STOP, reason="stop"), "has stop id 8 and did not end with it"),
-        (sample(1, 1, STOP, reason="cancelled"), "has stop id 9 and did not end with it"),
-        (sample(1, 1, 2, 3, 4, reason="cancelled"), "is unfinished with all of its 4 tokens"),
+        (sample(1, 1, 2, finish="stop"), "ended by 'stop' with token 2; stop ids are [8, 9]"),
+        (sample(1, 1, 2, finish="length"), "ended by 'length' with 2 of 4 tokens"),
+        (sample(1, 1, 2, 3, STOP, finish="length"), "has stop id 9 and did not end with it"),
+        (sample(1, 1, STOP, 3, 4, finish="length"), "has stop id 9 and did not end with it"),
+        (sample(1, 8, 1, STOP, finish="stop"), "has stop id 8 and did not end with it"),
+        (sample(1, 1, STOP, finish=None), "has stop id 9 and did not end with it"),
+        (sample(1, 1, 2, 3, 4, finish=None), "is unfinished with all of its 4 tokens"),
     ],
 )
 def test_a_defect_is_named_with_its_sample(second, problem):
@@ -98,19 +96,19 @@ def test_a_defect_is_named_with_its_sample(second, problem):
 
 
 def test_what_is_not_known_of_the_vocabulary_is_not_held_against_it():
-    high = [sample(0, 2**31 - 1, STOP, reason="stop")]
+    high = [sample(0, 2**31 - 1, STOP, finish="stop")]
     assert defect(high, SAMPLING) is None
     assert "has token id -1, which must not be negative" in (
-        defect([sample(0, -1, STOP, reason="stop")], SAMPLING) or ""
+        defect([sample(0, -1, STOP, finish="stop")], SAMPLING) or ""
     )
 
 
 def test_nothing_generated_yet_is_no_defect():
-    assert defect([sample(0, reason="cancelled")], SAMPLING, VOCABULARY) is None
+    assert defect([sample(0, finish=None)], SAMPLING, VOCABULARY) is None
     assert defect([], SAMPLING, VOCABULARY) is None
 
 
 def test_without_stop_ids_nothing_ends_by_one():
     sampling = SamplingParams(max_new_tokens=2)
-    assert defect([sample(0, 1, STOP, reason="length")], sampling) is None
-    assert "ended by 'stop'" in (defect([sample(0, 1, STOP, reason="stop")], sampling) or "")
+    assert defect([sample(0, 1, STOP, finish="length")], sampling) is None
+    assert "ended by 'stop'" in (defect([sample(0, 1, STOP, finish="stop")], sampling) or "")

@@ -13,9 +13,10 @@ from dispatching import (
     STOP,
     answer,
     failing,
+    generated,
     join,
     make,
-    partial,
+    reply_to,
     request,
     run,
 )
@@ -23,7 +24,6 @@ from dispatching import (
 from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS, MAX_FAILURES
 from rlax_plugin.rollouts.replies import check_reply
-from rlax_plugin.rpc.wire import reply_from_proto
 from rlax_plugin.types import SamplingParams
 
 
@@ -33,11 +33,11 @@ def test_groups_wait_for_a_worker_and_travel_together():
         tickets = [dispatcher.submit(request(i)) for i in range(4)]
         stub = await join(fleet, "a", answer)
         for i, ticket in enumerate(tickets):
-            asked, rollouts, workers = await ticket
-            assert asked.group_id == i and [r.worker for r in rollouts] == ["a", "a"]
+            asked, samples, workers = await ticket
+            assert asked.key.group == i and [s.workers for s in samples] == [("a",), ("a",)]
             assert workers == (fleet.workers["a"],)
         assert stub.calls == [[0, 1, 2, 3]]  # twice its four slots
-        assert fleet.workers["a"].assigned == fleet.workers["a"].groups == 0
+        assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
         await dispatcher.close()
 
     run(main)
@@ -50,9 +50,9 @@ def test_a_broken_connection_moves_its_groups_to_another_worker():
         ticket = dispatcher.submit(request(0))
         await asyncio.sleep(0.01)
         await join(fleet, "good", answer)
-        asked, rollouts, _ = await ticket
+        asked, samples, _ = await ticket
         assert (asked.attempt, asked.min_version) == (2, 1)
-        assert rollouts[0].worker == "good" and bad.calls == [[0]]
+        assert samples[0].workers == ("good",) and bad.calls == [[0]]
         assert lost == ["bad: UNAVAILABLE: told 0"] and dispatcher.reissued == 1
         await dispatcher.close()
 
@@ -87,7 +87,7 @@ def test_a_request_that_is_wrong_is_not_tried_again():
 def test_an_error_that_nobody_foresaw_reaches_whoever_waits():
     async def main():
         fleet, dispatcher, _ = make()
-        await join(fleet, "a", lambda spec: 1 // 0)
+        await join(fleet, "a", lambda message: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             await dispatcher.submit(request(0))
         await dispatcher.close()
@@ -143,7 +143,7 @@ def test_attempts_of_earlier_trainer_processes_do_not_count():
         ({"resume": (3, 2)}, None),
         ({"resume": (3, 2), "tokens": 7}, "sample 0 does not continue the unfinished sample"),
         ({"resume": (5, 2)}, "sample 0 does not continue"),
-        ({"resume": (3, 2), "reason": "stop"}, "sample 0 does not continue"),
+        ({"resume": (3, 2), "finish": "stop"}, "sample 0 does not continue"),
     ],
 )
 def test_answers_are_held_against_what_was_asked(changes, message):
@@ -154,23 +154,23 @@ def test_answers_are_held_against_what_was_asked(changes, message):
         sampling=SamplingParams(max_new_tokens=changes.get("most", 16), stop_ids=(STOP,)),
     )
     if lengths := changes.get("resume"):
-        report = partial(0, (0, 1), *lengths, reason=changes.get("reason", "cancelled"))
-        asked = dataclasses.replace(asked, resume=tuple(reply_from_proto(report, "a", (0, 1))))
-    rollouts = reply_from_proto(partial(0, (0, 1), 4, 5, reason="stop"), "b", (0, 1))
+        resume = tuple(generated((0, 1), *lengths, changes.get("finish")))
+        asked = dataclasses.replace(asked, resume=resume)
+    samples = generated((0, 1), 4, 5, "stop")
     if "tokens" in changes:
         tokens = np.array([*[changes["tokens"]] * 3, STOP], np.int32)
-        rollouts[0] = dataclasses.replace(rollouts[0], tokens=tokens)
+        samples[0] = dataclasses.replace(samples[0], tokens=tokens)
     if message is None:
-        check_reply(rollouts, asked, changes.get("newest", 9))
+        check_reply(samples, asked, changes.get("newest", 9), worker="b")
     else:
         with pytest.raises(WorkerError, match=f"b: group 0 {message}"):
-            check_reply(rollouts, asked, changes.get("newest", 9))
+            check_reply(samples, asked, changes.get("newest", 9), worker="b")
 
 
 def test_a_worker_that_answers_what_was_not_asked_is_not_trusted():
     async def main():
         fleet, dispatcher, lost = make()
-        await join(fleet, "bad", lambda spec: partial(0, spec.seeds, 17, 1, reason="stop"))
+        await join(fleet, "bad", lambda message: reply_to(message, 17, 1, finish="stop"))
         bad = fleet.workers["bad"]
         ticket = dispatcher.submit(request(0))
         await asyncio.sleep(0.01)

@@ -141,7 +141,7 @@ class Hanging:
     async def begun(self) -> None:
         pass
 
-    async def next_groups(self, step: int) -> Any:
+    async def next_batch(self, step: int) -> Any:
         await asyncio.Event().wait()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from dispatching import answer, failing, join, make, request, run
+from dispatching import answer, exactly, failing, join, make, request, run
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rollouts.dispatch import MAX_FAILURES
@@ -31,17 +31,17 @@ def test_each_kind_of_group_goes_to_its_own_workers():
         fleet, dispatcher, lost = make()
         keeper, other = await join(fleet, "a", answer), await join(fleet, "b", answer)
         fleet.pin(PINNED)
-        exact = dispatcher.submit(request(-1), exactly=PINNED)
+        exact = dispatcher.submit(exactly(PINNED))
         await asyncio.sleep(0.01)
         assert not exact.done()  # nobody keeps it yet
         assert await beat(fleet, "a", 9) == PINNED and await beat(fleet, "b", 9) is None
         await dispatcher.submit(request(1))
         assert await beat(fleet, "a", PINNED, pin=PINNED) == PINNED
-        asked, rollouts, _ = await exact
-        assert asked.min_version == 0 and {r.worker for r in rollouts} == {"a"}
+        asked, samples, _ = await exact
+        assert asked.min_version == 0 and {s.workers for s in samples} == {("a",)}
         await asyncio.gather(*(dispatcher.submit(request(i)) for i in range(2, 8)))
         assert [i for call in other.calls for i in call] == [1, 2, 3, 4, 5, 6, 7]
-        assert keeper.calls == [[-1]] and lost == []
+        assert keeper.calls == [[0]] and lost == []
 
         fleet.unpin()
         ticket = dispatcher.submit(request(8))
@@ -62,10 +62,10 @@ def test_a_worker_ends_what_it_generates_for_training_before_it_is_told():
         go_on = asyncio.Event()
 
         class Slow:
-            async def Generate(self, message: pb.GenerateRequest) -> Any:
+            async def Generate(self, call: pb.GenerateRequest) -> Any:
                 await go_on.wait()
-                for spec in message.groups:
-                    yield answer(spec)
+                for message in call.requests:
+                    yield answer(message)
 
         await join(fleet, "a", answer)
         await join(fleet, "b", answer)
@@ -112,17 +112,17 @@ def test_a_lost_keeper_is_replaced_and_its_groups_issued_again():
         await join(fleet, "a", failing(grpc.StatusCode.UNAVAILABLE))
         await join(fleet, "b", answer)
         fleet.pin(PINNED)
-        exact = dispatcher.submit(request(-1), exactly=PINNED)
+        exact = dispatcher.submit(exactly(PINNED))
         assert await beat(fleet, "a", PINNED, pin=PINNED) == PINNED
         while not lost:
             await asyncio.sleep(0.01)
-        assert lost == ["a: UNAVAILABLE: told -1"] and fleet.lacks_pinned_worker
+        assert lost == ["a: UNAVAILABLE: told 0"] and fleet.lacks_pinned_worker
         await join(fleet, "c", answer)
         (kept,) = [w.name for w in fleet.workers.values() if w.keep == PINNED]
         await beat(fleet, kept, PINNED, pin=PINNED)
-        asked, rollouts, _ = await exact
+        asked, samples, _ = await exact
         # ``Reissuing.refreshed``, which would have raised the version, was not asked.
-        assert (asked.attempt, asked.min_version) == (2, 0) and rollouts[0].worker == kept
+        assert (asked.attempt, asked.min_version) == (2, 0) and samples[0].workers == (kept,)
         await dispatcher.close()
 
     run(main)
@@ -132,7 +132,7 @@ def test_a_version_that_no_worker_can_load_is_given_up():
     async def main():
         fleet, dispatcher, _ = make()
         fleet.pin(PINNED)
-        exact = [dispatcher.submit(request(-1 - i), exactly=PINNED) for i in range(2)]
+        exact = [dispatcher.submit(exactly(PINNED, i)) for i in range(2)]
         await join(fleet, "a", answer)
         await join(fleet, "b", answer)
         for _ in range(MAX_FAILURES):
@@ -153,7 +153,7 @@ def test_keepers_that_training_needs_are_not_held_against_the_version():
     async def main():
         fleet, dispatcher, lost = make()
         fleet.pin(PINNED)
-        exact = dispatcher.submit(request(-1), exactly=PINNED)
+        exact = dispatcher.submit(exactly(PINNED))
         for _ in range(2 * MAX_FAILURES):
             await join(fleet, "a", answer)
             await join(fleet, "b", answer)
@@ -174,7 +174,7 @@ def test_tokens_of_another_version_are_rejected_if_anybody_waits_for_them(cancel
         await join(fleet, "b", answer)
         fleet.pin(4)
         await beat(fleet, "a", 4, pin=4)  # and then generates with 5
-        exact = dispatcher.submit(request(-1), exactly=4)
+        exact = dispatcher.submit(exactly(4))
         while not stub.calls:
             await asyncio.sleep(0)
         if cancelled:
@@ -184,7 +184,9 @@ def test_tokens_of_another_version_are_rejected_if_anybody_waits_for_them(cancel
         else:
             while not lost:
                 await asyncio.sleep(0.01)
-            assert "was not generated with weight version 4, as requested" in lost[0]
+            assert lost[0].startswith(
+                "a: a: evaluation group 0 sample 0 was not generated with weight version 4, as"
+            )
         await dispatcher.close()
         with pytest.raises((asyncio.CancelledError, WorkerError)):
             await exact

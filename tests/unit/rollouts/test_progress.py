@@ -6,59 +6,64 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from dispatching import answer, join, make, partial, request, run
+from dispatching import answer, join, make, reply_to, request, run
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.rollouts.dispatch import MAX_FAILURES, Dispatcher
 from rlax_plugin.rollouts.fleet import Fleet
-from rlax_plugin.rollouts.progress import Progress
+from rlax_plugin.rollouts.progress import Attempt, Progress
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
+from rlax_plugin.rpc.wire import key_from_proto, key_to_proto
+from rlax_plugin.testing import make_request, make_sampled
+from rlax_plugin.types import Key, Request, Sampled
 from rlax_plugin.worker.progress import ProgressReport
 
 GROUP_S = 10.0
 
 
-def watched(*keys: tuple[int, int]) -> tuple[Progress, list[tuple[tuple[int, int], float]]]:
+def one(group: int, attempt: int = 1) -> Attempt:
+    return Key("train", group), attempt
+
+
+def watched(*attempts: Attempt) -> tuple[Progress, list[tuple[Attempt, float]]]:
     """With a heartbeat per 2 s; and which groups have expired, after how long."""
     progress, expired = Progress(GROUP_S, 2.0), []
-    for key in keys:
-        progress.watch(key, lambda still_s, k=key: expired.append((k, still_s)))
+    for attempt in attempts:
+        progress.watch(attempt, lambda still_s, a=attempt: expired.append((a, still_s)))
     return progress, expired
 
 
 def test_a_group_that_comes_further_never_expires():
-    progress, expired = watched((0, 1), (1, 1))
+    progress, expired = watched(one(0), one(1))
     for beat in range(100):
-        progress.heard({(0, 1): beat, (1, 1): beat // 5}, 2.0)  # one moves every 10 s
+        progress.heard({one(0): beat, one(1): beat // 5}, 2.0)  # one moves every 10 s
     assert expired == []
 
 
 def test_a_group_that_stands_still_expires_once():
-    progress, expired = watched((0, 1), (1, 1), (2, 1))
+    progress, expired = watched(one(0), one(1), one(2))
     for beat in range(20):
-        progress.heard({(0, 1): beat, (1, 1): min(beat, 3)}, 2.0)  # nothing is ever told of 2
+        progress.heard({one(0): beat, one(1): min(beat, 3)}, 2.0)  # nothing is ever told of 2
     # Heard first at 0 s, and for the last time to have moved at 6 s: 12 s are above 10 s.
-    assert expired == [((2, 1), 12.0), ((1, 1), 12.0)]
-    assert progress.forget((1, 1)) == 2.0 * (19 - 3) and progress.forget((1, 1)) == 0.0
+    assert expired == [(one(2), 12.0), (one(1), 12.0)]
+    assert progress.forget(one(1)) == 2.0 * (19 - 3) and progress.forget(one(1)) == 0.0
 
 
 def test_time_in_which_nothing_is_heard_does_not_count():
-    progress, expired = watched((0, 1))
+    progress, expired = watched(one(0))
     for _ in range(3):
-        progress.heard({(0, 1): 7}, 1000.0)  # this process was paused, or the worker was
+        progress.heard({one(0): 7}, 1000.0)  # this process was paused, or the worker was
     assert expired == []
-    assert progress.forget((0, 1)) == 2 * 4.0  # two intervals each time but the first
+    assert progress.forget(one(0)) == 2 * 4.0  # two intervals each time but the first
 
 
 def test_attempts_of_a_group_are_told_apart():
-    progress, expired = watched((0, 1), (0, 2))
+    progress, expired = watched(one(0, 1), one(0, 2))
     for beat in range(20):
-        progress.heard({(0, 1): 5, (0, 2): beat}, 2.0)
-    assert [key for key, _ in expired] == [(0, 1)]
+        progress.heard({one(0, 1): 5, one(0, 2): beat}, 2.0)
+    assert [attempt for attempt, _ in expired] == [one(0, 1)]
 
 
 # --- what the dispatcher makes of it -------------------------------------------------------------
@@ -66,7 +71,10 @@ def test_attempts_of_a_group_are_told_apart():
 
 async def beat(fleet: Fleet, name: str, *moves: tuple[int, int, int]) -> None:
     """A heartbeat that tells (group, attempt, moves)."""
-    told = [pb.GroupProgress(group_id=g, attempt=a, moves=m) for g, a, m in moves]
+    told = [
+        pb.Progress(key=key_to_proto(Key("train", group)), attempt=attempt, moves=number)
+        for group, attempt, number in moves
+    ]
     message = pb.HeartbeatRequest(worker=name, version=0, process="p", progress=told)
     assert (await fleet.Heartbeat(message, None)).known
     await asyncio.sleep(0.01)
@@ -89,14 +97,14 @@ class Held:
         self.go: dict[int, asyncio.Event] = {}
         self.ended = 0
 
-    async def Generate(self, message: pb.GenerateRequest) -> Any:
-        self.calls.append([spec.group_id for spec in message.groups])
+    async def Generate(self, call: pb.GenerateRequest) -> Any:
+        self.calls.append([message.key.group for message in call.requests])
         try:
-            for spec in message.groups:
-                self.go[spec.group_id] = asyncio.Event()
-            for spec in message.groups:
-                await self.go[spec.group_id].wait()
-                yield answer(spec)
+            for message in call.requests:
+                self.go[message.key.group] = asyncio.Event()
+            for message in call.requests:
+                await self.go[message.key.group].wait()
+                yield answer(message)
         finally:
             self.ended += 1
 
@@ -120,7 +128,7 @@ def test_only_the_group_that_stands_still_is_issued_again():
         asked, _, workers = await tickets[1]
         assert asked.attempt == 2 and [w.name for w in workers] == ["b"]
         (again,) = dispatcher.again
-        assert again[0].group_id == 1
+        assert again[0].key == Key("train", 1)
         assert "no progress for " in again[1] and "rlax.deadlines.group_s is 0.05" in again[1]
         # Its late answer is counted, and the others of the call are answered as ever.
         assert held.ended == 0 and fleet.workers["a"].assigned == 6
@@ -135,7 +143,7 @@ def test_only_the_group_that_stands_still_is_issued_again():
             await asyncio.sleep(0.001)
         assert [t.result().request.attempt for t in tickets] == [1, 2, 1]
         assert dispatcher.late == 1 and dispatcher.reissued == 1 and lost == []
-        assert fleet.workers["a"].assigned == fleet.workers["a"].groups == 0
+        assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
         await dispatcher.close()
 
     run(main)
@@ -156,7 +164,7 @@ def test_a_call_ends_once_the_groups_that_have_not_expired_are_answered():
             while not held.ended:  # group 1 will never be answered there, and nobody waits for it
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0)
-        assert fleet.workers["a"].assigned == fleet.workers["a"].groups == 0
+        assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
         assert [t.result().request.attempt for t in tickets] == [1, 2] and lost == []
         await dispatcher.close()
 
@@ -169,12 +177,12 @@ def test_a_report_of_a_group_that_has_expired_is_no_answer():
         go = asyncio.Event()
 
         class Reporting(Held):
-            async def Generate(self, message: pb.GenerateRequest) -> Any:
-                one, two = message.groups
+            async def Generate(self, call: pb.GenerateRequest) -> Any:
+                first, second = call.requests
                 await go.wait()
-                yield partial(one.group_id, one.seeds, 2, 2)
-                yield answer(one)
-                yield answer(two)
+                yield reply_to(first, 2, 2)
+                yield answer(first)
+                yield answer(second)
 
         await join(fleet, "a", answer, slots=64)
         fleet.workers["a"].stub = Reporting()
@@ -278,41 +286,40 @@ class Engine:
 
 class Telling(Engine):
     def __init__(self) -> None:
-        self.figures: dict[tuple[int, int], int] = {}
+        self.figures: dict[Attempt, int] = {}
 
-    def progress(self) -> dict[tuple[int, int], int]:
+    def progress(self) -> dict[Attempt, int]:
         return self.figures
 
 
-def asked(group_id: int, min_version: int = 0, resume: tuple[Rollout, ...] = ()) -> GroupRequest:
-    prompt = np.array([1], np.int32)
-    return GroupRequest(group_id, 1, prompt, (7,), SamplingParams(), min_version, resume)
+def asked(group: int, min_version: int = 0, resume: tuple[Sampled, ...] = ()) -> Request:
+    return make_request(group, samples=1, min_version=min_version, resume=resume)
 
 
-def begun_with(version: int) -> Rollout:
-    tokens, logprob = np.array([5], np.int32), np.array([-1], np.float32)
-    versions = np.array([version], np.int32)
-    return Rollout(0, 0, 7, tokens, logprob, logprob, versions, "cancelled")
+def begun_with(version: int) -> Sampled:
+    return make_sampled(1, version=version, finish=None)
 
 
-def moved(report: ProgressReport, requests: list[GroupRequest], **told: Any) -> list[bool]:
+def moved(report: ProgressReport, requests: list[Request], **told: Any) -> list[bool]:
     """Which groups are told to have come further, from one heartbeat to the next."""
     settings = {"health": {}, "delivered": 0, "loading": False} | told
-    before = {one.group_id: one.moves for one in report.take(requests, **settings)}
-    return [one.moves != before[one.group_id] for one in report.take(requests, **(settings | told))]
+    before = report.take(requests, **settings)
+    after = report.take(requests, **(settings | told))
+    return [a.moves != b.moves for a, b in zip(before, after, strict=True)]
 
 
 def test_an_engine_tells_of_each_group():
     engine = Telling()
     report = ProgressReport(engine)
     requests = [asked(0), asked(1), asked(2)]
-    engine.figures = {(0, 1): 5, (1, 1): 9}
+    engine.figures = {one(0): 5, one(1): 9}
     first = report.take(requests, {}, delivered=0, loading=False)
-    engine.figures = {(0, 1): 6, (1, 1): 9, (1, 2): 10}
+    engine.figures = {one(0): 6, one(1): 9, one(1, 2): 10, (Key("train", 1, 0, 0, 1), 1): 10}
     # Others were delivered, and the engine as a whole goes on: that is nothing to group 1.
     second = report.take(requests, {"tokens_total": 50.0}, delivered=4, loading=False)
     assert [a.moves != b.moves for a, b in zip(first, second, strict=True)] == [True, False, False]
-    assert [(one.group_id, one.attempt) for one in second] == [(0, 1), (1, 1), (2, 1)]
+    told = [(key_from_proto(found.key), found.attempt) for found in second]
+    assert told == [one(0), one(1), one(2)]
 
 
 def test_a_group_whose_weights_are_being_loaded_comes_further():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from typing import Any
 
 import grpc
-import numpy as np
 from dispatching import (
     GONE,
     Script,
@@ -15,32 +15,33 @@ from dispatching import (
     failing,
     join,
     make,
-    partial,
     quarantine,
+    reply_to,
     request,
     run,
 )
 
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.types import GroupRequest
+from rlax_plugin.rpc.wire import request_from_proto
+from rlax_plugin.types import Request
 
 
 def reporting(*reports: tuple[int, ...], then: Script = GONE) -> Script:
     """Reports so many tokens per sample, one report after the other."""
 
-    def script(spec: pb.GroupSpec) -> Any:
+    def script(message: pb.Request) -> Any:
         for lengths in reports:
-            yield partial(spec.group_id, spec.seeds, *lengths)
-        yield then(spec)
+            yield reply_to(message, *lengths)
+        yield then(message)
 
     return script
 
 
 def test_what_was_generated_travels_along_to_the_next_worker():
     async def main():
-        asked: list[GroupRequest] = []
+        asked: list[Request] = []
 
-        def keep(request: GroupRequest) -> GroupRequest:
+        def keep(request: Request) -> Request:
             asked.append(request)
             return dataclasses.replace(request, min_version=4)
 
@@ -50,18 +51,16 @@ def test_what_was_generated_travels_along_to_the_next_worker():
         await asyncio.sleep(0.01)
         assert not ticket.done()
         good = await join(fleet, "good", answer)
-        answered, rollouts, workers = await ticket
-        assert [r.worker for r in rollouts] == ["bad+good", "bad+good"]
+        answered, samples, workers = await ticket
+        assert [s.workers for s in samples] == [("bad", "good")] * 2
         assert [w.name for w in workers] == ["bad", "good"]
         assert (answered.attempt, answered.min_version) == (2, 4)
-        (spec,) = good.specs
-        assert [np.frombuffer(s.tokens, np.int32).tolist() for s in spec.resume] == [
-            [0, 1, 2, 3],
-            [0, 1, 2],
-        ]
-        assert [s.finish_reason for s in spec.resume] == ["cancelled", "cancelled"]
+        (message,) = good.requests
+        resume = request_from_proto(message).resume
+        assert [s.tokens.tolist() for s in resume] == [[0, 1, 2, 3], [0, 1, 2]]
+        assert [s.finish for s in resume] == [None, None]
         assert (asked[0].attempt, asked[0].min_version) == (2, 0)
-        assert [len(r.tokens) for r in asked[0].resume] == [4, 3]
+        assert [len(s.tokens) for s in asked[0].resume] == [4, 3]
         assert dispatcher.tokens_resumed == 7 and dispatcher.reissued == 1
         ((told, reason),) = dispatcher.again
         assert told is answered and reason == "UNAVAILABLE: told 0"
@@ -73,7 +72,7 @@ def test_what_was_generated_travels_along_to_the_next_worker():
 
 def test_partials_that_are_rejected_are_forgotten_and_none_are_sent():
     async def main():
-        def drop(request: GroupRequest) -> GroupRequest:
+        def drop(request: Request) -> Request:
             return dataclasses.replace(request, resume=())
 
         fleet, dispatcher, _ = make(drop)
@@ -81,11 +80,11 @@ def test_partials_that_are_rejected_are_forgotten_and_none_are_sent():
         ticket = dispatcher.submit(request(0))
         await asyncio.sleep(0.01)
         two = await join(fleet, "two", reporting((1, 0)))
-        while not two.specs:
+        while not two.requests:
             await asyncio.sleep(0.01)
         three = await join(fleet, "three", answer)
         await ticket
-        assert [len(stub.specs[0].resume) for stub in (two, three)] == [0, 0]
+        assert [len(stub.requests[0].resume) for stub in (two, three)] == [0, 0]
         assert dispatcher.tokens_resumed == 0 and dispatcher.reissued == 2
         await dispatcher.close()
 
@@ -100,7 +99,7 @@ def test_a_report_without_tokens_is_nothing_to_resume():
         await asyncio.sleep(0.01)
         good = await join(fleet, "good", answer)
         await ticket
-        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        assert len(good.requests[0].resume) == 0 and dispatcher.tokens_resumed == 0
         await dispatcher.close()
 
     run(main)
@@ -109,14 +108,14 @@ def test_a_report_without_tokens_is_nothing_to_resume():
 def test_what_a_worker_reported_before_it_answered_nonsense_is_not_resumed():
     async def main():
         fleet, dispatcher, lost = make()
-        nonsense = partial(0, (0, 1), 0, 2, reason="stop")
-        await join(fleet, "bad", reporting((4, 3), then=lambda spec: nonsense))
+        nonsense = functools.partial(reply_to, finish="stop")
+        await join(fleet, "bad", reporting((4, 3), then=lambda asked: nonsense(asked, 0, 2)))
         ticket = dispatcher.submit(request(0))
         await asyncio.sleep(0.01)
         good = await join(fleet, "good", answer)
         await ticket
         assert lost == ["bad: bad: group 0 sample 0 is empty"]
-        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        assert len(good.requests[0].resume) == 0 and dispatcher.tokens_resumed == 0
         await dispatcher.close()
 
     run(main)
@@ -127,13 +126,13 @@ def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
         fleet, dispatcher, lost = make()
         ends = [asyncio.Event(), asyncio.Event()]
 
-        async def generate(asked: pb.GenerateRequest) -> Any:
-            (spec,) = asked.groups
-            yield partial(spec.group_id, spec.seeds, 2, 2)
-            await ends[spec.group_id].wait()
-            if spec.group_id == 0:
-                failing(grpc.StatusCode.UNAVAILABLE)(spec)
-            yield answer(spec)
+        async def generate(call: pb.GenerateRequest) -> Any:
+            (message,) = call.requests
+            yield reply_to(message, 2, 2)
+            await ends[message.key.group].wait()
+            if message.key.group == 0:
+                failing(grpc.StatusCode.UNAVAILABLE)(message)
+            yield answer(message)
 
         (await join(fleet, "a", answer)).Generate = generate
         tickets = []
@@ -151,7 +150,7 @@ def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
         assert (await tickets[1])[0].attempt == 1
         await join(fleet, "b", answer)
         asked, *_ = await tickets[0]
-        assert asked.attempt == 2 and [len(r.tokens) for r in asked.resume] == [2, 2]
+        assert asked.attempt == 2 and [len(s.tokens) for s in asked.resume] == [2, 2]
         await dispatcher.close()
 
     run(main)
@@ -160,13 +159,11 @@ def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
 def first_complete(tokens: int) -> Script:
     """The first sample ends after two tokens, the second has so many; then the worker is lost."""
 
-    def script(spec: pb.GroupSpec) -> Any:
-        reply = partial(spec.group_id, spec.seeds, 2, tokens)
-        reply.samples[0].CopyFrom(
-            partial(spec.group_id, spec.seeds, 2, 0, reason="stop").samples[0]
-        )
+    def script(message: pb.Request) -> Any:
+        reply = reply_to(message, 2, tokens)
+        reply.samples[0].CopyFrom(reply_to(message, 2, 0, finish="stop").samples[0])
         yield reply
-        yield GONE(spec)
+        yield GONE(message)
 
     return script
 
@@ -181,9 +178,9 @@ def test_a_sample_names_those_who_generated_it():
         while dispatcher.reissued < 2:
             await asyncio.sleep(0.01)
         await join(fleet, "c", answer)
-        _, rollouts, workers = await ticket
-        assert [r.worker for r in rollouts] == ["a", "a+b+c"]
-        assert [len(r.tokens) for r in rollouts] == [2, 5]
+        _, samples, workers = await ticket
+        assert [s.workers for s in samples] == [("a",), ("a", "b", "c")]
+        assert [len(s.tokens) for s in samples] == [2, 5]
         assert [w.name for w in workers] == ["a", "b", "c"]
         assert [w.lost != "" for w in workers] == [True, True, False]
         await dispatcher.close()
@@ -200,11 +197,10 @@ def test_what_waits_forgets_what_a_quarantined_worker_generated():
             await asyncio.sleep(0.01)
         await quarantine(fleet, "bad")  # it is lost already
         good = await join(fleet, "good", answer)
-        _, rollouts, workers = await ticket
-        assert len(good.specs[0].resume) == 0 and dispatcher.tokens_resumed == 0
-        assert [r.worker for r in rollouts] == ["good"] * 2 and [w.name for w in workers] == [
-            "good"
-        ]
+        _, samples, workers = await ticket
+        assert len(good.requests[0].resume) == 0 and dispatcher.tokens_resumed == 0
+        assert [s.workers for s in samples] == [("good",)] * 2
+        assert [w.name for w in workers] == ["good"]
         await dispatcher.close()
 
     run(main)
@@ -226,15 +222,15 @@ def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_rejected():
                 yield reply
 
         good.Generate = slow
-        while not good.specs:
+        while not good.requests:
             await asyncio.sleep(0.01)
         await quarantine(fleet, "bad")
         go.set()
-        asked, rollouts, workers = await ticket
-        assert [len(spec.resume) for spec in good.specs] == [2, 0]
-        assert asked.attempt == 3 and [len(r.tokens) for r in rollouts] == [1, 1]
+        asked, samples, workers = await ticket
+        assert [len(one.resume) for one in good.requests] == [2, 0]
+        assert asked.attempt == 3 and [len(s.tokens) for s in samples] == [1, 1]
         assert workers == (fleet.workers["good"],) and len(lost) == 1
-        assert workers[0].assigned == workers[0].groups == 0
+        assert workers[0].assigned == workers[0].requests == 0
         await dispatcher.close()
 
     run(main)

@@ -130,10 +130,10 @@ class Holding(Stub):
         self.go = asyncio.Event()
 
     async def Generate(self, call: pb.GenerateRequest) -> Any:
-        self.calls.append([one.key.group for one in call.requests])
+        self.calls.append([message.key.group for message in call.requests])
         await self.go.wait()
-        for one in call.requests:
-            yield answer(one)
+        for message in call.requests:
+            yield answer(message)
 
 
 async def settle() -> None:
@@ -214,7 +214,7 @@ def test_partial_samples_go_to_an_engine_that_resumes_or_are_begun_afresh():
                 for name in others
             ]
             asked, _, workers, *_ = await ticket
-            assert [len(r.tokens) for r in asked.resume] == resumed
+            assert [len(s.tokens) for s in asked.resume] == resumed
             assert [w.name for w in workers] == (["dying"] if resumed else []) + [others[-1]]
             assert [len(stub.requests) for stub in stubs] == [0] * (len(others) - 1) + [1]
             assert dispatcher.tokens_resumed == sum(resumed)

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import numpy as np
 import pytest
-from dispatching import answer, join, make, partial, request, run
+from dispatching import answer, generated, join, make, request, run
 from sections import section_with
 
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.rpc import message_sizes, wire
-from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
+from rlax_plugin.types import Key, Request, Sampled, SamplingParams
 
 
-def group(samples: int, tokens: int, prompt: int) -> GroupRequest:
+def group(samples: int, tokens: int, prompt: int) -> Request:
     ids, logprobs = np.full(tokens, 2**31 - 1, np.int32), np.full(tokens, -1, np.float32)
-    resume = tuple(
-        Rollout(2**62, i, 2**64 - 1 - i, ids, logprobs, logprobs, ids, "cancelled")
-        for i in range(samples)
-    )
+    side = {TRUNCATED_LOGPROBS: logprobs}
+    seeds = tuple(2**64 - 1 - i for i in range(samples))
+    resume = tuple(Sampled(seed, ids, logprobs, ids, None, side=side) for seed in seeds)
     sampling = SamplingParams(0.7, 50, 0.9, 2**31 - 1, tuple(range(2**31 - 9, 2**31 - 1)))
-    seeds = tuple(r.seed for r in resume)
-    return GroupRequest(
-        2**62, 2**30, np.full(prompt, 2**31 - 1, np.int32), seeds, sampling, 2**62, resume
-    )
+    key, context = Key("serve", 2**62, *[2**31 - 1] * 3), np.full(prompt, 2**31 - 1, np.int32)
+    return Request(key, 2**30, context, seeds, sampling, 2**62, resume, session="s" * 128)
 
 
 @pytest.mark.parametrize(("samples", "tokens", "prompt"), [(1, 1, 1), (64, 3, 5000), (16, 9999, 9)])
 def test_no_group_takes_more_than_is_counted(samples, tokens, prompt):
     asked = group(samples, tokens, prompt)
     counted = message_sizes.group_bytes(samples, samples * tokens, prompt)
-    for message in (wire.request_to_proto(asked), wire.reply_to_proto(2**62, asked.resume)):
+    for message in (wire.request_to_proto(asked), wire.reply_to_proto(asked.key, asked.resume)):
         # In a list of groups each takes a few bytes more, for its length.
         assert message.ByteSize() + 16 <= counted
     # And it is no wild guess: what counts are the tokens.
@@ -100,8 +97,7 @@ def test_requests_that_do_not_fit_into_one_message_are_sent_in_several(monkeypat
     async def main():
         resumed = []
         for i in range(4):
-            report = wire.reply_from_proto(partial(i, (0, 1), 10, 10), "w", (0, 1))
-            resumed.append(dataclasses.replace(request(i), resume=tuple(report)))
+            resumed.append(request(i, resume=tuple(generated((0, 1), 10, 10, None))))
         size = message_sizes.group_bytes(2, 20, 1)
         monkeypatch.setattr(message_sizes, "MESSAGE_BYTES", 2 * size)
         fleet, dispatcher, _ = make()

@@ -8,104 +8,92 @@ import numpy as np
 import pytest
 from sections import section_with
 
-from rlax_plugin.errors import WorkerError
+from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import (
-    reply_from_proto,
-    reply_to_proto,
+    key_from_proto,
+    key_to_proto,
     request_from_proto,
     request_to_proto,
 )
-from rlax_plugin.types import GroupRequest, Rollout, SamplingParams
+from rlax_plugin.types import Key, Request, Sampled, SamplingParams
 from rlax_plugin.worker.service import rejection
 
 SEEDS = (2**64 - 1, 5)
 
 
-def generated(index: int, tokens: int, reason: str = "cancelled", **changes) -> Rollout:
-    ids, logprob = 10 + np.arange(tokens, dtype=np.int32), np.full(tokens, -0.5, np.float32)
-    versions = np.full(tokens, 6, np.int32)
-    fields = {"seed": SEEDS[index], "tokens": ids, "logprob_full": logprob}
-    fields |= {"logprob_sampled": logprob * 2, "versions": versions, "finish_reason": reason}
-    return Rollout(-3, index, **(fields | changes))
+def generated(index: int, tokens: int, finish: str | None = None, **changes) -> Sampled:
+    ids, logprobs = 10 + np.arange(tokens, dtype=np.int32), np.full(tokens, -0.5, np.float32)
+    fields = {"seed": SEEDS[index], "tokens": ids, "logprobs": logprobs, "finish": finish}
+    fields |= {"versions": np.full(tokens, 6, np.int32)}
+    fields |= {"side": {TRUNCATED_LOGPROBS: logprobs * 2}}
+    return Sampled(**(fields | changes))
 
 
-def request(**changes) -> GroupRequest:
+def request(**changes) -> Request:
     sampling = SamplingParams(0.5, 3, 0.75, 4, (1, 9))
-    fields = {"group_id": -3, "attempt": 2, "prompt_tokens": np.array([7, 8], np.int32)}
-    fields |= {"seeds": SEEDS, "sampling": sampling, "min_version": 6}
-    return GroupRequest(**(fields | changes))
+    fields = {"key": Key("evaluate", 3), "attempt": 2, "context": np.array([7, 8], np.int32)}
+    fields |= {"seeds": SEEDS, "sampling": sampling, "min_version": 6, "session": "s"}
+    return Request(**(fields | changes))
 
 
-def reply(**changes) -> pb.GroupReply:
-    logprob = np.array([-0.5, -2.0], np.float32)
-    rollouts = [
-        Rollout(
-            4,
-            i,
-            seed,
-            np.array([i, 1], np.int32),
-            logprob,
-            logprob * 2,
-            np.array([3, 4], np.int32),
-            "length",
-        )
-        for i, seed in enumerate(SEEDS)
-    ]
-    message = reply_to_proto(4, rollouts)
-    for name, value in changes.items():
-        setattr(message.samples[1], name, value)
-    return message
+def received(sent: Request) -> Request:
+    message = pb.Request.FromString(request_to_proto(sent).SerializeToString())
+    return request_from_proto(message, SIDE_CHANNELS)
 
 
 def test_requests_survive_the_wire():
     sent = request()
-    found = request_from_proto(pb.GroupSpec.FromString(request_to_proto(sent).SerializeToString()))
-    assert found.prompt_tokens.tolist() == [7, 8] and found.prompt_tokens.dtype == np.int32
-    for name in ("group_id", "attempt", "seeds", "sampling", "min_version"):
+    found = received(sent)
+    assert found.context.tolist() == [7, 8] and found.context.dtype == np.int32
+    for name in ("key", "attempt", "seeds", "sampling", "min_version", "session"):
         assert getattr(found, name) == getattr(sent, name)
-    assert found.resume == ()
+    assert found.resume == () and found.exactly is None
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (Key("train", 7), "group 7"),
+        (Key("train", 7, 0, 0, 1), "group 7, sample 0, turn 1"),
+        (Key("train", 2**40, 3, 2, 1), "group 1099511627776, sample 3, trajectory 2, turn 1"),
+        (Key("evaluate", 0), "evaluation group 0"),
+        (Key("serve", 5, 1, 0, 4), "client's group 5, sample 1, turn 4"),
+    ],
+)
+def test_keys_survive_the_wire_and_have_a_text(key, text):
+    assert key_from_proto(pb.Key.FromString(key_to_proto(key).SerializeToString())) == key
+    assert str(key) == text
+
+
+@pytest.mark.parametrize("purpose", [3, 77, -1, -3, -9])
+def test_purposes_that_do_not_exist_are_rejected(purpose):
+    message = request_to_proto(request())
+    message.key.purpose = purpose
+    with pytest.raises(ValueError, match=f"purpose {purpose} does not exist"):
+        key_from_proto(message.key)
+    found = rejection(message, section_with(), 64)
+    assert found == f"group 3: it is garbled: purpose {purpose} does not exist"
 
 
 def test_what_is_to_be_resumed_survives_the_wire():
     sent = request(resume=(generated(0, 3), generated(1, 4, "length")))
-    found = request_from_proto(pb.GroupSpec.FromString(request_to_proto(sent).SerializeToString()))
-    assert [r.finish_reason for r in found.resume] == ["cancelled", "length"]
-    assert [(r.group_id, r.index, r.seed) for r in found.resume] == [
-        (-3, 0, SEEDS[0]),
-        (-3, 1, SEEDS[1]),
-    ]
+    found = received(sent)
+    assert [s.finish for s in found.resume] == [None, "length"]
+    assert [s.seed for s in found.resume] == [SEEDS[0], SEEDS[1]]
     for got, was in zip(found.resume, sent.resume, strict=True):
-        for name in ("tokens", "logprob_full", "logprob_sampled", "versions"):
+        for name in ("tokens", "logprobs", "versions"):
             assert getattr(got, name).tobytes() == getattr(was, name).tobytes()
-
-
-def test_replies_survive_the_wire():
-    first, second = reply_from_proto(reply(), "w", SEEDS)
-    assert (first.seed, second.seed, second.index, second.worker) == (2**64 - 1, 5, 1, "w")
-    assert second.tokens.tolist() == [1, 1] and second.versions.tolist() == [3, 4]
-    assert second.logprob_full.tolist() == [-0.5, -2.0]
-    assert second.logprob_sampled.tolist() == [-1.0, -4.0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seed": 6}, "samples that were not requested"),
-        ({"tokens": b"12345"}, "garbled"),
-    ],
-)
-def test_answers_that_do_not_fit_are_rejected(changes, message):
-    with pytest.raises(WorkerError, match=message):
-        reply_from_proto(reply(**changes), "w", SEEDS)
+        assert got.side.keys() == {TRUNCATED_LOGPROBS}
+        assert got.side[TRUNCATED_LOGPROBS].tolist() == (2 * was.logprobs).tolist()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({}, None),
-        ({"prompt_tokens": np.zeros(5, np.int32)}, "5 prompt tokens.*max_prompt_tokens is 4"),
-        ({"prompt_tokens": np.zeros(0, np.int32)}, "0 prompt tokens"),
+        ({"context": np.zeros(5, np.int32)}, "5 prompt tokens.*max_prompt_tokens is 4"),
+        ({"context": np.zeros(0, np.int32)}, "0 prompt tokens"),
         ({"sampling": SamplingParams(max_new_tokens=9)}, "max_new_tokens 9.*is 8"),
         ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature nan"),
         ({"sampling": SamplingParams(top_p=0.0)}, "top_p 0"),
@@ -116,21 +104,31 @@ def test_answers_that_do_not_fit_are_rejected(changes, message):
         ({"resume": (generated(0, 1), generated(0, 1))}, "resume has samples other than"),
         ({"resume": (generated(0, 1), generated(1, 5))}, "resume sample 1 has 5 tokens, 4 were"),
         ({"resume": (generated(0, 1), generated(1, 0, "stop"))}, "resume sample 1 is empty"),
+        ({"resume": (generated(0, 1, versions=np.zeros(2)), generated(1, 0))}, "of 2 tokens for 1"),
         (
-            {"resume": (generated(0, 1, "tired"), generated(1, 0))},
-            "resume sample 0 ended by 'tired'",
+            {"resume": (generated(0, 1, side={"x": np.zeros(1)}), generated(1, 0))},
+            "it is garbled: side channel 'x', which was not declared",
         ),
         (
-            {"resume": (generated(0, 1, versions=np.zeros(2)), generated(1, 0))},
+            {
+                "resume": (
+                    generated(0, 1, side={TRUNCATED_LOGPROBS: np.zeros(2, np.float32)}),
+                    generated(1, 0),
+                )
+            },
+            r"resume sample 0 has a side channel 'truncated_logprobs' of float32\[2\]: .*\[1\]",
+        ),
+        (
+            {"resume": (generated(0, 1, logprobs=np.zeros(2, np.float32)), generated(1, 0))},
             "sample 0 has uneven",
         ),
         (
             {"resume": (generated(0, 4), generated(1, 0))},
             "sample 0 is unfinished with all of its 4 tokens",
         ),
-        ({"prompt_tokens": np.array([7, 63], np.int32)}, None),
-        ({"prompt_tokens": np.array([64, 7], np.int32)}, "prompt has token id 64, .*from 0 to 63"),
-        ({"prompt_tokens": np.array([7, -1], np.int32)}, "prompt has token id -1"),
+        ({"context": np.array([7, 63], np.int32)}, None),
+        ({"context": np.array([64, 7], np.int32)}, "prompt has token id 64, .*from 0 to 63"),
+        ({"context": np.array([7, -1], np.int32)}, "prompt has token id -1"),
     ],
 )
 def test_workers_reject_what_no_engine_should_see(changes, message):
@@ -140,5 +138,34 @@ def test_workers_reject_what_no_engine_should_see(changes, message):
     if message is None:
         assert found is None
     else:
-        assert found is not None and found.startswith("group -3: ")
+        assert found is not None and found.startswith("evaluation group 3: ")
         assert re.search(message, found), found
+
+
+def of_one_sample(**changes) -> pb.Request:
+    message = request_to_proto(request(resume=(generated(0, 2), generated(1, 2))))
+    for name, value in changes.items():
+        field = getattr(message.resume[1], name)
+        if name == "versions":
+            del field[:]
+            field.extend(value)
+        else:
+            setattr(message.resume[1], name, value)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"finish": 3}, "finish 3 does not exist"),
+        ({"finish": -1}, "finish -1 does not exist"),
+        ({"finish": -7}, "finish -7 does not exist"),
+        ({"begins_at": 1}, "tokens from 1 on, but those before were not sent"),
+        ({"begins_at": -1}, "tokens from -1 on"),
+        ({"versions": [6, 1]}, "versions of 1 tokens for 2"),
+        ({"versions": [6]}, "cannot reshape"),
+    ],
+)
+def test_what_is_to_be_resumed_is_whole_and_not_garbled(changes, message):
+    found = rejection(of_one_sample(**changes), section_with(), 64)
+    assert found is not None and found.startswith(f"evaluation group 3: it is garbled: {message}")

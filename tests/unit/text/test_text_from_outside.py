@@ -30,10 +30,10 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rollouts.fleet import Fleet
-from rlax_plugin.rollouts.requests import checked_prompts, decoded
+from rlax_plugin.rollouts.requests import checked_prompts, single_turn
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe
-from rlax_plugin.testing.builders import make_prompt, make_rollout
+from rlax_plugin.testing.builders import make_prompt, make_sampled
 from rlax_plugin.text.terminal import HarmlessConsole
 
 NASTY = "[red]a\x1b]0;title\x07\x9b2J\u202eb[/nothing]\x00"
@@ -97,7 +97,7 @@ def test_what_is_not_text_is_rejected_by_name(field):
 
 def test_completions_are_made_harmless():
     source = SimpleNamespace(decode=lambda tokens: NASTY * len(tokens))
-    (one,) = decoded(source, [make_rollout(2)])
+    (one,) = single_turn(source, make_prompt().tokens, [make_sampled(2)])
     assert one.text == SHOWN * 2
 
 
@@ -170,5 +170,5 @@ def test_a_stock_client_gets_what_the_model_wrote_as_far_as_utf_8_holds_it():
     channel = SimpleNamespace(add_result=results.append, close=lambda: None)
     driver = JetStreamDriver(SimpleNamespace(prompt_source=lambda: source))
     request = SimpleNamespace(prefill_content="a prompt", return_channel=channel)
-    driver._answer(request, [make_rollout()])
+    driver._answer(request, [make_sampled()])
     assert results[0][0].text == ["1\x1b\ufffd\n"]
