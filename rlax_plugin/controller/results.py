@@ -28,8 +28,7 @@ def print_results(
     for what, name in (
         ("summary", "summary.json"),
         ("metrics per step", "metrics.jsonl"),
-        ("trained samples", "batches/"),
-        ("other samples", "rollouts/"),
+        ("samples", "samples/"),
         ("checkpoints", "checkpoints/"),
         ("logs", "logs/"),
         ("TensorBoard", "tensorboard/"),
