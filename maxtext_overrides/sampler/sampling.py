@@ -86,8 +86,8 @@ def sample(
         where some slot keeps less than all, which the compiled program finds out for itself.
 
     Returns:
-      token int32 [b]; logprob_full float32 [b], ``log_softmax(logits / temperature)`` at the token,
-      nothing truncated (temperature 1 where it is 0); logprob_sampled float32 [b], renormalised
+      token int32 [b]; logprob float32 [b], ``log_softmax(logits / temperature)`` at the token,
+      nothing truncated (temperature 1 where it is 0); truncated_logprob float32 [b], renormalised
       over the kept tokens (0 where the temperature is 0).
     """
     batch, vocab = logits_bv.shape
@@ -133,6 +133,6 @@ def sample(
         lambda: token_b,
     )
     shifted_b = jnp.take_along_axis(scaled_bv, token_b[:, None], axis=-1)[:, 0] - top_b
-    logprob_full_b = shifted_b - jnp.log(jnp.sum(full_bn, axis=-1))
-    logprob_sampled_b = jnp.where(greedy_b, 0.0, shifted_b - jnp.log(kept_mass_b))
-    return token_b, logprob_full_b, logprob_sampled_b
+    logprob_b = shifted_b - jnp.log(jnp.sum(full_bn, axis=-1))
+    truncated_logprob_b = jnp.where(greedy_b, 0.0, shifted_b - jnp.log(kept_mass_b))
+    return token_b, logprob_b, truncated_logprob_b

@@ -57,7 +57,7 @@ class RunState:
     Attributes:
       open: group id -> issued, not yet scored; in issue order.
       ready: group id -> accepted, not yet trained.
-      segment_of: group id of a ready group -> journal segment in whose rollouts file it is.
+      segment_of: group id of a ready group -> journal segment in whose file of samples it is.
       next_step: the step whose batch is next, from 1.
       issued_for_step: groups issued since the last batch.
 

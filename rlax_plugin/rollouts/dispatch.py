@@ -42,7 +42,7 @@ class Reissuing:
         """The request to send.
 
         Args:
-          request: the next attempt; ``resume`` holds the newest partial rollouts known, if any.
+          request: the next attempt; ``resume`` holds the newest unfinished samples known, if any.
         """
         return request
 

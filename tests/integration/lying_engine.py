@@ -22,13 +22,13 @@ class LyingEngine(ScriptedEngine):
         super().__init__(config, store, section)
         self._lies, self._answered = config, 0
 
-    async def generate(self, requests, on_group):
-        def lie(group_id, rollouts):
+    async def generate(self, requests, on_reply):
+        def lie(key, samples):
             lies = os.environ.get(WORKER) == self._lies.liar and Path(self._lies.once).exists()
             self._answered += lies
             if lies and self._answered % self._lies.every == 0:
-                rollouts = [dataclasses.replace(r, logprob_full=-r.logprob_full) for r in rollouts]
-            on_group(group_id, rollouts)
+                samples = [dataclasses.replace(s, logprobs=-s.logprobs) for s in samples]
+            on_reply(key, samples)
 
         await super().generate(requests, lie)
 

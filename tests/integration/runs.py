@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import processes
 import psutil
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlax_plugin.records import events as ev
-from rlax_plugin.records import journal
+from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 
 ROOT = Path(__file__).parents[2]
@@ -90,11 +90,15 @@ class Run:
     def summary(self) -> dict:
         return json.loads((self.dir / "summary.json").read_text())
 
-    def rollouts(self) -> list[dict]:
+    def trained(self) -> list[dict]:
+        """Every trained sample, in the order of the steps."""
+        return [row for row in rows(self.dir) if row["state"] == "trained"]
+
+    def samples(self) -> list[dict]:
         """Every sample once: trained ones as their batch has them, then the others."""
-        trained = rows(self.dir / "batches")
-        ids = {row["group_id"] for row in trained}
-        return trained + [row for row in rows(self.dir / "rollouts") if row["group_id"] not in ids]
+        trained = self.trained()
+        ids = {row["group"] for row in trained}
+        return trained + [row for row in rows(self.dir) if row["group"] not in ids]
 
 
 def plugins(*more: str) -> str:
@@ -170,7 +174,14 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def rows(directory: Path) -> list[dict]:
-    """The rows of all Parquet files in a directory, in the files' order."""
-    tables = [pq.read_table(path) for path in sorted(directory.glob("*.parquet"))]
-    return [row for table in tables for row in table.to_pylist()]
+def rows(run: Path) -> list[dict]:
+    """The rows of all of a run's files of samples, in the files' order."""
+    tables = [pq.read_table(path) for path in sorted(run.glob("samples/*/*.parquet"))]
+    return [row_of_one_turn(row) for table in tables for row in table.to_pylist()]
+
+
+def row_of_one_turn(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with all columns; seed and finish are those of its only turn."""
+    whole = dict.fromkeys(samples.SCHEMA.names) | dict(row)
+    (seed,), (finish,) = whole.pop("seeds"), whole.pop("finish")
+    return whole | {"seed": seed, "finish": finish}

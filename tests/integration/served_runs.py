@@ -20,7 +20,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.testing.task import STOP
-from rlax_plugin.types import GroupRequest, SamplingParams
+from rlax_plugin.types import Key, Request, SamplingParams
 
 
 class Server:
@@ -96,9 +96,10 @@ def page(url: str) -> dict[tuple[str, ...], float]:
 def generated(address: str, prompt: np.ndarray, new: int = 40) -> list[int]:
     """What our own service generates at temperature 0."""
     sampling = SamplingParams(temperature=0, max_new_tokens=new, stop_ids=(STOP,))
-    request = GroupRequest(0, 1, prompt, (7,), sampling)
+    request = Request(Key("train", 0), 1, prompt, (7,), sampling)
     with grpc.insecure_channel(address) as channel:
         (reply,) = rpc.RolloutStub(channel).Generate(
-            pb.GenerateRequest(groups=[request_to_proto(request)]), timeout=DEADLINE_S
+            pb.GenerateRequest(requests=[request_to_proto(request)]), timeout=DEADLINE_S
         )
-    return reply_from_proto(reply, "", (7,))[0].tokens.tolist()
+    (one,) = reply_from_proto(reply, request, "", told=(), workers=[()])
+    return one.tokens.tolist()

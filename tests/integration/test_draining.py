@@ -35,17 +35,17 @@ def test_a_draining_worker_hands_over_every_token_it_has_reported():
             await endless.leave()
             answers = [await ticket for ticket in tickets]
             kept = 0
-            for number, (asked, rollouts, _) in enumerate(answers):
+            for number, (asked, samples, _) in enumerate(answers):
                 handed_over = len(endless.engine.last[number][0].tokens)
                 kept += 2 * handed_over
-                assert [len(r.tokens) for r in asked.resume] == [handed_over] * 2
+                assert [len(s.tokens) for s in asked.resume] == [handed_over] * 2
                 # It reported once more, and did not go on until its time was over.
                 assert handed_over % 50 == 0 and 0 < handed_over - reported[number] <= 300
                 assert asked.attempt == 2
-                for r in rollouts:
-                    assert r.worker == "a+b" and r.finish_reason == "stop"
-                    assert r.tokens.tolist() == [*range(len(r.tokens) - 1), STOP]
-                    assert set(r.versions.tolist()) == {3}
+                for s in samples:
+                    assert s.workers == ("a", "b") and s.finish == "stop"
+                    assert s.tokens.tolist() == [*range(len(s.tokens) - 1), STOP]
+                    assert set(s.versions.tolist()) == {3}
             assert one.dispatcher.tokens_resumed == kept and one.dispatcher.reissued == 3
             leaving = "UNAVAILABLE: this worker is leaving"
             assert sorted(one.again) == [(number, 2, leaving) for number in range(3)]
@@ -66,9 +66,9 @@ def test_a_drain_does_not_wait_for_a_worker_that_reports_nothing():
             await until(lambda: mute.engine.asked)
             await mute.leave()
             quick = Worker("b", Counting(4), settings, one.address)
-            asked, rollouts, _ = await ticket
+            asked, samples, _ = await ticket
             assert asked.resume == () and asked.attempt == 2
-            assert [len(r.tokens) for r in rollouts] == [4, 4] and mute.engine.cancelled == 1
+            assert [len(s.tokens) for s in samples] == [4, 4] and mute.engine.cancelled == 1
             await quick.leave()
 
     run(main)
@@ -86,9 +86,9 @@ def test_without_continue_a_drain_finishes_what_was_begun(mode):
             ticket = one.dispatcher.submit(group(0))
             await until(lambda: engine.asked)
             worker.terminated.set()
-            asked, rollouts, _ = await ticket
+            asked, samples, _ = await ticket
             await worker.life
-            assert asked.attempt == 1 and len(rollouts[0].tokens) == 100
+            assert asked.attempt == 1 and len(samples[0].tokens) == 100
             assert one.again == [] and engine.cancelled == 0
 
     run(main)

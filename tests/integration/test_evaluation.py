@@ -120,9 +120,7 @@ def test_training_goes_on_while_it_is_evaluated(disturbed):
     assert summary["max_staleness_seen"] == 1
     report = audit(RunFiles(run.dir))
     assert report.clean, report.violation
-    assert (
-        min(row["group_id"] for row in run.rollouts()) == 0
-    )  # no evaluation is recorded as generated
+    assert min(row["group"] for row in run.samples()) == 0  # no evaluation is recorded as generated
 
 
 def test_the_same_is_measured_again_alone(disturbed):

@@ -16,7 +16,7 @@ from worker_harness import (
 )
 
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.types import GroupRequest, Rollout
+from rlax_plugin.types import Key, Request, Sampled
 
 
 class Hanging(Counting):
@@ -25,19 +25,17 @@ class Hanging(Counting):
     hangs = False
     generated = 0
 
-    def progress(self) -> dict[tuple[int, int], int]:
-        return {(r.group_id, r.attempt): self.generated for r in self.asked}
+    def progress(self) -> dict[tuple[Key, int], int]:
+        return {(r.key, r.attempt): self.generated for r in self.asked}
 
-    def _rollout(
-        self, request: GroupRequest, index: int, generated: list[int], done: bool
-    ) -> Rollout:
+    def _sampled(self, request: Request, index: int, generated: list[int], done: bool) -> Sampled:
         self.generated += 1
-        return super()._rollout(request, index, generated, done)
+        return super()._sampled(request, index, generated, done)
 
-    async def _group(self, request: GroupRequest, on_group: Any) -> None:
+    async def _group(self, request: Request, on_reply: Any) -> None:
         if self.hangs:
             await asyncio.Event().wait()
-        await super()._group(request, on_group)
+        await super()._group(request, on_reply)
 
 
 def test_groups_of_an_engine_that_hangs_go_to_another_worker_by_name_of_the_deadline():
@@ -53,9 +51,9 @@ def test_groups_of_an_engine_that_hangs_go_to_another_worker_by_name_of_the_dead
             # 1 s of its own time, several times group_s, and it comes further all the time.
             slow = Worker("slow", Hanging(200), settings, one.address)
             for ticket in tickets:
-                asked, rollouts, workers = await ticket
+                asked, samples, workers = await ticket
                 assert asked.attempt == 2 and [w.name for w in workers] == ["slow"]
-                assert len(rollouts[0].tokens) == 200
+                assert len(samples[0].tokens) == 200
             assert len(one.again) == 3 and one.lost == []
             for _, attempt, why in one.again:
                 assert attempt == 2 and "rlax.deadlines.group_s is 0.5" in why
@@ -81,15 +79,15 @@ def test_groups_wait_for_weights_as_long_as_these_are_loaded():
             await until(lambda: one.held("w") == 0)
             await one.publish(1)
 
-            async def generate(requests: Any, on_group: Any) -> None:
+            async def generate(requests: Any, on_reply: Any) -> None:
                 while worker.engine.version < 1:
                     await asyncio.sleep(0.01)
-                await Hanging.generate(worker.engine, requests, on_group)
+                await Hanging.generate(worker.engine, requests, on_reply)
 
             worker.engine.generate = generate
-            asked, rollouts, _ = await one.dispatcher.submit(group(0, min_version=1))
+            asked, samples, _ = await one.dispatcher.submit(group(0, min_version=1))
             assert asked.attempt == 1 and one.again == []
-            assert set(rollouts[0].versions.tolist()) == {1}
+            assert set(samples[0].versions.tolist()) == {1}
             await worker.leave()
 
     run(main)

@@ -77,8 +77,8 @@ def judge(prompt, completion):
 
 class Quoting:
     def reject(self, group):
-        rewards = {r.reward for r in group.rollouts} - {None}
-        return None if len(rewards) > 1 else f"all equal, such as {group.rollouts[0].text}\n\ud800"
+        rewards = {reward for reward in group.rewards.tolist() if reward == reward}
+        return None if len(rewards) > 1 else f"all equal, such as {group.episodes[0].text}\n\ud800"
 
 @hookimpl
 def rlax_register_prompt_source():
@@ -147,16 +147,16 @@ def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty, cap
     os.kill(run.process.pid, signal.SIGKILL)
     printed = [run.process.communicate(timeout=DEADLINE_S)[0]]
     last = max(8, len(run.steps()) + 5)
-    first = (run.dir / "batches/00000001.parquet").read_bytes()
+    first = (run.dir / "samples/00000/00000001.parquet").read_bytes()
     run = Run(nasty, *SETTINGS, f"steps={last}")
     status, out = run.end()
     assert status == 0, out
     assert run.summary()["complete"] and "resuming after step" in out
-    assert (run.dir / "batches/00000001.parquet").read_bytes() == first
+    assert (run.dir / "samples/00000/00000001.parquet").read_bytes() == first
     printed.append(out)
 
     # The records: what was said is legible, in every column, and an error is short.
-    rows = run.rollouts()
+    rows = run.samples()
     assert mischief([s for row in rows for s in strings(list(row.values()))]) == []
     errors = [row["reward_error"] for row in rows if row["reward_error"]]
     assert len(errors) == sum(row["reward"] is None for row in rows) > 10

@@ -25,7 +25,7 @@ from rlax_plugin.commands.audit import audit
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rollouts.fleet import MAX_NONSENSE
-from rlax_plugin.types import GroupRequest, Rollout
+from rlax_plugin.types import Request, Sampled
 
 
 class Lying(Counting):
@@ -33,11 +33,9 @@ class Lying(Counting):
 
     vocabulary = 10**6 + 1
 
-    def _rollout(
-        self, request: GroupRequest, index: int, generated: list[int], done: bool
-    ) -> Rollout:
-        sound = super()._rollout(request, index, generated, done)
-        if request.group_id % 2 == 0:
+    def _sampled(self, request: Request, index: int, generated: list[int], done: bool) -> Sampled:
+        sound = super()._sampled(request, index, generated, done)
+        if request.key.group % 2 == 0:
             return sound
         tokens = np.array([self.vocabulary, *sound.tokens[1:]], np.int32)
         return dataclasses.replace(sound, tokens=tokens)
@@ -82,7 +80,7 @@ def test_a_prompt_outside_of_the_vocabulary_is_rejected_everywhere():
             await until(lambda: one.held("w") == 0)
             assert one.fleet.workers["w"].capabilities.vocabulary == Lying.vocabulary
             prompt = np.array([5, Lying.vocabulary], np.int32)
-            wrong = dataclasses.replace(group(0), prompt_tokens=prompt)
+            wrong = dataclasses.replace(group(0), context=prompt)
             why = "w rejected a call: INVALID_ARGUMENT: group 0: the prompt has token id 1000001"
             with pytest.raises(WorkerError, match=why):
                 await one.dispatcher.submit(wrong)

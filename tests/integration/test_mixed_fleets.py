@@ -37,7 +37,8 @@ class Fleet:
 
     def generated(self) -> dict[str, int]:
         """Worker -> groups that trained."""
-        groups = {(row["worker"], row["group_id"]) for row in self.run.rollouts()}
+        rows = self.run.samples()
+        groups = {(name, row["group"]) for row in rows for name in row["workers"]}
         return {name: sum(one == name for one, _ in groups) for name, _ in groups}
 
 

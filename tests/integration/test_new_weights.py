@@ -6,7 +6,7 @@ import itertools
 import signal
 from collections.abc import Iterable
 
-from runs import Run, rows
+from runs import Run
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
@@ -28,7 +28,7 @@ def trained(run: Run) -> list[dict]:
     """The trained samples of a run, after what must be true of every run."""
     report = audit(RunFiles(run.dir))
     assert report.clean, report.violation
-    samples = rows(run.dir / "batches")
+    samples = run.trained()
     staleness = max(row["step"] - min(row["versions"]) for row in samples)
     assert staleness == run.summary()["max_staleness_seen"] <= MAX_STALENESS
     assert staleness > 1  # the run did go off-policy
@@ -53,7 +53,7 @@ def test_samples_go_on_with_new_weights_also_on_another_worker(tmp_path):
 
     def passed_on() -> list[dict]:
         """What one worker began and another one finished."""
-        return [row for row in rows(run.dir / "batches") if row["worker"].count("+") == 1]
+        return [row for row in run.trained() if len(row["workers"]) == 2]
 
     def both_at_work_after(step: int) -> bool:
         newest = run.steps()[-1:]
@@ -75,7 +75,7 @@ def test_samples_go_on_with_new_weights_also_on_another_worker(tmp_path):
     shared = passed_on()
     assert shared
     assert all(row["attempt"] > 1 for row in shared)
-    assert {name for row in shared for name in row["worker"].split("+")} == {"local-0", "local-1"}
+    assert {name for row in shared for name in row["workers"]} == {"local-0", "local-1"}
     assert mixed(samples)
     for row in mixed(samples):
         assert all(old <= new for old, new in itertools.pairwise(row["versions"]))

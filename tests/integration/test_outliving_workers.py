@@ -9,17 +9,12 @@ import time
 from contextlib import ExitStack, closing
 
 import pytest
-from runs import CONFIG, DEADLINE_S, HELPERS, Run, free_port, held, process, rows
+from runs import CONFIG, DEADLINE_S, HELPERS, Run, free_port, held, process
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
-
-
-def trained(run: Run) -> list[dict]:
-    """Every trained sample of a run."""
-    return rows(run.dir / "batches")
 
 
 @pytest.mark.parametrize("parameter_server", ["embedded", "apart"])
@@ -62,8 +57,8 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path, parameter_server):
     assert first == list(range(len(first))) and len(first) >= 8
     assert second == sorted(set(second)) and second[0] >= 5 and second[-1] == last
     assert [m["step"] for m in run.steps()] == list(range(1, last + 1))
-    generated = trained(run)
-    assert len(generated) == 16 * last and {r["worker"] for r in generated} == {"survivor"}
+    generated = run.trained()
+    assert len(generated) == 16 * last and all(r["workers"] == ["survivor"] for r in generated)
     assert all(set(r["versions"]) == {r["step"] - 1} for r in generated)
 
 
@@ -123,20 +118,20 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
     status, out = run.end()
     assert status == 0, out
     assert re.search(rf"worker local-1 is quarantined: .*{why}", out), out
-    by_local_1 = [r for r in run.rollouts() if r["worker"] == "local-1"]
+    by_local_1 = [r for r in run.samples() if r["workers"] == ["local-1"]]
     assert all(max(r["versions"]) < 4 for r in by_local_1)
-    assert len(trained(run)) == 96
+    assert len(run.trained()) == 96
     # Generated before its fault was found, and not trained by then: not trusted any more.
     events = [e for s, _ in journal.read(RunFiles(run.dir)) for e in s.events]
     assert {e.group for e in events if isinstance(e, ev.Dropped)} == not_trusted
-    assert not not_trusted & {r["group_id"] for r in trained(run)}
+    assert not not_trusted & {r["group"] for r in run.trained()}
     assert run.summary()["worker_restarts"] == 0
     assert audit(RunFiles(run.dir)).violation is None
 
 
 def accepted(run: Run) -> dict[int, str]:
     """Group -> worker of those that wait to be trained, as the ledger of a live run has them."""
-    query = """SELECT group_id, json_extract(body, '$.worker') FROM groups
+    query = """SELECT group_id, json_extract(body, '$.workers[0]') FROM groups
         JOIN events USING (group_id) WHERE state = 'accepted' AND event = 'generated'"""
     with closing(sqlite3.connect(run.dir / "ledger.sqlite")) as ledger:
         return dict(ledger.execute(query))

@@ -52,4 +52,4 @@ def test_nothing_is_generated_again_while_a_swap_of_weights_waits(
     summary = run.summary()
     assert summary["steps"] == STEPS and 1 < summary["max_staleness_seen"] <= max_staleness
     assert summary["groups_reissued"] == 0
-    assert {row["attempt"] for row in run.rollouts()} == {1}
+    assert {row["attempt"] for row in run.samples()} == {1}

@@ -64,10 +64,10 @@ def test_a_worker_with_wrong_weights_is_quarantined(error, loads, monkeypatch):
             assert one.lost == [f"bad: quarantined: {error}"] and one.held("bad") == -2
             # Nothing that it had reported goes on elsewhere.
             good = Worker("good", Counting(5), settings, one.address)
-            asked, rollouts, _ = await ticket
+            asked, samples, _ = await ticket
             assert asked.resume == () and one.dispatcher.tokens_resumed == 0
             assert one.again == [(0, 2, f"quarantined: {error}")]
-            assert [r.versions.tolist() for r in rollouts] == [[1] * 5] * 2
+            assert [s.versions.tolist() for s in samples] == [[1] * 5] * 2
             await good.leave()
 
     run(main)
@@ -111,7 +111,7 @@ def test_a_worker_without_proved_weights_takes_no_groups():
             worker = Worker("w", Counting(5), settings, one.address)
             await until(lambda: one.held("w") == -1)
             call = one.fleet.workers["w"].stub.Generate(
-                pb.GenerateRequest(groups=[request_to_proto(group(0))]), timeout=LIMIT_S
+                pb.GenerateRequest(requests=[request_to_proto(group(0))]), timeout=LIMIT_S
             )
             with pytest.raises(grpc.aio.AioRpcError, match="holds no weights yet") as failure:
                 await call.read()

@@ -15,10 +15,9 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from processes import finished
-from runs import CONFIG, DEADLINE_S
+from runs import CONFIG, DEADLINE_S, rows
 
 import rlax_plugin.testing  # noqa: F401  registers objects://
 from rlax_plugin.commands.audit import audit
@@ -47,11 +46,11 @@ CHAINS = (
         *("weights-published:2", "commit-ended:2", "run-finished:1"),
     ),
     (
-        *("config-written:1", "batch-written:2", "segment-written:1", "snapshot-begun:1"),
+        *("config-written:1", "samples-written:2", "segment-written:1", "snapshot-begun:1"),
         *("signals-written:1", "checkpoint-written:1", "weights-written:2", "metrics-written:1"),
     ),
     (
-        *("evaluation-written:1", "ledger-written:9", "commit-begun:1", "rollouts-written:1"),
+        *("evaluation-written:1", "ledger-written:9", "commit-begun:1", "samples-written:1"),
         *("snapshot-written:1", "metrics-copied:1", "weights-retired:1", "summary-written:1"),
     ),
 )
@@ -85,11 +84,11 @@ def prompt_order(files: RunFiles) -> list[str]:
 
 def trained(files: RunFiles) -> list[dict]:
     """What every batch holds, but for who generated it and at which attempt."""
-    rows = []
-    for name in files.names("batches"):
-        for row in pq.read_table(files.location(f"batches/{name}")).to_pylist():
-            rows.append({k: v for k, v in row.items() if k not in ("worker", "attempt")})
-    return rows
+    return [
+        {k: v for k, v in row.items() if k not in ("workers", "attempt")}
+        for row in rows(Path(files.location("")))
+        if row["state"] == "trained"
+    ]
 
 
 def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
@@ -177,10 +176,9 @@ def test_packed_batches_of_tokens_end_the_same_and_are_replayed(tmp_path):
         assert m["batch/packing_efficiency"] == m["batch/tokens"] / 180
         assert m["objective/sequences"] == samples
     assert max(m["objective/sequences"] for m in metrics) > 18  # more than one in some rows
-    rows = pq.read_table(files.location("batches/00000001.parquet")).to_pylist()
-    assert all(row["advantage"] is not None for row in rows)
-    others = [pq.read_table(files.location(f"rollouts/{n}")) for n in files.names("rollouts")]
-    assert not any(a is not None for table in others for a in table["advantage"].to_pylist())
+    recorded = rows(directories[1] / "runs/testing")
+    assert {row["step"] for row in recorded if row["state"] == "trained"} == {*range(1, STEPS + 1)}
+    assert all((row["advantage"] is not None) == (row["state"] == "trained") for row in recorded)
 
 
 def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undisturbed):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from playwright.sync_api import Browser, Page, expect
 from runs import DEADLINE_S, Run
 
 from rlax_plugin.commands.report.write import write_comparison, write_report
-from rlax_plugin.records import samples
-from rlax_plugin.testing.builders import make_group, make_prompt
+from rlax_plugin.records import journal, samples
+from rlax_plugin.testing.builders import make_episode, make_group, make_prompt, make_sampled
+from rlax_plugin.types import Rejected, TrainBatch
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium on PATH; .ci/browser installs one"
@@ -124,22 +124,22 @@ def test_charts_show_the_metrics(page, run):
 
 
 def test_the_table_searches_filters_and_sorts(page, run):
-    rows = run.rollouts()
+    rows = run.samples()
     count = page.locator("#count")
     expect(count).to_have_text(f"{len(rows)} of {len(rows)}")
     assert sorted(column(page, 1)[:4]) == ["1"] * 4
 
     page.get_by_role("button", name="mean log-prob").click()
-    lowest = sorted(float(np.mean(r["logprob_full"])) for r in rows)[:50]
+    lowest = sorted(float(np.mean(r["logprobs"])) for r in rows)[:50]
     assert [float(shown) for shown in column(page, 8)] == pytest.approx(lowest, abs=6e-4)
     page.get_by_role("button", name="mean log-prob").click()
     assert float(column(page, 8)[0]) == pytest.approx(
-        max(float(np.mean(r["logprob_full"])) for r in rows), abs=6e-4
+        max(float(np.mean(r["logprobs"])) for r in rows), abs=6e-4
     )
 
     page.keyboard.press("/")
     page.keyboard.type("local-1 stop")
-    wanted = [r for r in rows if r["worker"] == "local-1" and r["finish_reason"] == "stop"]
+    wanted = [r for r in rows if r["workers"] == ["local-1"] and r["finish"] == "stop"]
     expect(count).to_have_text(f"{len(wanted)} of {len(rows)}")
     page.fill("#search", "")
     page.select_option("#fate", label="trained")
@@ -157,15 +157,15 @@ def test_the_table_searches_filters_and_sorts(page, run):
 
 
 def test_a_rollout_opens_token_by_token(page, run):
-    rows = run.rollouts()
+    rows = run.samples()
     first = min(
         (r for r in rows if len(r["tokens"]) > 3),
-        key=lambda r: (r["step"], r["group_id"], r["sample"]),
+        key=lambda r: (r["step"], r["group"], r["sample"]),
     )
     page.get_by_role("button", name="group", exact=True).click()
     line = (
         page.locator("#rows tr")
-        .filter(has=page.locator(f"td:nth-child(2):text-is('{first['group_id']}')"))
+        .filter(has=page.locator(f"td:nth-child(2):text-is('{first['group']}')"))
         .filter(has=page.locator(f"td:nth-child(3):text-is('{first['sample']}')"))
     )
     line.focus()
@@ -176,13 +176,13 @@ def test_a_rollout_opens_token_by_token(page, run):
     assert "".join(shown) == first["completion"]
     tips = [t.get_attribute("title") or "" for t in page.locator("#rollout-tokens .token").all()]
     for tip, token, logprob, version in zip(
-        tips, first["tokens"], first["logprob_full"], first["versions"], strict=True
+        tips, first["tokens"], first["logprobs"], first["versions"], strict=True
     ):
         assert tip.startswith(f"token {token}: {logprob:.3f} nats")
         assert tip.endswith(f"version {version}")
     facts = page.locator("#rollout-facts")
     expect(facts).to_contain_text(str(first["seed"]))
-    expect(facts).to_contain_text(first["worker"])
+    expect(facts).to_contain_text("+".join(first["workers"]))
     of_it = facts.locator("div", has=page.locator("dt:text-is('of it even')")).locator("dd")
     assert [float(text) for text in of_it.all_inner_texts()] == first["reward_parts"]
     page.get_by_label("weight version").check()
@@ -198,9 +198,9 @@ def test_a_rollout_opens_token_by_token(page, run):
 
 
 def test_early_and_late_are_of_one_prompt(page, run, tmp_path):
-    rows = run.rollouts()
+    rows = run.samples()
     prompt = page.locator("#prompt-search").input_value()
-    groups = sorted({(r["step"], r["group_id"]) for r in rows if r["prompt"] == prompt})
+    groups = sorted({(r["step"], r["group"]) for r in rows if r["prompt"] == prompt})
     early, late = groups[0], groups[-1]
     assert late[0] - early[0] >= 6
     headings = texts(page, ".side h3")
@@ -209,7 +209,7 @@ def test_early_and_late_are_of_one_prompt(page, run, tmp_path):
         for name, (step, group) in (("Early", early), ("Late", late))
     ]
     for side, (_, group) in zip(page.locator(".side").all(), (early, late), strict=True):
-        of_group = [r for r in rows if r["group_id"] == group]
+        of_group = [r for r in rows if r["group"] == group]
         expect(side.locator(".mean")).to_contain_text(
             f"mean reward {np.mean([r['reward'] for r in of_group]):.3f} of 4"
         )
@@ -255,13 +255,20 @@ def test_what_prompts_and_completions_say_is_only_text(chromium, tmp_path):
     prompt = make_prompt(evil, id="evil")
     groups = []
     for number in (0, 1):
-        group = make_group(id=number, prompt=prompt, advantages=np.zeros(2))
-        rollouts = tuple(replace(r, text=f"{evil}{r.index}", worker=evil) for r in group.rollouts)
-        groups.append((replace(group, rollouts=rollouts), evil if number else None))
-    for step, judged in enumerate(groups, start=1):
-        path = tmp_path / f"batches/{step:08d}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(samples.to_parquet(step, samples.to_table([judged])))
+        made = (make_sampled(workers=(evil,)) for _ in range(2))
+        episodes = tuple(
+            make_episode(sampled, index=index, prompt=prompt, text=f"{evil}{index}")
+            for index, sampled in enumerate(made)
+        )
+        groups.append(make_group(id=number, prompt=prompt, episodes=episodes))
+    recorded = (
+        samples.of_batch(TrainBatch(1, (groups[0],), (np.zeros(2),))),
+        samples.to_table([Rejected(groups[1], evil)]),
+    )
+    for step, table in enumerate(recorded, start=1):
+        path = tmp_path / journal.samples_name(step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(samples.to_parquet(step, table))
     page, problems = open_page(chromium, write_report(str(tmp_path)))
     assert page.title() == tmp_path.name
     assert page.locator("img").count() == 0

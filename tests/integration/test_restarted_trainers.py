@@ -47,9 +47,9 @@ def test_a_worker_outlives_its_trainer_and_loads_the_new_ones_weights(number):
                 await until(lambda s=seen: two.fleet.workers["w"].last_seen > s)
                 assert two.held("w") == -1 and not worker.engine.asked
             await two.publish(number, restart=True)
-            _, rollouts, _ = await ticket
+            _, samples, _ = await ticket
             assert worker.engine.loads == [7, number] and versions == [number]
-            assert [r.versions.tolist() for r in rollouts] == [[number] * 5] * 2
+            assert [s.versions.tolist() for s in samples] == [[number] * 5] * 2
             await two.publish(number + 1)
             await until(lambda: two.held("w") == number + 1)
             await worker.leave()

@@ -36,13 +36,13 @@ def test_a_run_ends_well_and_says_so(tmp_path):
     # Trainer and engine compute the same bits from the same weights.
     assert all(m["logprob_gap/mean"] == 0 for m in run.steps())
     assert "pass@1" in out and "metrics.jsonl" in out and "continue training" in out
-    rows = run.rollouts()
+    rows = run.samples()
     assert len(rows) == 4 * summary["groups_issued"]
-    assert {r["worker"] for r in rows} <= {"local-0", "local-1"}
+    assert {name for r in rows for name in r["workers"]} <= {"local-0", "local-1"}
     trained = [r for r in rows if r["rejected"] is None]
     # Lockstep: everything that trains at step s was generated with version s - 1.
     assert all(set(r["versions"]) == {r["step"] - 1} for r in trained)
-    by_id = [r["group_id"] for r in trained]
+    by_id = [r["group"] for r in trained]
     assert len(set(by_id)) == 40
 
     status, again = Run(tmp_path, *learns).end()
@@ -66,7 +66,7 @@ def test_a_killed_worker_costs_only_time(tmp_path):
     assert summary["steps"] >= enough
     assert summary["groups_reissued"] > 0
     assert summary["worker_restarts"] == 1
-    again = {r["group_id"] for r in run.rollouts() if r["attempt"] > 1}
+    again = {r["group"] for r in run.samples() if r["attempt"] > 1}
     assert again and len(again) <= summary["groups_reissued"]
 
 
@@ -83,7 +83,7 @@ def test_staleness_never_exceeds_its_bound(tmp_path):
     )
     status, out = run.end()
     assert status == 0, out
-    trained = [r for r in run.rollouts() if r["rejected"] is None]
+    trained = [r for r in run.samples() if r["rejected"] is None]
     seen = {r["step"] - min(r["versions"]) for r in trained}
     assert max(seen) == run.summary()["max_staleness_seen"] <= k
     assert max(seen) > 1  # the run did go off-policy, so the bound was tested
@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_run_continues(tmp_path):
     assert f"resuming after step {done}" in out
     steps = [m["step"] for m in again.steps()]
     assert steps == list(range(1, last + 1))
-    issued = [r["group_id"] for r in again.rollouts() if r["rejected"] is None]
+    issued = [r["group"] for r in again.samples() if r["rejected"] is None]
     assert set(Counter(issued).values()) == {4}
     assert len(set(issued)) == 4 * last  # none trained twice
 
@@ -155,7 +155,7 @@ def test_a_killed_run_continues_with_each_step_once(tmp_path):
     # A step is committed by its checkpoint, which precedes its line in metrics.jsonl.
     assert resumed % 5 == 0 and seen - 10 <= resumed <= seen + 1
     assert [m["step"] for m in again.steps()] == list(steps)
-    trained = Counter(r["step"] for r in again.rollouts() if r["rejected"] is None)
+    trained = Counter(r["step"] for r in again.samples() if r["rejected"] is None)
     assert trained == dict.fromkeys(steps, 16)
     assert len(list((again.dir / "weights").iterdir())) <= 3  # nothing of the killed process
     assert again.summary()["steps"] == steps[-1]
@@ -213,7 +213,7 @@ def test_rewards_that_hang_or_raise_never_stop_a_run(tmp_path):
     status, out = run.end()
     assert status == 0, out
     errors = {}
-    for row in run.rollouts():
+    for row in run.samples():
         if row["reward_error"]:
             errors.setdefault(row["prompt"], set()).add(row["reward_error"])
             assert row["reward"] is None and row["advantage"] is None
@@ -261,5 +261,5 @@ def test_static_workers_join_late_and_drain_on_sigterm(tmp_path):
         status, out = run.end()
         assert status == 130, out
         assert second.wait(DEADLINE_S) == 0, (tmp_path / "late.log").read_text()
-    assert {r["worker"] for r in run.rollouts()} == {"early", "late"}
+    assert {name for r in run.samples() for name in r["workers"]} == {"early", "late"}
     assert run.summary()["groups_reissued"] == 0  # draining finishes what was begun

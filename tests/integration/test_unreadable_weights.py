@@ -27,8 +27,8 @@ def test_a_worker_goes_on_with_the_version_it_holds_while_that_is_enough():
             # After 0.5 s; then the next pause would outlast weights_s; so it begins again.
             await until(lambda: worker.engine.loads.count(2) >= 4)
             assert worker.engine.loads[:3] == [0, 1, 1]
-            _, rollouts, _ = await one.dispatcher.submit(group(0, min_version=1))
-            assert [r.versions.tolist() for r in rollouts] == [[1] * 5] * 2
+            _, samples, _ = await one.dispatcher.submit(group(0, min_version=1))
+            assert [s.versions.tolist() for s in samples] == [[1] * 5] * 2
             assert one.quarantined == [] and one.lost == [] and one.held("w") == 1
             # A group that needs version 2 would wait here in vain.
             worker.engine.length = worker.engine.every = 10**6

@@ -24,7 +24,7 @@ from rlax_plugin.rollouts.fleet import Fleet, FleetListener
 from rlax_plugin.rollouts.fleet import Worker as FleetWorker
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
-from rlax_plugin.types import GroupRequest, Rollout, SamplingParams, WeightVersion
+from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import Member
 from rlax_plugin.worker.serve import work
@@ -54,8 +54,8 @@ class Counting:
         self.version = -1
         self.faults: dict[int, Exception] = {}
         self.loads: list[int] = []
-        self.asked: list[GroupRequest] = []
-        self.last: dict[int, list[Rollout]] = {}  # the newest report of each group
+        self.asked: list[Request] = []
+        self.last: dict[int, list[Sampled]] = {}  # the newest report of each group
         self.cancelled = 0
 
     def health(self) -> dict[str, float]:
@@ -77,41 +77,38 @@ class Counting:
         self.version = loaded.version
 
     async def generate(
-        self, requests: Sequence[GroupRequest], on_group: Callable[[int, list[Rollout]], None]
+        self, requests: Sequence[Request], on_reply: Callable[[Key, list[Sampled]], None]
     ) -> None:
         self.asked += requests
         try:
-            await asyncio.gather(*(self._group(r, on_group) for r in requests))
+            await asyncio.gather(*(self._group(r, on_reply) for r in requests))
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
 
-    async def _group(self, request: GroupRequest, on_group: Callable[..., None]) -> None:
-        versions = [r.versions.tolist() for r in request.resume] or [[] for _ in request.seeds]
+    async def _group(self, request: Request, on_reply: Callable[..., None]) -> None:
+        versions = [s.versions.tolist() for s in request.resume] or [[] for _ in request.seeds]
         done = False
         while not done:
             await asyncio.sleep(TOKEN_S)
             for generated in versions:
                 generated.append(self.version)
             done = min(map(len, versions)) >= self.length
-            rollouts = [
-                self._rollout(request, i, generated, done) for i, generated in enumerate(versions)
+            samples = [
+                self._sampled(request, i, generated, done) for i, generated in enumerate(versions)
             ]
             if done or len(versions[0]) % self.every == 0:
-                self.last[request.group_id] = rollouts
-                on_group(request.group_id, rollouts)
+                self.last[request.key.group] = samples
+                on_reply(request.key, samples)
 
-    def _rollout(
-        self, request: GroupRequest, index: int, generated: list[int], done: bool
-    ) -> Rollout:
-        tokens, logprob = (
+    def _sampled(self, request: Request, index: int, generated: list[int], done: bool) -> Sampled:
+        tokens, logprobs = (
             np.arange(len(generated), dtype=np.int32),
             np.full(len(generated), -1, np.float32),
         )
         tokens[-1:] = STOP if done else tokens[-1:]
         seed, versions = request.seeds[index], np.array(generated, np.int32)
-        reason = "stop" if done else "cancelled"
-        return Rollout(request.group_id, index, seed, tokens, logprob, logprob, versions, reason)
+        return Sampled(seed, tokens, logprobs, versions, "stop" if done else None)
 
 
 class NoBytes:
@@ -150,8 +147,8 @@ class Trainer(FleetListener, Reissuing):
     def worker_quarantined(self, name: str, reason: str) -> None:
         self.quarantined.append((name, reason))
 
-    def reissued(self, request: GroupRequest, reason: str) -> None:
-        self.again.append((request.group_id, request.attempt, reason))
+    def reissued(self, request: Request, reason: str) -> None:
+        self.again.append((request.key.group, request.attempt, reason))
 
     async def publish(self, number: int, restart: bool = False) -> None:
         path = f"/{self.fleet.incarnation}/{number}"
@@ -224,10 +221,11 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-def group(number: int, samples: int = 2, min_version: int = 0) -> GroupRequest:
+def group(number: int, samples: int = 2, min_version: int = 0) -> Request:
     seeds = tuple(range(10 * number, 10 * number + samples))
     sampling = SamplingParams(max_new_tokens=100_000, stop_ids=(STOP,))
-    return GroupRequest(number, 1, np.array([1], np.int32), seeds, sampling, min_version)
+    key, context = Key("train", number), np.array([1], np.int32)
+    return Request(key, 1, context, seeds, sampling, min_version)
 
 
 def run(main: Callable[[], Any]) -> None:

@@ -40,8 +40,8 @@ def test_logprobs_are_the_trainers(dense, temperature, top_k, top_p):
         assert sample.tokens.shape == (NEW,)
         logits = dense.completion_logits(prompt, sample.tokens)
         full, sampled = reference_logprobs(logits, sample.tokens, sampling)
-        np.testing.assert_allclose(sample.logprob_full, full, atol=1e-4)
-        np.testing.assert_allclose(sample.logprob_sampled, sampled, atol=1e-4)
+        np.testing.assert_allclose(sample.logprobs, full, atol=1e-4)
+        np.testing.assert_allclose(sample.truncated_logprobs, sampled, atol=1e-4)
 
 
 def test_every_ring_offset_and_a_full_ring_give_the_trainers_logprobs(dense):
@@ -58,7 +58,7 @@ def test_every_ring_offset_and_a_full_ring_give_the_trainers_logprobs(dense):
     for sample in generated:
         logits = dense.completion_logits(prompt, sample.tokens)
         full, _ = reference_logprobs(logits, sample.tokens, sampling)
-        np.testing.assert_allclose(sample.logprob_full, full, atol=1e-4)
+        np.testing.assert_allclose(sample.logprobs, full, atol=1e-4)
 
 
 def test_a_sample_depends_on_its_seed_only(dense):
@@ -70,8 +70,8 @@ def test_a_sample_depends_on_its_seed_only(dense):
     dense.engine.decode(dense.weights, 3, False)
     crowded = dense.generate([Prefill(first, (4, 3), (77, 78), sampling)])
     np.testing.assert_array_equal(crowded[4].tokens, alone.tokens)
-    np.testing.assert_allclose(crowded[4].logprob_full, alone.logprob_full, atol=1e-5)
-    np.testing.assert_allclose(crowded[4].logprob_sampled, alone.logprob_full, atol=1e-5)
+    np.testing.assert_allclose(crowded[4].logprobs, alone.logprobs, atol=1e-5)
+    np.testing.assert_allclose(crowded[4].truncated_logprobs, alone.logprobs, atol=1e-5)
     assert not np.array_equal(crowded[3].tokens, alone.tokens)
 
 
@@ -83,7 +83,7 @@ def test_a_fresh_start_repeats_bit_for_bit(dense):
     again = dense.generate([request])
     for slot in (0, 1):
         np.testing.assert_array_equal(once[slot].tokens, again[slot].tokens)
-        np.testing.assert_array_equal(once[slot].logprob_full, again[slot].logprob_full)
+        np.testing.assert_array_equal(once[slot].logprobs, again[slot].logprobs)
 
 
 def test_first_tokens_follow_the_model(dense):
@@ -135,8 +135,8 @@ def test_stop_ids_and_greedy(dense):
     logits = dense.completion_logits(prompt, sample.tokens)
     np.testing.assert_array_equal(sample.tokens, logits.argmax(axis=-1))
     at_one = log_softmax(logits)[np.arange(NEW), sample.tokens]
-    np.testing.assert_allclose(sample.logprob_full, at_one, atol=1e-4)
-    np.testing.assert_array_equal(sample.logprob_sampled, 0.0)
+    np.testing.assert_allclose(sample.logprobs, at_one, atol=1e-4)
+    np.testing.assert_array_equal(sample.truncated_logprobs, 0.0)
     stop = int(sample.tokens[3])
     first = int(np.argmax(sample.tokens == stop))
     stopping = SamplingParams(temperature=0.0, max_new_tokens=NEW, stop_ids=(VOCAB + 1, stop))
@@ -153,8 +153,8 @@ def test_swapped_weights_change_later_tokens_only(dense):
     assert dense.engine.decode(dense.weights, 4, False) == []
     (mixed,) = dense.engine.decode(other, 1000, False)
     np.testing.assert_array_equal(mixed.tokens[:5], old.tokens[:5])
-    np.testing.assert_array_equal(mixed.logprob_full[:5], old.logprob_full[:5])
-    assert np.abs(mixed.logprob_full[5:] - old.logprob_full[5:]).max() > 1e-2
+    np.testing.assert_array_equal(mixed.logprobs[:5], old.logprobs[:5])
+    assert np.abs(mixed.logprobs[5:] - old.logprobs[5:]).max() > 1e-2
 
 
 def test_a_router_bias_reaches_the_decode(moe):
@@ -166,10 +166,10 @@ def test_a_router_bias_reaches_the_decode(moe):
     for sample in generated.values():
         logits = moe.completion_logits(prompt, sample.tokens)
         full, _ = reference_logprobs(logits, sample.tokens, sampling)
-        np.testing.assert_allclose(sample.logprob_full, full, atol=1e-4)
+        np.testing.assert_allclose(sample.logprobs, full, atol=1e-4)
     bias = jnp.asarray([9.0, 0.0, 0.0, 9.0]) * jnp.ones_like(moe.weights[name])
     biased = moe.generate([request], moe.weights | {name: bias})
-    assert np.abs(biased[0].logprob_full[0] - generated[0].logprob_full[0]) > 1e-3
+    assert np.abs(biased[0].logprobs[0] - generated[0].logprobs[0]) > 1e-3
 
 
 def assert_names_are_the_trainers(config, engine):

@@ -1,6 +1,7 @@
 """Everything is compiled before the first request: no prompt, sample or version compiles later."""
 
 import asyncio
+import dataclasses
 from contextlib import contextmanager
 
 import jax
@@ -16,7 +17,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.rollouts.slots import Prefill
-from rlax_plugin.types import Canary, GroupRequest, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
 
@@ -158,15 +159,13 @@ def test_an_engine_compiles_nothing_once_a_worker_may_register():
 
     async def generated(requests):
         groups = {}
-        await engine.generate(
-            requests, lambda group_id, generated: groups.update({group_id: generated})
-        )
+        await engine.generate(requests, lambda key, samples: groups.update({key: samples}))
         return groups
 
     def group(number, length, samples, resume=(), **sampling):
         params = SamplingParams(max_new_tokens=NEW, **sampling)
         seeds = tuple(range(samples))
-        return GroupRequest(number, 1, prompt_of(length), seeds, params, 0, resume)
+        return Request(Key("train", number), 1, prompt_of(length), seeds, params, 0, resume)
 
     async def scenario():
         with compilations() as before:
@@ -187,20 +186,17 @@ def test_an_engine_compiles_nothing_once_a_worker_may_register():
                 await take_version(engine, newer)  # they go on, each behind its own tokens
                 assert len(await running) == 2
             halves = tuple(
-                type(r)(
-                    r.group_id,
-                    r.index,
-                    r.seed,
-                    r.tokens[: r.index + 1],
-                    r.logprob_full[: r.index + 1],
-                    r.logprob_sampled[: r.index + 1],
-                    r.versions[: r.index + 1],
-                    "cancelled",
+                dataclasses.replace(
+                    s,
+                    tokens=s.tokens[:length],
+                    logprobs=s.logprobs[:length],
+                    versions=s.versions[:length],
+                    finish=None,
                 )
-                for r in first
+                for length, s in enumerate(first, start=1)
             )
             (again,) = (await generated([group(0, 7, 3, halves)])).values()
-            assert [len(r.tokens) for r in again] == [NEW] * 3
+            assert [len(s.tokens) for s in again] == [NEW] * 3
             await generated([group(5, 9, 1, temperature=0.0), group(6, 19, 4, top_k=3, top_p=0.5)])
             answered = asyncio.Event()
             loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.rollouts.jobs import Job
 from rlax_plugin.rollouts.scheduler import Scheduler
-from rlax_plugin.types import GroupRequest, SamplingParams
+from rlax_plugin.types import Key, Request, SamplingParams
 
 SAMPLING = SamplingParams(max_new_tokens=NEW)
 TRUNCATED = SamplingParams(0.7, 8, 0.95, max_new_tokens=NEW)
@@ -90,7 +90,7 @@ def test_an_interrupted_sample_goes_on_as_if_nothing_had_happened(going_on, othe
     parts = {part.slot: part for part in engine.read([5, 0, 2])}
     for slot, part in parts.items():
         np.testing.assert_array_equal(part.tokens, whole[slot].tokens[: steps + 1])
-        np.testing.assert_array_equal(part.logprob_full, whole[slot].logprob_full[: steps + 1])
+        np.testing.assert_array_equal(part.logprobs, whole[slot].logprobs[: steps + 1])
     engine.release([0, 5, 2])
     # On the same engine in other slots, beside another sample; and on another engine.
     samples = {7: (0, short, 1), 6: (5, short, 2), 0: (2, long, 3)}
@@ -105,7 +105,7 @@ def test_an_interrupted_sample_goes_on_as_if_nothing_had_happened(going_on, othe
         for slot, (was, _, _) in samples.items():
             rest = whole[was].tokens[steps + 1 :]
             np.testing.assert_array_equal(ended[slot].tokens, rest)
-            for name in ("logprob_full", "logprob_sampled"):
+            for name in ("logprobs", "truncated_logprobs"):
                 np.testing.assert_allclose(
                     getattr(ended[slot], name), getattr(whole[was], name)[steps + 1 :], atol=1e-5
                 )
@@ -139,13 +139,13 @@ def test_under_other_weights_it_goes_on_with_their_logprobs(going_on):
     whole = np.concatenate([kept, mixed.tokens])
     logits = going_on.completion_logits(prompt, whole, newer)
     expected, _ = reference_logprobs(logits, whole, SAMPLING)
-    np.testing.assert_allclose(mixed.logprob_full, expected[5:], atol=1e-4)
+    np.testing.assert_allclose(mixed.logprobs, expected[5:], atol=1e-4)
     # Not what follows if the caches of the old weights were kept.
     request = Prefill(prompt, (0,), (4,), SAMPLING)
     going_on.engine.insert(going_on.weights, [request])
     going_on.engine.decode(going_on.weights, 4, False)
     (stale,) = going_on.engine.decode(newer, 1000, False)
-    assert np.abs(stale.logprob_full[5] - mixed.logprob_full[0]) > 1e-2
+    assert np.abs(stale.logprobs[5] - mixed.logprobs[0]) > 1e-2
 
 
 def test_what_leaves_nothing_to_generate_is_rejected(going_on):
@@ -156,8 +156,8 @@ def test_what_leaves_nothing_to_generate_is_rejected(going_on):
             going_on.engine.insert(going_on.weights, [request])
 
 
-def group(group_id, prompt, seeds, sampling=SAMPLING):
-    request = GroupRequest(group_id, 1, prompt, tuple(seeds), sampling)
+def group(number, prompt, seeds, sampling=SAMPLING, purpose="train"):
+    request = Request(Key(purpose, number), 1, prompt, tuple(seeds), sampling)
     return Job(request, deliver=print, fail=print)
 
 
@@ -167,7 +167,7 @@ def generate_all(scheduler, slots, weights, waiting, version=0):
     while waiting or scheduler.active:
         slots.insert(weights, scheduler.plan(waiting, version))
         waiting = [job for job in waiting if job.waiting]
-        order += [job.request.group_id for job in scheduler.advance(weights, bool(waiting))]
+        order += [job.request.key for job in scheduler.advance(weights, bool(waiting))]
     return order
 
 
@@ -181,15 +181,18 @@ def test_interrupted_groups_go_on_under_new_weights(going_on):
     ((_, reported), _) = scheduler.progress([])
     back = scheduler.interrupt(keep_tokens=True)
     assert back == jobs and slots.free_slots == list(range(SLOTS))
-    np.testing.assert_array_equal(back[0].rollouts[2].tokens, reported[2].tokens)
-    assert generate_all(scheduler, slots, newer, back, version=2) == [0, 1]
+    np.testing.assert_array_equal(back[0].samples[2].tokens, reported[2].tokens)
+    assert generate_all(scheduler, slots, newer, back, version=2) == [
+        Key("train", 0),
+        Key("train", 1),
+    ]
     for job, prompt in zip(jobs, prompts, strict=True):
-        for rollout in job.rollouts:
-            assert rollout.versions.tolist() == [1] * 7 + [2] * (NEW - 7)
+        for sampled in job.samples:
+            assert sampled.versions.tolist() == [1] * 7 + [2] * (NEW - 7)
             for weights, generated in ((going_on.weights, slice(7)), (newer, slice(7, NEW))):
-                logits = going_on.completion_logits(prompt, rollout.tokens, weights)
-                expected, _ = reference_logprobs(logits, rollout.tokens, SAMPLING)
-                found = rollout.logprob_full[generated]
+                logits = going_on.completion_logits(prompt, sampled.tokens, weights)
+                expected, _ = reference_logprobs(logits, sampled.tokens, SAMPLING)
+                found = sampled.logprobs[generated]
                 np.testing.assert_allclose(found, expected[generated], atol=1e-4)
 
 
@@ -200,17 +203,22 @@ def test_a_training_group_is_the_same_to_the_bit_whatever_was_generated_before(g
     generate_all(scheduler, slots, weights, [first])
     # Lengths differ, so slots and rings are in any state when the group's turn comes.
     uneven = [SamplingParams(max_new_tokens=3 + 2 * i) for i in range(len(prompts))]
-    before = [group(-1, *each) for each in zip(prompts, [range(3)] * 5, uneven, strict=True)]
-    before += [group(-2, prompts[3], (5,), TRUNCATED), group(3, prompts[2], range(3), uneven[2])]
-    after = [group(-3, prompts[1], (4, 5)), group(8, prompts[4], (6,))]
+    before = [
+        group(number, prompt, range(3), sampling, "evaluate")
+        for number, (prompt, sampling) in enumerate(zip(prompts, uneven, strict=True))
+    ]
+    before += [
+        group(0, prompts[3], (5,), TRUNCATED, "serve"),
+        group(3, prompts[2], range(3), uneven[2]),
+    ]
+    after = [group(5, prompts[1], (4, 5), purpose="evaluate"), group(8, prompts[4], (6,))]
     generate_all(scheduler, slots, random_weights(slots, seed=9), [group(1, prompts[4], range(7))])
     order = generate_all(scheduler, slots, weights, [*before, again, *after])
-    assert order[-4:] == [3, 7, -3, 8]
-    for one, two in zip(first.rollouts, again.rollouts, strict=True):
+    assert order[-4:] == [Key("train", 3), Key("train", 7), Key("evaluate", 5), Key("train", 8)]
+    for one, two in zip(first.samples, again.samples, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
-        for name in ("logprob_full", "logprob_sampled"):
-            bits = [getattr(r, name).view(np.uint32) for r in (one, two)]
-            np.testing.assert_array_equal(*bits)
+        assert not one.side and not two.side  # nothing is truncated
+        np.testing.assert_array_equal(*(s.logprobs.view(np.uint32) for s in (one, two)))
 
 
 def canary(seed=3, length=PROMPT):
@@ -271,7 +279,7 @@ def test_the_canary_does_not_disturb_what_runs(going_on):
     scoring.join(30)
     for generated in ended:
         np.testing.assert_array_equal(generated.tokens, alone[generated.slot].tokens)
-        np.testing.assert_array_equal(generated.logprob_full, alone[generated.slot].logprob_full)
+        np.testing.assert_array_equal(generated.logprobs, alone[generated.slot].logprobs)
     assert len(found) == 20
     for logprobs in found:
         np.testing.assert_array_equal(logprobs, expected)

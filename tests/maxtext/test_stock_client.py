@@ -16,7 +16,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
-from rlax_plugin.types import GroupRequest, SamplingParams, TensorSpec, WeightVersion
+from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
 from rlax_plugin.worker.process import Endpoint
@@ -81,14 +81,15 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client(dense):
 
     async def by_us(channel, prompt) -> list[int]:
         sampling = SamplingParams(temperature=0, max_new_tokens=NEW)
-        spec = request_to_proto(GroupRequest(0, 1, prompt, (5,), sampling))
+        request = Request(Key("train", 0), 1, prompt, (5,), sampling)
         (reply,) = [
             r
             async for r in rpc.RolloutStub(channel).Generate(
-                pb.GenerateRequest(groups=[spec]), timeout=DEADLINE_S
+                pb.GenerateRequest(requests=[request_to_proto(request)]), timeout=DEADLINE_S
             )
         ]
-        return reply_from_proto(reply, "", (5,))[0].tokens.tolist()
+        (one,) = reply_from_proto(reply, request, "", told=(), workers=[()])
+        return one.tokens.tolist()
 
     async def by_jetstream(channel, **content):
         stub = jet_rpc.OrchestratorStub(channel)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import itertools
 import json
 import os
 import shutil
@@ -82,9 +83,10 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 
 def batches(run: Path) -> list[list[dict[str, Any]]]:
-    paths = sorted((run / "batches").glob("*.parquet"))
+    paths = sorted(run.glob("samples/*/*.parquet"))
     tables: list[pa.Table] = [pq.read_table(path) for path in paths]
-    return [table.to_pylist() for table in tables]
+    rows = [row for table in tables for row in table.to_pylist() if row["state"] == "trained"]
+    return [list(batch) for _, batch in itertools.groupby(rows, key=lambda row: row["step"])]
 
 
 def test_the_package_is_small_and_stands_on_the_installed_project_alone(site):
@@ -132,7 +134,7 @@ def test_its_preset_is_what_trains(run):
     for line, batch in zip(metrics(run), batches(run), strict=True):
         groups: dict[int, list[dict[str, Any]]] = {}
         for row in batch:
-            groups.setdefault(row["group_id"], []).append(row)
+            groups.setdefault(row["group"], []).append(row)
         for group in groups.values():  # leave_one_out, without a std
             total = sum(row["reward"] for row in group)
             for row in group:
@@ -142,7 +144,7 @@ def test_its_preset_is_what_trains(run):
         # token_mean of A log pi, on-policy, where no weight is cut and no token vetoed. The DAPO of
         # the config has a ratio in the place of the log-prob, and a loss of -mean(A).
         tokens = sum(len(row["tokens"]) for row in batch)
-        value = sum(row["advantage"] * sum(row["logprob_full"]) for row in batch) / tokens
+        value = sum(row["advantage"] * sum(row["logprobs"]) for row in batch) / tokens
         assert abs(value) > 1e-3
         assert line["learning/loss"] == pytest.approx(-value, abs=1e-5)
         assert line["learning/total_weights"] == line["objective/tokens"] == tokens
@@ -164,7 +166,7 @@ def test_at_the_weights_that_generated_every_ratio_is_1(run):
 def test_the_weights_change_at_every_step(run):
     assert all(line["learning/grad_norm"] > 0.01 for line in metrics(run))
 
-    segments = [json.loads(path.read_text()) for path in sorted((run / "journal").glob("*.json"))]
+    segments = [json.loads(path.read_text()) for path in sorted(run.glob("journal/*/*.json"))]
     events = [event for segment in segments for event in segment["events"]]
     published = [event for event in events if event["event"] == "published"]
     assert [event["version"] for event in published] == [0, 1, 2, 3]

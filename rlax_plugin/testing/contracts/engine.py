@@ -65,9 +65,9 @@ def check_generation(
         (
             scenarios.generates,
             "every sample has a log-prob <= 0 and a version per token, and ends as it says",
-            "return one Rollout per seed in order: int32 tokens below the engine's vocabulary, "
-            "float32 log-probs in nats of the tokens generated, the stop token kept; finish_reason "
-            "'stop' after a stop id, 'length' at max_new_tokens",
+            "return one Sampled per seed in order: int32 tokens below the engine's vocabulary, "
+            "float32 log-probs in nats of the tokens generated, the stop token kept; finish 'stop' "
+            "after a stop id, 'length' at max_new_tokens",
         ),
         (
             scenarios.seeds,

@@ -158,12 +158,12 @@ def run(folder: Path) -> Iterator[Run]:
             losses = "the losses of both workers"
             run.until(lambda: all(f"{name} is gone: " in log(run) for name in WORKERS), losses)
             # Nothing is generated now, so nothing is written there. Any later batch fails.
-            shutil.rmtree(run.dir / "batches")
-            (run.dir / "batches").touch()
+            shutil.rmtree(run.dir / "samples")
+            (run.dir / "samples").touch()
             for worker in workers:
                 worker.send_signal(signal.SIGCONT)
             status, out = run.end()
-            assert status == 1 and "/batches" in out
+            assert status == 1 and "/samples" in out
             yield run
         finally:
             Run.end_all()
@@ -191,7 +191,7 @@ def test_every_hook_of_an_event_is_called_in_the_run(run: Run) -> None:
     assert told.count("]: accepted") >= 4 * steps and "'a' got [" in told
     assert len(re.findall(r": reward [01]\.", told)) == steps and "version 0 is at" in told
     assert [f"{name} is gone: no heartbeat" in told for name in WORKERS] == [True, True]
-    assert told.count("the run failed: ") == 1 and "/batches" in told
+    assert told.count("the run failed: ") == 1 and "/samples" in told
 
 
 def test_the_config_checks(folder: Path) -> None:
