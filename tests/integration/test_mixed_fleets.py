@@ -12,7 +12,11 @@ import processes
 import pytest
 from runs import DEADLINE_S, Run, free_port
 
-STATIC = ("rlax.launcher={name: static}", "rlax.evaluation.problems=0")
+STATIC = (
+    "rlax.launcher={name: static}",
+    "rlax.evaluation.problems=0",
+    "rlax.trainer.learning_rate=1e-6",  # or the task would become too easy for its filter
+)
 
 
 class Fleet:
