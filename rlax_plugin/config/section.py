@@ -78,7 +78,9 @@ class Deadlines(Section):
         "slot, any new token of its engine",
     )
     reward_s: Seconds = Field(
-        default=10.0, description="limit for all rewards of one sample together"
+        default=10.0,
+        description="limit for all rewards of one sample together; a reward that sees the whole "
+        "group has this much time for each of its samples",
     )
     episode_s: Seconds = Field(
         default=120.0,
@@ -198,6 +200,11 @@ class RlaxSection(Section):
         "is scored; other environments call tools, for example, and ask the policy again",
     )
     episodes: Episodes = Episodes()
+    reward_concurrency: PositiveInt = Field(
+        default=32,
+        description="number of samples that async rewards score at the same time in one process; "
+        "other rewards score one at a time",
+    )
     rollouts: Rollouts = Rollouts()
     staleness: Staleness = Staleness()
     curation: Curation = Curation()

@@ -1,54 +1,87 @@
-"""A reward process as the trainer's process holds it: starting it, asking it, ending it."""
+"""A reward process as the trainer's process holds it: starting it, telling it things, ending it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import mmap
 import signal
 import socket
 import sys
-import tempfile
+from collections.abc import Callable
 from typing import Any
 
 from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.rewards.forms import Needs
+from rlax_plugin.rewards.messages import line
 from rlax_plugin.rewards.output import RewardOutput
 from rlax_plugin.rewards.process_tree import kill_tree
+from rlax_plugin.rewards.witness import Witness, shared
 
-_LINE_LIMIT = 1 << 20  # an answer is a few numbers, or an error of one line
+_LONGEST = 1 << 26  # bytes of a line; each job has a bound of its own below that
 _END_S = 10.0  # until a process that was killed is gone
-_GRACE_S = 0.1  # for a line that is there when its deadline has passed
 _HOW_S = 5.0  # until one that sends nothing more has ended, if it does
 NO_ANSWER = "sent something that is not an answer"
 
 
-class EndedError(Exception):
-    """A reward process has ended, or is not to be used any more. Says how."""
+class Lines(asyncio.Protocol):
+    """Lines as they come, and the end of the connection.
+
+    Attributes:
+      take: is given each line.
+      ended: is called once: there are no more, or what came is too long for one.
+      closed: whether that has happened.
+    """
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self.take: Callable[[bytes], None] = lambda one: None
+        self.ended: Callable[[], None] = lambda: None
+        self.closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._rest += data
+        if b"\n" not in data:
+            if len(self._rest) > _LONGEST and self._transport is not None:
+                self._transport.abort()
+            return
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = rest
+        for one in lines:
+            self.take(bytes(one))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self.ended()
 
 
 class RewardProcess:
-    """One reward process; answers one job at a time. It is started again after each ``end``."""
+    """One reward process. It is started again after each ``end``.
+
+    Attributes:
+      lines: what it sends.
+      needs: what its rewards need.
+      witness: what it is at.
+    """
+
+    witness: Witness
 
     def __init__(self, hello: dict[str, Any], output: RewardOutput, startup_s: float):
         self._hello, self._output, self._startup_s = hello, output, startup_s
         self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.Transport | None = None
         self._ended: asyncio.Task[None] | None = None
+        self.lines = Lines()
+        self.needs = Needs()
 
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
-
-    @property
-    def died(self) -> bool:
-        """Whether it has ended although nobody ended it."""
-        return self._process is not None and self._process.returncode is not None
-
-    @property
-    def current(self) -> int:
-        """The number of the reward that it calls, or called last."""
-        return self._current[0]
 
     async def start(self) -> None:
         """Starts it, after what was left of the last one was ended.
@@ -59,11 +92,9 @@ class RewardProcess:
         """
         self.end()
         ours, theirs = socket.socketpair()
-        with theirs, tempfile.TemporaryFile() as shared:
-            shared.write(b"\0")
-            shared.flush()
-            self._current = mmap.mmap(shared.fileno(), 1)
-            descriptors = theirs.fileno(), shared.fileno()
+        with theirs, shared() as memory:
+            self.witness = Witness(memory.fileno())
+            descriptors = theirs.fileno(), memory.fileno()
             process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -76,20 +107,33 @@ class RewardProcess:
                 start_new_session=True,  # a Ctrl-C is the controller's to handle
             )
         self._ended = asyncio.ensure_future(self._end_with_it(process))
-        self._reader, self._writer = await asyncio.open_unix_connection(
-            sock=ours, limit=_LINE_LIMIT
-        )
-        self.ask(self._hello)
+        self.lines = lines = Lines()
+        first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        lines.take = lambda one: None if first.done() else first.set_result(one)
+        lines.ended = lambda: None if first.done() else first.cancel()
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_unix_connection(lambda: lines, sock=ours)
+        self.send(line(self._hello))
         try:
-            await self.line(self._startup_s)
-        except TimeoutError:
+            await asyncio.wait({first}, timeout=self._startup_s)
+            if not first.done():
+                raise DeadlineError(
+                    "starting a reward process", self._startup_s, "rlax.deadlines.startup_s"
+                )
+            self.needs = await self._ready(first)
+        except BaseException:
             self.end()
-            what, key = "starting a reward process", "rlax.deadlines.startup_s"
-            raise DeadlineError(what, self._startup_s, key) from None
-        except (EndedError, ValueError) as error:
-            self.end()
-            how = error if isinstance(error, EndedError) else NO_ANSWER
-            raise RlaxError(f"a reward process {how} before it had started") from None
+            raise
+
+    async def _ready(self, first: asyncio.Future[bytes]) -> Needs:
+        how = NO_ANSWER
+        if first.cancelled():
+            how = await self.how_it_ended()
+        else:
+            with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
+                said = json.loads(first.result())
+                return Needs(*(bool(said[name]) for name in ("group", "tokens", "waits")))
+        raise RlaxError(f"a reward process {how} before it had started")
 
     @staticmethod
     async def _end_with_it(process: asyncio.subprocess.Process) -> None:
@@ -97,27 +141,10 @@ class RewardProcess:
         await process.wait()
         kill_tree(process.pid, gone=True)
 
-    def ask(self, message: dict[str, Any]) -> None:
-        assert self._writer is not None
-        self._writer.write(json.dumps(message).encode() + b"\n")
-
-    async def line(self, deadline_s: float) -> bytes:
-        """The next line that it sends.
-
-        Raises:
-          TimeoutError: it took too long.
-          ValueError: what it sends is no line of an answer's length.
-          EndedError: it has ended.
-        """
-        with contextlib.suppress(ConnectionError):
-            try:
-                line = await asyncio.wait_for(self._reader.readline(), deadline_s)
-            except TimeoutError:
-                # After a pause of this very process the timer may come before a line that is there.
-                line = await asyncio.wait_for(self._reader.readline(), _GRACE_S)
-            if line:
-                return line
-        raise EndedError(await self.how_it_ended())
+    def send(self, data: bytes) -> None:
+        """Sends lines; one that has ended gets none."""
+        if self._transport is not None:
+            self._transport.write(data)
 
     async def how_it_ended(self) -> str:
         """In words; kills it if it lives."""
@@ -136,12 +163,13 @@ class RewardProcess:
 
     def end(self) -> None:
         """Kills it with all that it has started, whatever it is at."""
+        self.lines.take, self.lines.ended = (lambda one: None), (lambda: None)
         process, self._process = self._process, None
-        if process is not None:
-            if process.returncode is None:  # else ``_end_with_it`` does; its pid may be another's
-                kill_tree(process.pid)
-            if self._writer is not None:
-                self._writer.close()
+        if process is not None and process.returncode is None:
+            kill_tree(process.pid)  # else ``_end_with_it`` does; its pid may be another's
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
 
     async def ended(self) -> None:
         """Returns once a process that was killed is gone; 10 s at most."""

@@ -1,138 +1,104 @@
-"""A reward process: scores completions that arrive as JSON lines on a socket of its own.
+"""A reward process: scores and plays episodes that arrive as JSON lines on a socket of its own.
 
-Started by ``RewardPool`` as ``python -m rlax_plugin.rewards.process SOCKET CURRENT``, two
-file descriptors. It is a process of its own so that a reward that hangs, leaks or crashes costs one
-sample and never the run; JSON instead of pickle so that nothing but data crosses the boundary. It
-leads a session and a process group, which ends with it: what a reward starts does not outlive it.
+Started by ``RewardProcess`` as ``python -m rlax_plugin.rewards.process SOCKET WITNESS``, two file
+descriptors. It is a process of its own so that code that hangs, leaks or crashes costs one sample
+and never the run. It leads a session and a process group, which ends with it: what a reward starts
+does not outlive it.
+
+Three threads: one reads, the main one calls functions one at a time (signals and many libraries
+want the main one), and an event loop runs async rewards and environments, many at a time.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import mmap
 import os
-import queue
 import socket
 import sys
 import threading
-import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.ports.protocols import BuildContext, Reward
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.rewards.forms import Needs, form_of
+from rlax_plugin.rewards.main_thread import MainThread
+from rlax_plugin.rewards.messages import ON_LOOP, line
 from rlax_plugin.rewards.process_tree import kill_tree
-from rlax_plugin.text.harmless import harmless, one_line
-from rlax_plugin.types import Prompt
+from rlax_plugin.rewards.scoring import Failures
+from rlax_plugin.rewards.stepping import loop_with
+from rlax_plugin.rewards.waiting_jobs import WaitingJobs
+from rlax_plugin.rewards.witness import Witness
 
-_MOST_TRACEBACKS = 20  # a reward that always fails must not fill the disk
-_LONGEST_TRACEBACK = 10_000  # characters, of its end
+
+class Connection:
+    """The way to the trainer, for all threads."""
+
+    def __init__(self, descriptor: int):
+        # Neither what a reward starts nor what it forks may hold the way on which jobs come.
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        os.register_at_fork(after_in_child=self._let_go)
+        self._lock = threading.Lock()
+        self.lines: IO[bytes] = self._socket.makefile("rb")
+
+    def _let_go(self) -> None:
+        if self._socket.fileno() >= 0:
+            os.close(self._socket.detach())
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._socket.sendall(line(message))
 
 
-def _said(error: BaseException) -> str:
-    """What an exception says, which may fail in its turn."""
+def _read(lines: IO[bytes], take: Callable[[bytes], None]) -> None:
     try:
-        return one_line(f"{type(error).__name__}: {error}")
-    except Exception as failed:  # noqa: BLE001  code of the reward, which may raise anything
-        return f"{type(error).__name__}, which cannot be shown: {type(failed).__name__}"
-
-
-def _log(prompt: Prompt, error: BaseException) -> None:
-    try:
-        lines = "".join(traceback.format_exception(error))
-    except Exception as failed:  # noqa: BLE001  as above
-        lines = f"{type(error).__name__}, which cannot be shown: {type(failed).__name__}\n"
-    shown = harmless(lines[-_LONGEST_TRACEBACK:])
-    print(f"a reward failed on prompt {prompt.id}:\n{shown}", end="", file=sys.stderr, flush=True)
-
-
-def _score(
-    rewards: list[Reward],
-    prompt: Prompt,
-    text: str,
-    shown: set[tuple[str, str, int | None]],
-    current: Any = bytearray(1),  # noqa: B008  nobody reads this one
-) -> dict[str, Any]:
-    """One answer.
-
-    Args:
-      shown: type, file and line of each error whose traceback is in the log; is added to.
-      current: its first byte is set to the number of the reward that is being called.
-    """
-    try:
-        parts = []
-        for number, reward in enumerate(rewards):
-            current[0] = min(number, 255)
-            parts.append(float(reward(prompt, text)))
-        value = float(sum(parts))
-        if not math.isfinite(value):
-            raise ValueError(f"the reward is {value}")
-        return {"reward": value, "parts": parts}
-    # A failure is data here: it travels to the record. sys.exit is one, too.
-    except BaseException as error:  # noqa: BLE001
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        kind = type(error).__name__, where.filename, where.lineno
-        if kind not in shown and len(shown) < _MOST_TRACEBACKS:
-            shown.add(kind)
-            _log(prompt, error)
-        return {"error": f"{_said(error)} (line {where.lineno} of {one_line(where.name, 100)})"}
-
-
-def _read(jobs: IO[str], lines: queue.SimpleQueue[str]) -> None:
-    try:
-        for line in jobs:
-            lines.put(line)
+        for one in lines:
+            take(one)
     finally:
         # The run is over, however it ended; if it was killed with answers unread, the connection is
         # reset. Neither a reward that hangs stays behind nor what it began.
         kill_tree(os.getpid())
 
 
-def _let_go(connection: socket.socket) -> None:
-    if connection.fileno() >= 0:
-        os.close(connection.detach())
-
-
 def main() -> None:
     descriptor, shared = map(int, sys.argv[1:])
-    # Neither what a reward starts nor what it forks may hold the way on which jobs come.
-    os.set_inheritable(descriptor, False)
-    connection = socket.socket(fileno=descriptor)
-    os.register_at_fork(after_in_child=lambda: _let_go(connection))
-    current = mmap.mmap(shared, 1)
+    connection, witness = Connection(descriptor), Witness(shared)
     os.close(shared)
-    jobs = connection.makefile("r", encoding="utf-8")
-
-    def answer(message: dict[str, Any]) -> None:
-        connection.sendall(json.dumps(message).encode() + b"\n")
-
     sys.stdout = sys.stderr  # which holds nothing back: a reward that hangs is killed
-    start = json.loads(jobs.readline())
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(jobs, lines), daemon=True).start()
+    start = json.loads(connection.lines.readline())
+    failures = Failures()
+    main_thread = MainThread(connection.send, witness, failures)
+    waiting: WaitingJobs | None = None
+
+    def take(one: bytes) -> None:
+        if one.startswith(ON_LOOP):
+            assert waiting is not None  # else no such job is sent
+            loop.call_soon_threadsafe(waiting.take, one[len(ON_LOOP) :])
+        else:
+            main_thread.take(one)
+
+    threading.Thread(target=_read, args=(connection.lines, take), daemon=True).start()
     section = RlaxSection.model_validate(start["section"])
     context = BuildContext(run_dir=Path(start["run_dir"]), seed=section.seed, section=section)
     rewards = [
         build_part("reward", choice, f"{start['key']}.{i}", context)
         for i, choice in enumerate(section.rewards)
     ]
-    answer({"ready": True})
-    shown: set[tuple[str, str, int | None]] = set()
-    while True:
-        job = json.loads(lines.get())
-        prompt = Prompt(
-            id=job["prompt_id"],
-            tokens=np.array(job["prompt_tokens"], dtype=np.int32),
-            text=job["prompt_text"],
-            reference=job["reference"],
-        )
-        for sample, text in enumerate(job["completions"]):
-            found = _score(rewards, prompt, text, shown, current)
-            answer({"job": job["job"], "sample": sample, **found})
+    forms = [form_of(reward) for reward in rewards]
+    needs = Needs.of(forms)
+    environment = None
+    if section.several_turns:
+        key = "rlax.environment"
+        environment = build_part("environment", section.environment, key, context)
+    if needs.waits or environment is not None:
+        loop = loop_with(witness)
+        waiting = WaitingJobs(loop, forms, environment, main_thread, connection.send, failures)
+    connection.send({"ready": True, **asdict(needs)})
+    main_thread.run(forms)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Fleet:
 
     def generated(self) -> dict[str, int]:
         """Worker -> groups that trained."""
-        rows = self.run.samples()
+        rows = self.run.trained()
         groups = {(name, row["group"]) for row in rows for name in row["workers"]}
         return {name: sum(one == name for one, _ in groups) for name, _ in groups}
 

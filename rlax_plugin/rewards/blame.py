@@ -1,0 +1,129 @@
+"""Who is to blame for a reward process that has ended, and when a run has no use in going on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.rewards.handle import NO_ANSWER
+from rlax_plugin.rewards.jobs import Job
+from rlax_plugin.rewards.runner import Runner
+
+_MOST_IN_VAIN, _MOST_IN_VAIN_AT_FIRST, _PROMPTS_IN_VAIN = 40, 8, 3
+"""The run ends after so many processes in a row that ended, or were killed, without a result
+between them: once there has been one; before that; and how many prompts it must concern, as a
+single one may be at fault."""
+
+
+class Blame:
+    """Judges what jobs have done to their processes.
+
+    Args:
+      processes: how many there are.
+      names: of the rewards, for messages; ``environment`` is that of the environment.
+      log: the file that has what rewards print, for messages.
+      note: see ``RewardPool``.
+
+    Attributes:
+      replaced: see ``RewardPool``.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        names: Sequence[str],
+        environment: str,
+        log: Path,
+        note: Callable[[str], None],
+    ):
+        self._processes, self._names, self._environment = processes, names, environment
+        self._log, self._note = log, note
+        self._slowest_s = 0.0  # of the answers so far
+        self._succeeded = False
+        self._in_vain: list[str] = []  # prompts whose jobs ended processes since the last result
+        self.replaced = 0
+
+    def done(self, job: Job) -> None:
+        """A job has ended as it should."""
+        if job.late is None:
+            self._slowest_s = max(self._slowest_s, job.clock.used_s)
+        if job.succeeded:
+            self._succeeded = True
+            self._in_vain.clear()
+
+    def late(self, job: Job, runner: Runner) -> DeadlineError:
+        """What to say of a job whose time is over."""
+        slowest = f"{self._slowest_s:.2g} s" if self._slowest_s else "none"
+        what = f"{self._name(job, runner)} (slowest answer so far: {slowest})"
+        return DeadlineError(what, job.limit_s, job.limit_key)
+
+    def _name(self, job: Job, runner: Runner) -> str:
+        """What a process runs for a job; it is the only witness, and so it is not trusted."""
+        if job.plays:
+            return self._environment
+        number = job.reward if job.on_loop else runner.process.witness.reward
+        return self._names[min(number, len(self._names) - 1)]
+
+    def verdicts(
+        self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]
+    ) -> Mapping[Job, RlaxError]:
+        """The jobs that fail, with the reason; marks others that are suspected.
+
+        A job is to blame if nothing else can have ended the process: if it was started for this
+        job, or if it happens again to the same job.
+
+        Args:
+          how, ended: see ``Owner.gone``.
+
+        Raises:
+          RlaxError: jobs do nothing but end processes.
+        """
+        verdicts: dict[Job, RlaxError] = {}
+        said = self._said(runner, how, ended)
+        if isinstance(how, DeadlineError):
+            verdicts = dict.fromkeys(ended, how)
+            if ended[0].abandoned:
+                return verdicts
+        else:
+            for job in ended:
+                if job.deaths or runner.begun == 1:
+                    verdicts[job] = RlaxError(said)
+                job.deaths += 1
+                job.alone = job.alone or len(ended) > 1
+        on = f", on prompt {ended[0].prompt.id}" if ended else ""
+        self.replace(f"{said}{on}")
+        if ended:
+            self._count(ended[0].prompt.id, said)
+        return verdicts
+
+    def _said(self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]) -> str:
+        if isinstance(how, DeadlineError):
+            return str(how)
+        if not ended:
+            return f"an idle reward process {how}"
+        names = dict.fromkeys(self._name(job, runner) for job in ended)
+        if how == NO_ANSWER and not any(job.plays for job in ended):
+            # It runs on, perhaps in another reward by now, so that the culprit is not known.
+            names = dict.fromkeys(self._names)
+        return f"the reward process of {', '.join(names)} {how}"
+
+    def replace(self, why: str) -> None:
+        """Counts a process that has to be replaced, and says so."""
+        self.replaced += 1
+        if self.replaced & (self.replaced - 1) == 0:  # 1, 2, 4, 8, ...: at once, and not too often
+            self._note(
+                f"{why}; another one is started ({self.replaced} so far; {self._log} holds "
+                "what they printed)"
+            )
+
+    def _count(self, prompt_id: str, said: str) -> None:
+        self._in_vain.append(prompt_id)
+        most = _MOST_IN_VAIN if self._succeeded else _MOST_IN_VAIN_AT_FIRST
+        most *= self._processes  # processes that wait for one judge expire together
+        if len(self._in_vain) >= most and len(set(self._in_vain)) >= _PROMPTS_IN_VAIN:
+            raise RlaxError(
+                f"{said}; reward processes ended {len(self._in_vain)} times in a row "
+                "and no sample got a reward: fix that reward (its output is in "
+                f"{self._log})"
+            )

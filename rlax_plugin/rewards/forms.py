@@ -1,0 +1,69 @@
+"""What a reward looks like from outside: which of its methods scores, and whether it is async."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlax_plugin.types import Episode, Prompt
+
+What = Literal["text", "episode", "group"]
+_METHODS: tuple[tuple[What, str], ...] = (("group", "score_group"), ("episode", "score"))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a reward is called.
+
+    Attributes:
+      what: it sees the text of an episode, the episode, or all episodes of a prompt at once.
+      method: takes the prompt, and that.
+      waits: whether it is an ``async`` function, of which many run at a time.
+    """
+
+    what: What
+    method: Callable[..., Any]
+    waits: bool
+
+    def arguments(self, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
+        """To score one episode with."""
+        return prompt, episode.text if self.what == "text" else episode
+
+
+def form_of(reward: Any) -> Form:
+    """The form of a reward: ``score_group``, ``score``, or the reward itself if it has neither."""
+    for what, name in _METHODS:
+        if callable(method := getattr(reward, name, None)):
+            return Form(what, method, _waits(method))
+    return Form("text", reward, _waits(reward))
+
+
+def _waits(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  of an object, it is what is called
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the rewards of a process need, as it says once it has started.
+
+    Attributes:
+      group: they see all episodes of a prompt at once.
+      tokens: they see tokens.
+      waits: one of them is async.
+    """
+
+    group: bool = False
+    tokens: bool = False
+    waits: bool = False
+
+    @classmethod
+    def of(cls, forms: Sequence[Form]) -> Needs:
+        return cls(
+            group=any(form.what == "group" for form in forms),
+            tokens=any(form.what != "text" for form in forms),
+            waits=any(form.waits for form in forms),
+        )

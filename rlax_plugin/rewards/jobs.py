@@ -1,0 +1,212 @@
+"""What reward processes are asked for: to score a sample (or a group), or to play an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlax_plugin.errors import DeadlineError
+from rlax_plugin.rewards.messages import (
+    LONGEST,
+    episode_to,
+    lengths_of,
+    prompt_to,
+    score_from,
+)
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.types import Episode, Prompt, Score, Unscored
+
+LONGEST_ERROR = 1200  # characters; the process has cut it already
+Send = Callable[[Mapping[str, Any]], None]
+
+
+class Clock:
+    """The time that a job may take, which stops while it waits for something that is not its own.
+
+    Args:
+      expired: is called when the time is over.
+    """
+
+    def __init__(self, limit_s: float, expired: Callable[[], None]):
+        self._limit_s, self._expired = limit_s, expired
+        self._used_s = 0.0
+        self._since_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._since_s is not None
+
+    @property
+    def used_s(self) -> float:
+        return self._used_s + (0.0 if self._since_s is None else time.monotonic() - self._since_s)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._limit_s - self.used_s)
+
+    def go(self) -> None:
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.left_s, self._expired)
+
+    def stop(self) -> None:
+        self._used_s, self._since_s = self.used_s, None
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Turn:
+    """The place of a group in the line.
+
+    Attributes:
+      order: the lowest one is next.
+    """
+
+    def __init__(self, order: int):
+        self.order = order
+
+
+class Job:
+    """Something that one process does for one prompt.
+
+    Attributes:
+      on_loop: whether it runs on the process's event loop, beside others.
+      limit_s: the time that it may take, and ``limit_key`` where the config says so.
+      number: of this attempt; 0 while it waits for a process.
+      clock: of this attempt.
+      reward: the number of the reward that it calls on the event loop.
+      deaths: how often a process has ended while it ran there.
+      alone: it must have a process to itself, because one has ended and several may have done it.
+      late: why it is being cancelled.
+      cancelling: the process has said that it is being cancelled.
+      abandoned: its result is not wanted any more.
+      turn, place: the place of its group in the line, and its own in the group.
+    """
+
+    limit_key = "rlax.deadlines.reward_s"
+    plays = False
+
+    def __init__(self, prompt: Prompt, limit_s: float, *, on_loop: bool):
+        self.prompt, self.limit_s, self.on_loop = prompt, limit_s, on_loop
+        self.clock = Clock(limit_s, lambda: None)
+        self.turn, self.place = Turn(0), 0
+        self.deaths = self.number = 0
+        self.alone = self.abandoned = False
+        self.begin(0, lambda: None, lambda message: None)
+
+    def begin(self, number: int, expired: Callable[[], None], send: Send) -> None:
+        """A process gets it; once more, perhaps."""
+        self.clock.stop()
+        self.number, self.clock, self._send = number, Clock(self.limit_s, expired), send
+        self.reward = 0
+        self.late: DeadlineError | None = None
+        self.cancelling = False
+
+    def __lt__(self, other: Job) -> bool:
+        return (self.turn.order, self.place) < (other.turn.order, other.place)
+
+    def message(self, *, with_prompt: bool) -> dict[str, Any]:
+        """What the process is told."""
+        raise NotImplementedError
+
+    def take(self, message: Mapping[str, Any], size: int) -> bool:
+        """Takes what the process says; whether it has done the job.
+
+        Raises:
+          ValueError, TypeError, LookupError: that is no answer.
+        """
+        raise NotImplementedError
+
+    def fail(self, reason: str) -> None:
+        """It ends without a result, for a reason in one line."""
+        raise NotImplementedError
+
+    def fail_run(self, error: Exception) -> None:
+        """The run ends."""
+        raise NotImplementedError
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it has a result that is no failure."""
+        raise NotImplementedError
+
+
+class Scores:
+    """The scores of one group, job by job.
+
+    Attributes:
+      all: is done once each episode has a score, or a reason why it has none.
+    """
+
+    def __init__(self, episodes: int):
+        self._found: list[Score | Unscored | None] = [None] * episodes
+        self._left = episodes
+        self.all: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+    def put(self, first: int, scores: Sequence[Score | Unscored]) -> None:
+        self._found[first : first + len(scores)] = scores
+        self._left -= len(scores)
+        if not self._left and not self.all.done():
+            self.all.set_result(self._found)
+
+
+class ScoreJob(Job):
+    """Scores some episodes of a prompt.
+
+    Args:
+      scores: get what it finds, from place ``first`` on.
+      rewards: how many there are.
+      tokens: whether they see tokens.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        episodes: Sequence[Episode],
+        scores: Scores,
+        first: int,
+        *,
+        reward_s: float,
+        rewards: int,
+        tokens: bool,
+        on_loop: bool,
+    ):
+        super().__init__(prompt, reward_s * len(episodes), on_loop=on_loop)
+        self._episodes, self.scores, self._first = episodes, scores, first
+        self._rewards, self._tokens = rewards, tokens
+        self._succeeded = False
+
+    def message(self, *, with_prompt: bool) -> dict[str, Any]:
+        episodes = [episode_to(one, self.prompt, self._tokens) for one in self._episodes]
+        message = {"job": self.number, "episodes": episodes}
+        return message | {"prompt": prompt_to(self.prompt)} if with_prompt else message
+
+    def take(self, message: Mapping[str, Any], size: int) -> bool:
+        found: list[Score | Unscored] = []
+        for episode, said in zip(self._episodes, message["scores"], strict=True):
+            lengths = lengths_of(episode)
+            size -= LONGEST + 16 * sum(lengths)
+            if "error" in said:
+                found.append(Unscored(one_line(said["error"], LONGEST_ERROR)))
+            else:
+                found.append(score_from(said, self._rewards, lengths))
+        if size > 0:
+            raise ValueError("an answer is too long")
+        self._succeeded = any(isinstance(one, Score) for one in found)
+        self.scores.put(self._first, found)
+        return True
+
+    def fail(self, reason: str) -> None:
+        self.scores.put(self._first, [Unscored(reason)] * len(self._episodes))
+
+    def fail_run(self, error: Exception) -> None:
+        if not self.scores.all.done():
+            self.scores.all.set_exception(error)
+
+    @property
+    def succeeded(self) -> bool:
+        return self._succeeded

@@ -1,0 +1,225 @@
+"""What travels between the trainer and a reward process, as JSON: nothing but data crosses.
+
+Whatever a process sends is checked where it is read (``checked``), by the same rules by which the
+process itself checks what a reward has returned.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.ports.environment import Answer
+from rlax_plugin.types import (
+    EMPTY,
+    Episode,
+    Prompt,
+    Sampled,
+    Score,
+    Trajectory,
+    Turn,
+)
+
+LONGEST = 1 << 20
+"""Bytes of a message of an environment, and of a sample's answer without its token rewards."""
+
+ON_LOOP = b"~"
+"""Begins a line that is for the event loop of a reward process, and not for its main thread."""
+
+MOST_METRICS = 32
+_LONGEST_NAME = 64
+_NONE = np.zeros(0, np.float32), np.zeros(0, np.int32)  # log-probs, versions
+
+
+def line(message: Mapping[str, Any]) -> bytes:
+    """A message as it travels."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def packed(array: Any, dtype: str) -> str:
+    """Numbers as text: a third of the time and size of a JSON list."""
+    return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode()
+
+
+def unpacked(text: str, dtype: str) -> np.ndarray:
+    """What ``packed`` was given.
+
+    Raises:
+      ValueError: it is no such text.
+    """
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype).copy()
+
+
+def prompt_to(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as JSON."""
+    return {
+        "id": prompt.id,
+        "tokens": packed(prompt.tokens, "<i4"),
+        "text": prompt.text,
+        "reference": prompt.reference,
+        "metadata": dict(prompt.metadata),
+    }
+
+
+def prompt_from(message: Mapping[str, Any]) -> Prompt:
+    """What ``prompt_to`` was given."""
+    return Prompt(**{**message, "tokens": unpacked(message["tokens"], "<i4")})
+
+
+def without_logprobs(episode: Episode) -> Episode:
+    """An episode as rewards see it: its tokens, turns and texts, and how each turn ended.
+
+    Log-probs, versions, seeds, workers and side channels are left out: their arrays are empty.
+    """
+    return Episode(
+        index=episode.index,
+        trajectories=tuple(
+            Trajectory(tuple(_turn(t.given, t.sampled.tokens, t.sampled.finish) for t in one.turns))
+            for one in episode.trajectories
+        ),
+        text=episode.text,
+        ended=episode.ended,
+        texts=episode.texts,
+    )
+
+
+def _turn(given: np.ndarray, tokens: np.ndarray, finish: Any) -> Turn:
+    return Turn(given, Sampled(0, tokens, *_NONE, finish))
+
+
+def episode_to(episode: Episode, prompt: Prompt, tokens: bool) -> dict[str, Any]:
+    """An episode as JSON; its tokens only if they are asked for, their numbers in any case."""
+    shown: dict[str, Any] = {
+        "index": episode.index,
+        "text": episode.text,
+        "ended": episode.ended,
+        "lengths": lengths_of(episode),
+    }
+    if tokens:
+        shown["texts"] = episode.texts
+        shown["trajectories"] = [
+            [
+                {
+                    "given": None if turn.given is prompt.tokens else packed(turn.given, "<i4"),
+                    "tokens": packed(turn.sampled.tokens, "<i4"),
+                    "finish": turn.sampled.finish,
+                }
+                for turn in one.turns
+            ]
+            for one in episode.trajectories
+        ]
+    return shown
+
+
+def episode_from(message: Mapping[str, Any], prompt: Prompt) -> Episode:
+    """What ``episode_to`` was given, without log-probs; no trajectories if it has no tokens."""
+
+    def turn(one: Mapping[str, Any]) -> Turn:
+        given = prompt.tokens if one["given"] is None else unpacked(one["given"], "<i4")
+        return _turn(given, unpacked(one["tokens"], "<i4"), one["finish"])
+
+    trajectories = message.get("trajectories", ())
+    return Episode(
+        index=message["index"],
+        trajectories=tuple(Trajectory(tuple(map(turn, turns))) for turns in trajectories),
+        text=message["text"],
+        ended=message["ended"],
+        texts=tuple(message.get("texts", ())),
+    )
+
+
+def lengths_of(episode: Episode) -> list[int]:
+    """Sampled tokens of each turn."""
+    return [len(sampled.tokens) for sampled in episode.sampled]
+
+
+def answer_to(answer: Answer) -> dict[str, Any]:
+    """An answer of the policy as JSON."""
+    return {"tokens": packed(answer.tokens, "<i4"), "text": answer.text, "finish": answer.finish}
+
+
+def answer_from(message: Mapping[str, Any]) -> Answer:
+    """What ``answer_to`` was given."""
+    return Answer(unpacked(message["tokens"], "<i4"), message["text"], message["finish"])
+
+
+def score_to(score: Score) -> dict[str, Any]:
+    """A score as JSON."""
+    shown: dict[str, Any] = {"total": score.total, "parts": score.parts}
+    if score.metrics:
+        shown["metrics"] = dict(score.metrics)
+    if score.token_rewards:
+        shown["tokens"] = [packed(one, "<f8") for one in score.token_rewards]
+    return shown
+
+
+def score_from(message: Mapping[str, Any], rewards: int, lengths: Sequence[int]) -> Score:
+    """What ``score_to`` was given, if it is a score.
+
+    Args:
+      rewards: how many there are.
+      lengths: sampled tokens of each turn.
+
+    Raises:
+      ValueError, TypeError, LookupError: it is not.
+    """
+    parts = tuple(map(float, message["parts"]))
+    found = [unpacked(one, "<f8") for one in message.get("tokens", ())]
+    if len(parts) != rewards or not all(map(math.isfinite, parts)):
+        raise ValueError(f"{len(parts)} parts of {rewards} rewards")
+    score = checked(message["total"], message.get("metrics", EMPTY), found, lengths)
+    return Score(score.total, parts, score.metrics, score.token_rewards)
+
+
+def checked(
+    total: Any, metrics: Any, token_rewards: Sequence[Any], lengths: Sequence[int]
+) -> Score:
+    """A score without parts, if it is one.
+
+    Raises:
+      ValueError, TypeError: it is not; says why.
+    """
+    total = float(total)
+    if not math.isfinite(total):
+        raise ValueError(f"the reward is {total}")
+    of_turns = [np.asarray(one, np.float64) for one in token_rewards]
+    if of_turns and [one.shape for one in of_turns] != [(length,) for length in lengths]:
+        raise ValueError(
+            f"token_rewards have the shapes {[one.shape for one in of_turns][:8]}, but the turns' "
+            f"sampled tokens are {list(lengths)[:8]}"
+        )
+    if not all(np.isfinite(one).all() for one in of_turns):
+        raise ValueError("token_rewards are not all finite")
+    return Score(total, (), checked_metrics(metrics), tuple(of_turns))
+
+
+def checked_metrics(metrics: Any) -> Mapping[str, float]:
+    """Figures by name, if they are some.
+
+    Raises:
+      ValueError, TypeError: they are not; says why.
+    """
+    if not metrics:
+        return EMPTY
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics are a {type(metrics).__name__}, and must be a mapping")
+    if len(metrics) > MOST_METRICS:
+        raise ValueError(f"there are {len(metrics)} metrics, and may be {MOST_METRICS}")
+    found = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise TypeError(f"a metric's name is a {type(name).__name__}, and must be text")
+        if not 0 < len(name) <= _LONGEST_NAME or "/" in name or not name.isprintable():
+            raise ValueError(
+                f"a metric has the name {name[:100]!r}: it must be of 1 to {_LONGEST_NAME} "
+                "printable characters without a slash"
+            )
+        found[name] = float(value)
+        if not math.isfinite(found[name]):
+            raise ValueError(f"metric {name!r} is {found[name]}")
+    return found

@@ -1,0 +1,111 @@
+"""Inside a reward process: an environment's session, whose other side is in the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.ports.environment import Answer, EpisodeLimit, Outcome
+from rlax_plugin.rewards.messages import (
+    LONGEST,
+    answer_from,
+    checked_metrics,
+    line,
+    packed,
+)
+from rlax_plugin.types import Prompt
+
+Send = Callable[[Mapping[str, Any]], None]
+
+
+class ProcessSession:
+    """A ``Session`` that asks the trainer.
+
+    Args:
+      message: what the trainer said of the episode so far.
+      send: sends a message of this job.
+    """
+
+    def __init__(self, message: Mapping[str, Any], send: Send):
+        self._send = send
+        self._calls = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._see(message)
+
+    def _see(self, message: Mapping[str, Any]) -> None:
+        self.turns_left: int = message["turns_left"]
+        self.tokens_left: int = message["tokens_left"]
+        self._last = answer_from(message["answer"])
+        if not hasattr(self, "answer"):
+            self.answer = self._last
+
+    @property
+    def text(self) -> str:
+        """What the last answer says."""
+        return self._last.text
+
+    async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+        said = await self._ask({"sample": _given(given), "trajectory": int(trajectory)})
+        self._see(said)
+        return self._last
+
+    async def begin(self, context: Sequence[int] | str) -> int:
+        return (await self._ask({"begin": _given(context)}))["trajectory"]
+
+    async def _ask(self, question: dict[str, Any]) -> Mapping[str, Any]:
+        number = next(self._calls)
+        question["call"] = number
+        if (size := len(line(question))) > LONGEST:
+            raise ValueError(f"{size} bytes are too long for one turn: {LONGEST} are the most")
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(question)
+            said = await asked
+        finally:
+            del self._asked[number]
+        if "limit" in said:
+            raise EpisodeLimit(said["limit"])
+        if "wrong" in said:
+            raise ValueError(said["wrong"])
+        return said
+
+    def told(self, message: Mapping[str, Any]) -> None:
+        """The trainer has answered one of the questions."""
+        asked = self._asked.get(message["call"])
+        if asked is not None and not asked.done():
+            asked.set_result(message)
+
+
+def _given(given: Sequence[int] | str) -> Any:
+    return given if isinstance(given, str) else {"tokens": packed(_tokens(given), "<i4")}
+
+
+def _tokens(given: Sequence[int]) -> np.ndarray:
+    tokens = np.asarray(given)
+    whole = not tokens.size or np.issubdtype(tokens.dtype, np.integer)
+    if tokens.ndim != 1 or not whole or np.any(tokens != tokens.astype(np.int32)):
+        raise ValueError("what is given must be text, or a list of token ids")
+    return tokens.astype(np.int32)
+
+
+async def outcome_of(environment: Any, prompt: Prompt, session: ProcessSession) -> dict[str, Any]:
+    """Plays an episode; its outcome as JSON. Raises what the environment raises."""
+    try:
+        outcome = await environment.play(prompt, session)
+    except EpisodeLimit:
+        outcome = Outcome(ended="cut")
+    if not isinstance(outcome, Outcome):
+        raise TypeError(f"play returned a {type(outcome).__name__}, and must return an Outcome")
+    shown = {
+        "text": session.text if outcome.text is None else str(outcome.text),
+        "rewards": [float(reward) for reward in outcome.rewards],
+        "ended": str(outcome.ended),
+        "metrics": dict(checked_metrics(outcome.metrics)),
+    }
+    if (size := len(line(shown))) > LONGEST:
+        raise ValueError(f"its outcome has {size} bytes, and may have {LONGEST}")
+    return shown

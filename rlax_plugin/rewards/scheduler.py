@@ -1,0 +1,246 @@
+"""Gives jobs to reward processes, starts processes again, and judges what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlax_plugin.errors import DeadlineError, RlaxError
+from rlax_plugin.rewards.blame import Blame
+from rlax_plugin.rewards.jobs import Job, Turn
+from rlax_plugin.rewards.runner import Runner
+
+_STARTS = 3
+"""Attempts to start a process before the run ends. No sample is to blame if one does not start."""
+
+_AHEAD_S, _MOST_AHEAD = 0.005, 16
+"""Jobs are sent ahead of the one that a main thread runs: so many seconds' worth of them, judged by
+the slowest of late, and so many at most."""
+_QUICK_S = 0.001
+"""A process that has less to do than this gets the next job as well: to wake another costs more."""
+
+_CLOSED = "the pool of reward processes is closed"
+
+
+class Scheduler:
+    """Spreads jobs over processes, the oldest group first.
+
+    Args:
+      concurrency: async rewards at a time in one process.
+      log: the file that has what rewards print, for messages.
+      note: see ``RewardPool``.
+
+    Attributes:
+      runners: the processes.
+      blame: judges what ends them.
+    """
+
+    runners: Sequence[Runner] = ()
+    blame: Blame
+
+    def __init__(self, concurrency: int, log: Path, note: Callable[[str], None]):
+        self._concurrency, self._log, self._note = concurrency, log, note
+        self._waiting: list[Job] = []  # a heap
+        self._plays: deque[Job] = deque()
+        self._alone: deque[Job] = deque()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._orders = itertools.count()
+        self._soon = False  # whether a pump is under way
+        self._failure: RlaxError | None = None
+        self._lately_s: float | None = None  # the slowest job on a main thread of late
+
+    async def start(self) -> None:
+        """Starts all processes; see ``RewardPool.start``."""
+        # All of them to their end: ``close`` does not know of one that is only being started.
+        starts = (runner.start() for runner in self.runners)
+        for error in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(error, RlaxError):
+                raise self._not_started(error) from error
+            if error is not None:
+                raise error
+
+    def _not_started(self, error: RlaxError) -> RlaxError:
+        return RlaxError(f"a reward process did not start; see {self._log} ({error})")
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """Jobs of one group; each tells itself what comes of it.
+
+        Raises:
+          RlaxError: the run is over.
+        """
+        if self._failure is not None:
+            raise self._failure
+        turn = Turn(next(self._orders))
+        for place, job in enumerate(jobs):
+            job.turn, job.place = turn, place
+            self._enqueue(job)
+        self._pump()
+
+    def _enqueue(self, job: Job) -> None:
+        if job.plays:
+            self._plays.append(job)
+        elif job.alone:
+            self._alone.append(job)
+        else:
+            heapq.heappush(self._waiting, job)
+
+    def abandon(self, jobs: Sequence[Job]) -> None:
+        """Their results are not wanted any more."""
+        for job in jobs:
+            job.abandoned = True
+        for runner in self.runners:
+            its = [job for job in runner.jobs if job in jobs]
+            if runner.on_main and runner.on_main[0] in its:
+                # It may be at this job still, which must not cost the next one.
+                runner.end()
+                self._again(runner)
+                continue
+            for job in its:
+                if job.on_loop:
+                    runner.cancel(job)
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Gives processes what waits, and starts some if there is more."""
+        self._soon = False
+        if self._failure is not None:
+            return
+        wanted = self._give_alone()
+        while self._waiting:
+            runner = None if self._waiting[0].abandoned else self._free(self._waiting[0].on_loop)
+            if runner is None and not self._waiting[0].abandoned:
+                wanted += len(self._waiting)
+                break
+            job = heapq.heappop(self._waiting)
+            if runner is not None:
+                wanted += runner.load > 0
+                runner.give(job)
+        while self._plays:
+            up = [r for r in self.runners if r.up and r.reserved is None]
+            if not up:
+                wanted += len(self._plays)
+                break
+            if not (job := self._plays.popleft()).abandoned:
+                min(up, key=lambda runner: runner.load).give(job)
+        for runner in self.runners:
+            runner.flush()
+            if wanted > 0 and runner.down:
+                wanted -= 1
+                self._start(runner)
+
+    def _give_alone(self) -> int:
+        """Gives those that must be alone a process each; returns how many wait."""
+        waiting = 0
+        for job in list(self._alone):
+            if job.abandoned:
+                self._alone.remove(job)
+                continue
+            its = next((r for r in self.runners if r.reserved is job), None)
+            if its is None:
+                free = [r for r in self.runners if r.up and r.reserved is None]
+                its = min(free, key=lambda runner: runner.load, default=None)
+            if its is not None:
+                its.reserved = job
+            if its is None or its.load:
+                waiting += 1
+                continue
+            self._alone.remove(job)
+            its.give(job)
+        return waiting
+
+    def _free(self, on_loop: bool) -> Runner | None:
+        """The process that should get the next sample; None: none should."""
+        lately = self._lately_s
+        ahead = 1 if lately is None else min(_MOST_AHEAD, 1 + int(_AHEAD_S / max(lately, 1e-6)))
+        best, least = None, self._concurrency if on_loop else ahead
+        for runner in self.runners:
+            if runner.up and runner.reserved is None:
+                load = runner.scores_on_loop if on_loop else len(runner.on_main)
+                if load < least:
+                    best, least = runner, load
+                    if not on_loop and load * (lately or 0.0) < _QUICK_S and (lately or not load):
+                        break
+        return best
+
+    def _start(self, runner: Runner) -> None:
+        runner.starting = True
+        task = asyncio.ensure_future(self._started(runner))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _started(self, runner: Runner) -> None:
+        try:
+            for attempt in range(1, _STARTS + 1):
+                try:
+                    await runner.start()
+                    break
+                except RlaxError as error:
+                    if self._failure is not None:
+                        return
+                    if attempt == _STARTS:
+                        return self._fail(self._not_started(error))
+                    self._note(f"{error}; it is started again")
+        finally:
+            runner.starting = False
+        self._pump()
+
+    def late(self, job: Job, runner: Runner) -> DeadlineError:
+        return self.blame.late(job, runner)
+
+    def done(self, job: Job, runner: Runner) -> None:
+        self.blame.done(job)
+        if not job.on_loop:
+            self._lately_s = max(job.clock.used_s, 0.9 * (self._lately_s or 0.0))
+        if runner.reserved is job:
+            runner.reserved = None
+        self._pump_soon()
+
+    def gone(self, runner: Runner, how: str | DeadlineError, ended: Sequence[Job]) -> None:
+        if self._failure is not None:
+            return
+        try:
+            verdicts = self.blame.verdicts(runner, how, ended)
+        except RlaxError as error:
+            self._fail(error)
+            return
+        for job, error in verdicts.items():
+            runner.drop(job)
+            job.fail(str(error))
+        if ended:  # a group that ends all processes holds up no other
+            ended[0].turn.order = next(self._orders)
+            heapq.heapify(self._waiting)
+        self._again(runner)
+
+    def _again(self, runner: Runner) -> None:
+        """What a process that is gone has not done waits once more."""
+        for job in runner.clear():
+            if not job.abandoned:
+                self._enqueue(job)
+        self._pump_soon()
+
+    def _fail(self, error: RlaxError) -> None:
+        """The run is over, for every job."""
+        self._failure = error
+        waiting = [*self._waiting, *self._plays, *self._alone]
+        for job in [*waiting, *(job for runner in self.runners for job in runner.jobs)]:
+            job.fail_run(error)
+
+    async def close(self) -> None:
+        """Ends all processes, with what they have started."""
+        self._fail(RlaxError(_CLOSED))
+        for task in self._starting:
+            task.cancel()
+        if self._starting:
+            await asyncio.wait(self._starting)
+        for runner in self.runners:
+            runner.end()
+        await asyncio.gather(*(runner.process.ended() for runner in self.runners))

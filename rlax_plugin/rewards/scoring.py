@@ -1,0 +1,165 @@
+"""Inside a reward process: what rewards give the episodes of one job."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.rewards.forms import Form
+from rlax_plugin.rewards.messages import checked, score_to
+from rlax_plugin.text.harmless import harmless, one_line
+from rlax_plugin.types import Episode, Prompt, Score
+
+_MOST_TRACEBACKS = 20  # a reward that always fails must not fill the disk
+_LONGEST_TRACEBACK = 10_000  # characters, of its end
+
+Call = Callable[[Form, tuple[Any, ...]], Awaitable[Any]]
+
+
+class Failures:
+    """Shows what rewards and environments raise: in one line as an answer, and once in the log."""
+
+    def __init__(self) -> None:
+        self.shown: set[tuple[str, str, int | None]] = set()  # type, file and line
+
+    def __call__(self, what: str, prompt_id: str, error: BaseException) -> str:
+        """An exception in one line; its traceback is in the log.
+
+        Args:
+          what: of whom it is, such as "a reward".
+        """
+        found = traceback.extract_tb(error.__traceback__)
+        where = found[-1] if found else traceback.FrameSummary("?", 0, "?")
+        kind = type(error).__name__, where.filename, where.lineno
+        if kind not in self.shown and len(self.shown) < _MOST_TRACEBACKS:
+            self.shown.add(kind)
+            shown = harmless(_traceback(error)[-_LONGEST_TRACEBACK:])
+            text = f"{what} failed on prompt {prompt_id}:\n{shown}"
+            print(text, end="", file=sys.stderr, flush=True)
+        return f"{_said(error)} (line {where.lineno} of {one_line(where.name, 100)})"
+
+
+def _said(error: BaseException) -> str:
+    """What an exception says, which may fail in its turn."""
+    try:
+        return one_line(f"{type(error).__name__}: {error}")
+    except Exception as failed:  # noqa: BLE001  code of the reward, which may raise anything
+        return f"{type(error).__name__}, which cannot be shown: {type(failed).__name__}"
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception as failed:  # noqa: BLE001  as above
+        return f"{type(error).__name__}, which cannot be shown: {type(failed).__name__}\n"
+
+
+class _Sum:
+    """What several rewards give one episode together, or why one of them failed."""
+
+    def __init__(self, lengths: Sequence[int], said: Callable[[BaseException], str]):
+        self._lengths, self._said = lengths, said
+        self._parts: list[float] = []
+        self._metrics: dict[str, float] = {}
+        self._tokens: list[np.ndarray] = []
+        self.error = ""
+
+    def fail(self, error: BaseException) -> None:
+        self.error = self.error or self._said(error)
+
+    def add(self, given: Any) -> None:
+        """Adds what a reward has returned, which may be anything."""
+        try:
+            if isinstance(given, Score):
+                score = checked(given.total, given.metrics, given.token_rewards, self._lengths)
+            else:
+                score = Score(float(given))
+            self._parts.append(score.total)
+            for name, value in score.metrics.items():
+                self._metrics[name] = self._metrics.get(name, 0.0) + value
+            if score.token_rewards:
+                before = self._tokens or [np.zeros(length) for length in self._lengths]
+                self._tokens = [a + b for a, b in zip(before, score.token_rewards, strict=True)]
+        except BaseException as error:  # noqa: BLE001  ``__float__`` of the reward's may raise it
+            self.fail(error)
+
+    def shown(self) -> dict[str, Any]:
+        """As JSON."""
+        total = float(sum(self._parts))
+        try:
+            score = checked(total, self._metrics, self._tokens, self._lengths)
+        except ValueError as error:
+            self.fail(error)
+        if self.error:
+            return {"error": self.error}
+        return score_to(Score(total, tuple(self._parts), score.metrics, score.token_rewards))
+
+
+async def scores_of(
+    forms: Sequence[Form],
+    prompt: Prompt,
+    episodes: Sequence[Episode],
+    lengths: Sequence[Sequence[int]],
+    *,
+    call: Call,
+    at: Callable[[int], None],
+    failures: Failures,
+) -> list[dict[str, Any]]:
+    """A score as JSON, or an error, for each episode.
+
+    A reward that fails for an episode ends the scoring of that one alone; one that sees the group
+    fails for all of them.
+
+    Args:
+      lengths: of each episode, sampled tokens of each turn.
+      call: calls a reward.
+      at: is told the number of the reward that is called next.
+    """
+
+    def said(error: BaseException) -> str:
+        return failures("a reward", prompt.id, error)
+
+    async def add(form: Form, episode: Episode, to: _Sum) -> None:
+        try:
+            given = await call(form, form.arguments(prompt, episode))
+        # A failure is data here: it travels to the record. sys.exit is one, too.
+        except BaseException as error:  # noqa: BLE001
+            to.fail(error)
+        else:
+            to.add(given)
+
+    sums = [_Sum(one, said) for one in lengths]
+    for number, form in enumerate(forms):
+        left = [(e, s) for e, s in zip(episodes, sums, strict=True) if not s.error]
+        if not left:
+            break
+        at(number)
+        if form.what == "group":
+            await _add_group(form, prompt, episodes, sums, call)
+        elif form.waits and len(left) > 1:
+            await asyncio.gather(*(add(form, *one) for one in left))
+        else:
+            for one in left:
+                await add(form, *one)
+    return [one.shown() for one in sums]
+
+
+async def _add_group(
+    form: Form, prompt: Prompt, episodes: Sequence[Episode], sums: Sequence[_Sum], call: Call
+) -> None:
+    try:
+        given = list(await call(form, (prompt, tuple(episodes))))
+        if len(given) != len(episodes):
+            raise ValueError(f"it returned {len(given)} scores for {len(episodes)} episodes")
+    except BaseException as error:  # noqa: BLE001  as above
+        for one in sums:
+            one.fail(error)
+    else:
+        for one, value in zip(sums, given, strict=True):
+            if not one.error:
+                one.add(value)
