@@ -47,6 +47,11 @@ class ArithmeticConfig(Section):
     train_problems: PositiveInt = Field(
         20_000, description="maximum number of problems in the training split"
     )
+    calculator: bool = Field(
+        False,
+        description="true: the right answers of a warm start have the sum or product calculated by "
+        "the environment calculator, with its default marks",
+    )
     data_dir: PathText = Field(
         "", description="directory of the dataset; empty: a directory in the user's cache directory"
     )
@@ -85,6 +90,7 @@ class ArithmeticSource(PromptSource):
     def __init__(self, config: ArithmeticConfig):
         self._problems = config.problem_set
         self._data_dir = Path(config.data_dir).expanduser() if config.data_dir else _cache_dir()
+        self._turns = self._calculating if config.calculator else self._at_once
         self._prompts: dict[str, tuple[Prompt, ...]] = {}
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -124,7 +130,19 @@ class ArithmeticSource(PromptSource):
 
     def answer_tokens(self, prompt: Prompt) -> np.ndarray:
         """The right completion, int32 [answer_length + 1], the end token included."""
-        return np.array([*tokenizer.encode(prompt.reference), tokenizer.EOS_ID], dtype=np.int32)
+        return _ended(prompt.reference)
+
+    def answer_turns(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
+        """What is given before each answer of a right episode, and the answer; int32 both."""
+        return self._turns(prompt)
+
+    def _at_once(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [(np.zeros(0, np.int32), self.answer_tokens(prompt))]
+
+    def _calculating(self, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
+        call = _ended(f"-{prompt.text}")
+        result = np.array(tokenizer.encode(f"={prompt.reference}="), np.int32)
+        return [(np.zeros(0, np.int32), call), (result, self.answer_tokens(prompt))]
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -134,6 +152,11 @@ class ArithmeticSource(PromptSource):
     def pad_id(self) -> int:
         """The token that fills rows up to the batch's length."""
         return tokenizer.PAD_ID
+
+
+def _ended(text: str) -> np.ndarray:
+    """Tokens of a completion with its end token."""
+    return np.array([*tokenizer.encode(text), tokenizer.EOS_ID], dtype=np.int32)
 
 
 def _prompt(question: str, answer: str) -> Prompt:

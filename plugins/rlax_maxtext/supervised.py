@@ -45,6 +45,9 @@ class AnsweredPrompts(PromptSource, Protocol):
 def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dict[str, np.ndarray]:
     """MaxText's arrays, one problem per row; ``targets_segmentation`` is 1 on answer tokens only.
 
+    A source whose right answers take several turns has ``answer_turns(prompt)``: what is given
+    before each answer, and the answer, int32 arrays; nothing is given before the first.
+
     Returns:
       name -> int32 [len(prompts), length].
 
@@ -56,15 +59,28 @@ def rows(source: AnsweredPrompts, prompts: Sequence[Prompt], length: int) -> dic
         arrays[side].fill(source.pad_id)
         arrays[f"{side}_position"][:] = np.arange(length)
     for row, prompt in enumerate(prompts):
-        tokens = np.concatenate((prompt.tokens, source.answer_tokens(prompt)))
+        turns = _answer_turns(source, prompt)
+        tokens = np.concatenate([part for turn in turns for part in turn])
         used = len(tokens) - 1
         if used > length:
             raise ConfigError("max_target_length", length, f"must be at least {used}")
         arrays["inputs"][row, :used] = tokens[:-1]
         arrays["targets"][row, :used] = tokens[1:]
         arrays["inputs_segmentation"][row, :used] = 1
-        arrays["targets_segmentation"][row, len(prompt.tokens) - 1 : used] = 1
+        end = -1
+        for given, answer in turns:
+            begin, end = end + len(given), end + len(given) + len(answer)
+            arrays["targets_segmentation"][row, begin:end] = 1
     return arrays
+
+
+def _answer_turns(source: AnsweredPrompts, prompt: Prompt) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What is given before each answer of the right one, and that answer; the prompt first."""
+    turns = getattr(source, "answer_turns", None)
+    if turns is None:
+        return [(prompt.tokens, source.answer_tokens(prompt))]
+    (nothing, first), *later = turns(prompt)
+    return [(np.concatenate((prompt.tokens, nothing)), first), *later]
 
 
 class PassAt1:
