@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.ports.capabilities import capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -48,7 +49,8 @@ class FakeWorker(rpc.RolloutServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.Reply]:
         """One reply per finished request."""
-        requests = [request_from_proto(message) for message in request.requests]
+        side = capabilities_of(self._engine).side
+        requests = [request_from_proto(message, side) for message in request.requests]
         self.keys += [one.key for one in requests]
         replies: asyncio.Queue[pb.Reply | None] = asyncio.Queue()
 

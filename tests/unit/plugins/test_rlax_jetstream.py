@@ -19,6 +19,7 @@ from scripted_slots import (
     generated,
     play,
     request,
+    tokens_of,
     until,
     version,
 )
@@ -27,6 +28,7 @@ from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS, Job
 from rlax_plugin.rollouts.scheduler import Scheduler
+from rlax_plugin.testing import make_sampled
 from rlax_plugin.weights.taking import take_version
 
 
@@ -62,6 +64,26 @@ def test_where_a_request_truncates_its_samples_say_with_which_log_probs(cut):
             assert found.dtype == np.float32
 
     play(scenario)
+
+
+def test_truncated_log_probs_of_a_resumed_sample_go_on_behind_those_it_came_with():
+    async def scenario(engine, slots):
+        await take_version(engine, version(3))
+        tokens = tokens_of(100, 0, 2)
+        begun = make_sampled(
+            seed=100,
+            tokens=tokens,
+            logprobs=-tokens.astype(np.float32),
+            finish=None,
+            side={TRUNCATED_LOGPROBS: np.array([-7, -8], np.float32)},
+        )
+        asked = request(7, [100], resume=[begun])
+        sampling = dataclasses.replace(asked.sampling, top_k=5)
+        groups = await generated(engine, dataclasses.replace(asked, sampling=sampling))
+        found = groups[7][0].side[TRUNCATED_LOGPROBS]
+        assert found.tolist() == [-7, -8, -2 * 102, -2 * 103, -2 * 104]
+
+    play(scenario, rollouts={"on_new_weights": "continue"})
 
 
 def test_a_group_larger_than_the_slots_is_accepted_in_parts():

@@ -67,11 +67,8 @@ def test_every_group_gets_on_while_a_swap_waits():
                 assert after[key] != before[key], (key, before, after)
         # Two samples of one token at first; the first call looked for arrivals after 4 steps.
         assert [one[attempt(0)] for one in seen] == [0, 2 * 4, 2 * (4 + 256)]
-        assert (
-            [one[attempt(1)] for one in seen]
-            == [one[attempt(2)] for one in seen]
-            == [0, 4, 4 + 256]
-        )
+        for waits in (attempt(1), attempt(2)):
+            assert [one[waits] for one in seen] == [0, 4, 4 + 256]
         assert engine.version == 1 and not swap.done()
         slots.gate.set()
         await asyncio.gather(running, swap, late, newer)

@@ -10,7 +10,8 @@ from scripted_slots import ScriptedSlots, generated, play, request, tokens_of, u
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
 from rlax_plugin.rollouts.jobs import Job
 from rlax_plugin.rollouts.scheduler import Scheduler
-from rlax_plugin.types import Canary, Rollout
+from rlax_plugin.testing import make_sampled
+from rlax_plugin.types import Canary
 from rlax_plugin.weights.taking import take_version
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
@@ -86,8 +87,8 @@ def test_a_decoding_that_differs_from_prefill_is_found_and_the_old_weights_stay(
         assert "its token 5 (id 5) the log-prob -5, but prefill gives it -10" in str(caught.value)
         assert engine.version == 1 and slots.running == {}
         assert engine.health() == before  # what the canary generated is no sample
-        (rollouts,) = (await generated(engine, request(0, [1]))).values()
-        assert rollouts[0].versions.tolist() == [1] * 5
+        (samples,) = (await generated(engine, request(0, [1]))).values()
+        assert samples[0].versions.tolist() == [1] * 5
 
     play(scenario, WrongDecoding(), rollouts={"on_new_weights": mode})
 
@@ -145,8 +146,8 @@ def test_discarded_weights_let_generation_go_on_with_the_old_ones(when):
         await asyncio.gather(trial, return_exceptions=True)
         assert trial.cancelled() == (when == "waiting")
         loaded.discard()
-        (rollouts,) = (await running).values()
-        assert [r.versions.tolist() for r in rollouts] == [[1] * 50] * 2
+        (samples,) = (await running).values()
+        assert [s.versions.tolist() for s in samples] == [[1] * 50] * 2
         assert engine.version == 1
 
     options = {"on_new_weights": "continue", "progress_s": NEVER_S}
@@ -181,20 +182,19 @@ async def swapped_while_running(engine, slots, requests):
 MIXED = (request(0, [100, 200, 300, 400], new=10, stop_ids=(102,)), request(1, [500], new=4))
 
 
-def assert_complete(rollouts, seeds, lengths):
-    for rollout, seed, length in zip(rollouts, seeds, lengths, strict=True):
+def assert_complete(samples, seeds, lengths):
+    for sample, seed, length in zip(samples, seeds, lengths, strict=True):
         tokens = tokens_of(seed, 0, length)
-        np.testing.assert_array_equal(rollout.tokens, tokens)
-        np.testing.assert_array_equal(rollout.logprob_full, -tokens)
-        np.testing.assert_array_equal(rollout.logprob_sampled, -2 * tokens)
-        assert rollout.versions.dtype == np.int32 and rollout.seed == seed
+        np.testing.assert_array_equal(sample.tokens, tokens)
+        np.testing.assert_array_equal(sample.logprobs, -tokens)
+        assert sample.versions.dtype == np.int32 and sample.seed == seed
 
 
 def test_discarded_samples_start_again_and_finished_ones_stay():
     async def scenario(engine, slots):
         groups = await swapped_while_running(engine, slots, MIXED)
         assert_complete(groups[0], [100, 200, 300, 400], [3, 10, 10, 10])
-        assert [r.finish_reason for r in groups[0]] == ["stop", "length", "length", "length"]
+        assert [s.finish for s in groups[0]] == ["stop", "length", "length", "length"]
         assert [set(r.versions.tolist()) for r in groups[0]] == [{1}, {2}, {2}, {2}]
         first, again, *_ = slots.inserts()
         assert first == (0, (0, 1, 2, 3), 1, 0)
@@ -210,10 +210,10 @@ def test_continued_samples_go_on_behind_their_tokens():
     async def scenario(engine, slots):
         groups = await swapped_while_running(engine, slots, MIXED)
         assert_complete(groups[0], [100, 200, 300, 400], [3, 10, 10, 10])
-        assert [r.finish_reason for r in groups[0]] == ["stop", "length", "length", "length"]
+        assert [s.finish for s in groups[0]] == ["stop", "length", "length", "length"]
         assert groups[0][0].versions.tolist() == [1] * 3
-        for rollout in groups[0][1:]:
-            assert rollout.versions.tolist() == [1] * 3 + [2] * 7
+        for sample in groups[0][1:]:
+            assert sample.versions.tolist() == [1] * 3 + [2] * 7
         # Each behind its own three tokens, in a prefill of its own.
         assert slots.inserts()[1:4] == [(2, (slot,), 2, 3) for slot in (0, 1, 2)]
 
@@ -240,17 +240,17 @@ def test_progress_is_reported_and_does_not_end_the_group():
             request(1, [500, 600], new=9),
         ]
         await engine.generate(requests, lambda *report: reports.append(report))
-        of_first = [rollouts for group_id, rollouts in reports if group_id == 0]
-        lengths = [[len(r.tokens) for r in rollouts] for rollouts in of_first]
+        of_first = [samples for key, samples in reports if key.group == 0]
+        lengths = [[len(s.tokens) for s in samples] for samples in of_first]
         # Sample 0 stops after 3 tokens; 4 slots: a sample of group 1 takes its place.
         assert lengths == [[3, 3, 3], [3, 7, 7], [3, 9, 9]]
-        for rollouts, tokens in zip(of_first, lengths, strict=True):
-            assert_complete(rollouts, [100, 200, 300], tokens)
-        reasons = [[r.finish_reason for r in rollouts] for rollouts in of_first]
-        assert reasons == [["stop", "cancelled", "cancelled"]] * 2 + [["stop", "length", "length"]]
-        of_second = [rollouts for group_id, rollouts in reports if group_id == 1]
+        for samples, tokens in zip(of_first, lengths, strict=True):
+            assert_complete(samples, [100, 200, 300], tokens)
+        ends = [[s.finish for s in samples] for samples in of_first]
+        assert ends == [["stop", None, None]] * 2 + [["stop", "length", "length"]]
+        of_second = [samples for key, samples in reports if key.group == 1]
         assert [len(r.tokens) for r in of_second[0]] == [3, 0]  # its second sample waits
-        assert [r.finish_reason for r in of_second[-1]] == ["length", "length"]
+        assert [s.finish for s in of_second[-1]] == ["length", "length"]
         assert ("read", 4) in slots.log  # all slots in one transfer
 
     options = {"on_new_weights": "continue", "progress_s": ALWAYS_S}
@@ -271,11 +271,11 @@ def test_progress_is_read_only_when_due(mode, progress_s):
     play(scenario, rollouts={"on_new_weights": mode, "progress_s": progress_s})
 
 
-def part(seed, index, length, reason="cancelled", number=1):
+def part(seed, length, finish=None, number=1):
     tokens = tokens_of(seed, 0, length)
     nats = -tokens.astype(np.float32)
     versions = np.full(length, number, np.int32)
-    return Rollout(0, index, seed, tokens, nats, 2 * nats, versions, reason)
+    return make_sampled(seed=seed, tokens=tokens, logprobs=nats, versions=versions, finish=finish)
 
 
 def test_a_group_begun_elsewhere_is_completed():
@@ -283,16 +283,15 @@ def test_a_group_begun_elsewhere_is_completed():
         await take_version(engine, version(2))
         seeds = [100, 200, 300, 400]
         resume = [
-            part(100, 0, 10, "length"),
-            part(200, 1, 0),
-            part(300, 2, 6),
-            part(400, 3, 0),
+            part(100, 10, "length"),
+            part(200, 0),
+            part(300, 6),
+            part(400, 0),
         ]
         groups = await generated(engine, request(0, seeds, new=10, resume=resume))
         assert groups[0][0] is resume[0]
         assert_complete(groups[0], seeds, [10] * 4)
-        assert [r.index for r in groups[0]] == [0, 1, 2, 3]
-        assert {r.finish_reason for r in groups[0]} == {"length"}
+        assert {s.finish for s in groups[0]} == {"length"}
         assert groups[0][2].versions.tolist() == [1] * 6 + [2] * 4
         # One prefill for those without tokens, one behind six tokens.
         assert sorted(e[1:] for e in slots.inserts()) == [((0, 2), 2, 0), ((1,), 2, 6)]
@@ -302,11 +301,10 @@ def test_a_group_begun_elsewhere_is_completed():
 
 def test_a_group_complete_elsewhere_is_handed_back_at_once():
     async def scenario(engine, slots):
-        resume = [part(100, 0, 3, "stop"), part(200, 1, 10, "length")]
+        resume = [part(100, 3, "stop"), part(200, 10, "length")]
         begun = request(0, [100, 200], new=10, min_version=9, resume=resume)
-        assert await generated(engine, begun) == {
-            0: resume
-        }  # nothing to generate, so no weights either
+        # Nothing is left to generate, so no weights are waited for either.
+        assert await generated(engine, begun) == {0: resume}
 
     play(scenario)
 
@@ -314,7 +312,7 @@ def test_a_group_complete_elsewhere_is_handed_back_at_once():
 def test_a_sample_does_not_go_back_to_older_weights():
     async def scenario(engine, slots):
         await take_version(engine, version(1))
-        begun = request(0, [100], new=10, min_version=1, resume=[part(100, 0, 6, number=2)])
+        begun = request(0, [100], new=10, min_version=1, resume=[part(100, 6, number=2)])
         waiting = asyncio.ensure_future(generated(engine, begun))
         await generated(engine, request(1, [5]))
         assert not waiting.done()
@@ -349,10 +347,10 @@ def test_a_running_sample_waits_while_older_weights_are_kept():
 @pytest.mark.parametrize(
     ("mode", "resume", "message"),
     [
-        ("continue", [part(100, 0, 3)], "resume holds other samples than seeds"),
-        ("continue", [part(200, 0, 3), part(100, 1, 3)], "other samples than seeds"),
-        ("continue", [part(100, 0, 3), part(200, 1, 10)], "nothing left to generate"),
-        ("finish", [part(100, 0, 3), part(200, 1, 0)], "rlax.rollouts.on_new_weights is finish"),
+        ("continue", [part(100, 3)], "resume holds other samples than seeds"),
+        ("continue", [part(200, 3), part(100, 3)], "other samples than seeds"),
+        ("continue", [part(100, 3), part(200, 10)], "nothing left to generate"),
+        ("finish", [part(100, 3), part(200, 0)], "rlax.rollouts.on_new_weights is finish"),
     ],
 )
 def test_what_cannot_be_resumed_is_rejected(mode, resume, message):
@@ -367,19 +365,27 @@ def test_deterministic_training_groups_are_generated_alone_sample_i_in_slot_i():
     slots = ScriptedSlots()
     scheduler = Scheduler(slots, arrival_steps=4, linger_steps=2, deterministic=True)
 
-    def job(group_id, seeds):
-        made = dataclasses.replace(request(group_id, seeds), group_id=group_id)
-        return Job(made, deliver=print, fail=print)
+    def job(group, seeds, purpose="train"):
+        return Job(request(group, seeds, purpose=purpose), deliver=print, fail=print)
 
-    waiting = [job(-1, [1]), job(-1, [2, 3]), job(0, [10, 20, 30]), job(-2, [4]), job(1, [40, 50])]
+    waiting = [
+        job(0, [1], "serve"),
+        job(7, [2, 3], "evaluate"),
+        job(0, [10, 20, 30]),
+        job(8, [4], "evaluate"),
+        job(1, [40, 50]),
+    ]
     order = []
     while waiting or scheduler.active:
         slots.insert(WEIGHTS, scheduler.plan(waiting, 0))
         waiting = [job for job in waiting if job.waiting]
-        running = {job.request.group_id for job in scheduler.jobs()}
-        assert len(running) == 1 or max(running) < 0
-        order += [job.request.group_id for job in scheduler.advance(WEIGHTS, bool(waiting))]
-    assert order == [-1, -1, 0, -2, 1]
+        running = scheduler.jobs()
+        assert len(running) == 1 or not any(job.trains for job in running)
+        order += [str(job.request.key) for job in scheduler.advance(WEIGHTS, bool(waiting))]
+    assert order == [
+        *("client's group 0", "evaluation group 7"),
+        *("group 0", "evaluation group 8", "group 1"),
+    ]
     taken = [entry[1] for entry in slots.inserts()]
     assert taken == [(0,), (1, 2), (0, 1, 2), (0,), (0, 1)]
 

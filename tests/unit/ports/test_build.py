@@ -62,6 +62,7 @@ def test_every_choice_of_a_config_is_looked_at(folder: Path) -> None:
     assert [(use.key, use.kind, use.choice.name) for use in registry.uses(chosen)] == [
         ("rlax.prompt_source", "prompt_source", "source"),
         ("rlax.rewards.0", "reward", "right"),
+        ("rlax.environment", "environment", "single_turn"),
         ("rlax.rollouts.engine", "rollout_engine", "engine"),
         ("rlax.curation.sampler", "sampler", "shuffled"),
         ("rlax.curation.filters.0", "filter", "mixed_outcome"),

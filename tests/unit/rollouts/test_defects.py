@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlax_plugin.rollouts.defects import ROUNDING, defect
-from rlax_plugin.types import Sampled, SamplingParams
+from rlax_plugin.types import Sampled, SamplingParams, SideSpec
 
 STOP, VOCABULARY, MOST = 9, 20, 4
 SAMPLING = SamplingParams(max_new_tokens=MOST, stop_ids=(8, STOP))
@@ -112,3 +112,60 @@ def test_without_stop_ids_nothing_ends_by_one():
     sampling = SamplingParams(max_new_tokens=2)
     assert defect([sample(0, 1, STOP, finish="length")], sampling) is None
     assert "ended by 'stop'" in (defect([sample(0, 1, STOP, finish="stop")], sampling) or "")
+
+
+SIDE = {
+    "entropy": SideSpec("float32"),
+    "experts": SideSpec("int8", (2, 3)),
+    "routes": SideSpec("int8", (), "context+sampled"),
+}
+
+
+def with_side(**arrays: np.ndarray) -> Sampled:
+    """Of two tokens behind a context of three."""
+    return sample(1, 1, STOP, finish="stop", side=arrays)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"entropy": np.zeros(2, np.float32)},
+        {"entropy": np.full(2, np.nan, np.float32)},  # its meaning is not ours
+        {"experts": np.zeros((2, 2, 3), np.int8), "routes": np.zeros(5, np.int8)},
+    ],
+)
+def test_declared_side_channels_of_the_right_shape_pass(arrays):
+    found = group(with_side(**arrays))
+    assert defect(found, SAMPLING, VOCABULARY, context_length=3, side=SIDE) is None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        ({"x": np.zeros(2)}, "has a side channel 'x', which its worker has not declared"),
+        (
+            {"entropy": np.zeros(3, np.float32)},
+            "has a side channel 'entropy' of float32[3]: expected float32[2]",
+        ),
+        (
+            {"entropy": np.zeros(2, np.float64)},
+            "has a side channel 'entropy' of float64[2]: expected float32[2]",
+        ),
+        (
+            {"experts": np.zeros((2, 3, 2), np.int8)},
+            "has a side channel 'experts' of int8[2, 3, 2]: expected int8[2, 2, 3]",
+        ),
+        (
+            {"routes": np.zeros(2, np.int8)},
+            "has a side channel 'routes' of int8[2]: expected int8[5]",
+        ),
+        (
+            {"entropy": np.zeros(2, np.float32), "routes": np.zeros((5, 1), np.int8)},
+            "has a side channel 'routes' of int8[5, 1]: expected int8[5]",
+        ),
+    ],
+)
+def test_side_channels_that_were_not_declared_so_are_named(arrays, problem):
+    found = group(with_side(**arrays))
+    assert defect(found, SAMPLING, VOCABULARY, context_length=3, side=SIDE) == f"sample 1 {problem}"

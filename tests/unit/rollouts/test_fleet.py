@@ -150,6 +150,23 @@ def test_weights_that_this_trainer_process_did_not_publish_count_for_nothing():
     run(main)
 
 
+def test_a_garbled_heartbeat_is_none():
+    async def main():
+        fleet, _, lost = make()
+        await join(fleet, "a", answer)
+        heard = fleet.workers["a"].last_seen
+        for purpose in (3, -1, -9):
+            told = pb.Progress(attempt=1, key=pb.Key(purpose=purpose))
+            beat = pb.HeartbeatRequest(worker="a", version=7, process="p", progress=[told])
+            with pytest.raises(ValueError, match=f"purpose {purpose} does not exist"):
+                await fleet.Heartbeat(beat, None)
+        worker = fleet.workers["a"]
+        assert (worker.last_seen, worker.version) == (heard, 0) and lost == []
+        await fleet.close()
+
+    run(main)
+
+
 def test_messages_of_another_process_of_that_name_are_ignored():
     async def main():
         fleet, _, lost = make()

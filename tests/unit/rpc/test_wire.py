@@ -72,7 +72,7 @@ def test_purposes_that_do_not_exist_are_rejected(purpose):
     message.key.purpose = purpose
     with pytest.raises(ValueError, match=f"purpose {purpose} does not exist"):
         key_from_proto(message.key)
-    found = rejection(message, section_with(), 64)
+    found = rejection(message, section_with(), 64, SIDE_CHANNELS)
     assert found == f"group 3: it is garbled: purpose {purpose} does not exist"
 
 
@@ -134,7 +134,7 @@ def test_what_is_to_be_resumed_survives_the_wire():
 def test_workers_reject_what_no_engine_should_see(changes, message):
     rollouts = {"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16, "group_size": 2}
     section = section_with(rollouts=rollouts, evaluation={"samples": 4, "k": [1]})
-    found = rejection(request_to_proto(request(**changes)), section, 64)
+    found = rejection(request_to_proto(request(**changes)), section, 64, SIDE_CHANNELS)
     if message is None:
         assert found is None
     else:
@@ -167,5 +167,5 @@ def of_one_sample(**changes) -> pb.Request:
     ],
 )
 def test_what_is_to_be_resumed_is_whole_and_not_garbled(changes, message):
-    found = rejection(of_one_sample(**changes), section_with(), 64)
+    found = rejection(of_one_sample(**changes), section_with(), 64, SIDE_CHANNELS)
     assert found is not None and found.startswith(f"evaluation group 3: it is garbled: {message}")

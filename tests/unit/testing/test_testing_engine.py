@@ -14,13 +14,15 @@ from engine_steps import Steps
 
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
-from rlax_plugin.testing import policy
+from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
+from rlax_plugin.testing import make_request, policy
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.types import (
     Canary,
-    GroupRequest,
-    Rollout,
+    Key,
+    Request,
+    Sampled,
     SamplingParams,
     TensorSpec,
     WeightVersion,
@@ -48,29 +50,27 @@ def publish(folder: Path, version: int, store: NpzStore | None = None) -> Weight
     return WeightVersion(version, version, path, tensors, canary)
 
 
-def request(group_id: int = 0, **changes: Any) -> GroupRequest:
+def request(group: int = 0, **changes: Any) -> Request:
     sampling = SamplingParams(temperature=0.8, max_new_tokens=40, stop_ids=(1,))
-    seeds = tuple(1000 * group_id + i for i in range(4))
-    made = GroupRequest(group_id, 1, np.array([4, 7], np.int32), seeds, sampling)
-    return replace(made, **changes)
+    return make_request(group, 4, **({"sampling": sampling} | changes))
 
 
 class Groups:
     """Takes reports; ``on_report`` is called with each."""
 
-    def __init__(self, on_report: Callable[[list[Rollout]], None] = lambda rollouts: None):
-        self.reports: list[tuple[int, list[Rollout]]] = []
+    def __init__(self, on_report: Callable[[Sequence[Sampled]], None] = lambda samples: None):
+        self.reports: list[tuple[Key, Sequence[Sampled]]] = []
         self._on_report = on_report
 
-    def __call__(self, group_id: int, rollouts: list[Rollout]) -> None:
-        self.reports.append((group_id, rollouts))
-        self._on_report(rollouts)
+    def __call__(self, key: Key, samples: Sequence[Sampled]) -> None:
+        self.reports.append((key, samples))
+        self._on_report(samples)
 
-    def last(self, group_id: int = 0) -> list[Rollout]:
-        return [rollouts for found, rollouts in self.reports if found == group_id][-1]
+    def last(self, group: int = 0) -> Sequence[Sampled]:
+        return [samples for key, samples in self.reports if key == Key("train", group)][-1]
 
 
-def generate(engine: ScriptedEngine, version: WeightVersion, *requests: GroupRequest) -> Groups:
+def generate(engine: ScriptedEngine, version: WeightVersion, *requests: Request) -> Groups:
     async def run() -> Groups:
         groups = Groups()
         await take_version(engine, version)
@@ -80,51 +80,51 @@ def generate(engine: ScriptedEngine, version: WeightVersion, *requests: GroupReq
     return asyncio.run(run())
 
 
-def same(one: Sequence[Rollout], other: Sequence[Rollout]) -> bool:
-    names = ("tokens", "logprob_full", "logprob_sampled", "versions")
+def same(one: Sequence[Sampled], other: Sequence[Sampled]) -> bool:
+    names = ("tokens", "logprobs", "versions")
     return len(one) == len(other) and all(
-        a.seed == b.seed
-        and a.finish_reason == b.finish_reason
+        (a.seed, a.finish, a.side.keys()) == (b.seed, b.finish, b.side.keys())
         and all(np.array_equal(getattr(a, n), getattr(b, n)) for n in names)
+        and all(np.array_equal(a.side[n], b.side[n]) for n in a.side)
         for a, b in zip(one, other, strict=True)
     )
 
 
 def test_log_probs_are_the_policys(tmp_path: Path) -> None:
-    rollouts = generate(engine(), publish(tmp_path, 0), request()).last()
-    assert [r.index for r in rollouts] == [0, 1, 2, 3]
+    samples = generate(engine(), publish(tmp_path, 0), request()).last()
+    assert [s.seed for s in samples] == [0, 1, 2, 3]
     weights = policy.initial_weights(0)
-    for rollout in rollouts:
-        before = np.concatenate([[7], rollout.tokens[:-1]])
+    for sample in samples:
+        before = np.concatenate([[7], sample.tokens[:-1]])
         rows = policy.log_probs(weights, before, 0.8)
-        expected = rows[np.arange(len(rows)), rollout.tokens]
-        np.testing.assert_array_equal(rollout.logprob_full, expected)
-        np.testing.assert_array_equal(rollout.logprob_sampled, expected)
-        assert rollout.versions.tolist() == [0] * len(rollout.tokens)
-        assert (rollout.tokens[-1] == 1) == (rollout.finish_reason == "stop")
-        assert 1 not in rollout.tokens[:-1]
-    assert len({len(r.tokens) for r in rollouts}) > 1
-    assert {r.tokens.dtype for r in rollouts} == {np.dtype(np.int32)}
+        expected = rows[np.arange(len(rows)), sample.tokens]
+        np.testing.assert_array_equal(sample.logprobs, expected)
+        assert not sample.side  # the request does not truncate
+        assert sample.versions.tolist() == [0] * len(sample.tokens)
+        assert (sample.tokens[-1] == 1) == (sample.finish == "stop")
+        assert 1 not in sample.tokens[:-1]
+    assert len({len(s.tokens) for s in samples}) > 1
+    assert {s.tokens.dtype for s in samples} == {np.dtype(np.int32)}
 
 
 def test_truncated_generates_report_both_log_probs(tmp_path: Path) -> None:
     sampling = SamplingParams(temperature=1.0, top_k=5, max_new_tokens=30)
-    rollouts = generate(engine(), publish(tmp_path, 0), request(sampling=sampling)).last()
-    assert {r.finish_reason for r in rollouts} == {"length"}
+    samples = generate(engine(), publish(tmp_path, 0), request(sampling=sampling)).last()
+    assert {s.finish for s in samples} == {"length"}
     weights = policy.initial_weights(0)
-    for r in rollouts:
-        probabilities = np.exp(policy.log_probs(weights, np.concatenate([[7], r.tokens[:-1]])))
+    for s in samples:
+        probabilities = np.exp(policy.log_probs(weights, np.concatenate([[7], s.tokens[:-1]])))
         best = np.sort(probabilities, axis=1)[:, -5:]
-        assert (np.exp(r.logprob_full) >= best[:, 0] - 1e-7).all()
+        assert (np.exp(s.logprobs) >= best[:, 0] - 1e-7).all()
         np.testing.assert_allclose(
-            r.logprob_sampled, r.logprob_full - np.log(best.sum(axis=1)), rtol=1e-5
+            s.side[TRUNCATED_LOGPROBS], s.logprobs - np.log(best.sum(axis=1)), rtol=1e-5
         )
 
 
 def test_samples_follow_the_distribution(tmp_path: Path) -> None:
     sampling = SamplingParams(max_new_tokens=1)
     many = request(seeds=tuple(range(20_000)), sampling=sampling)
-    generated = [int(r.tokens[0]) for r in generate(engine(), publish(tmp_path, 0), many).last()]
+    generated = [int(s.tokens[0]) for s in generate(engine(), publish(tmp_path, 0), many).last()]
     expected = np.exp(policy.log_probs(policy.initial_weights(0), np.array([7])))[0]
     found = np.bincount(generated, minlength=64) / len(generated)
     assert np.abs(found - expected).max() < 5 * np.sqrt(expected.max() / len(generated))
@@ -139,25 +139,31 @@ def test_neighbours_slots_and_workers_change_nothing(tmp_path: Path) -> None:
     assert np.array_equal(fewer[0].tokens, alone[2].tokens)
 
 
+@pytest.mark.parametrize("top_k", [0, 30])
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int) -> None:
+def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int, top_k: int) -> None:
     version = publish(tmp_path, 0)
-    whole = generate(engine("continue"), version, request()).last()
-    assert any(len(r.tokens) > after for r in whole)
+    # The toy policy stops early where its choice is truncated.
+    sampling = SamplingParams(0.8, top_k, max_new_tokens=40, stop_ids=() if top_k else (1,))
+    asked = request(sampling=sampling)
+    whole = generate(engine("continue"), version, asked).last()
+    assert {len(s.side) for s in whole} == {min(top_k, 1)}
+    assert any(len(s.tokens) > after for s in whole)
     parts = tuple(
-        r
-        if len(r.tokens) <= after
+        s
+        if len(s.tokens) <= after
         else replace(
-            r,
-            tokens=r.tokens[:after],
-            logprob_full=r.logprob_full[:after],
-            logprob_sampled=r.logprob_sampled[:after],
-            versions=r.versions[:after],
-            finish_reason="cancelled",
+            s,
+            tokens=s.tokens[:after],
+            logprobs=s.logprobs[:after],
+            versions=s.versions[:after],
+            finish=None,
+            side={name: array[:after] for name, array in s.side.items()},
         )
-        for r in whole
+        for s in whole
     )
-    assert same(generate(engine("continue"), version, request(resume=parts)).last(), whole)
+    resumed = generate(engine("continue"), version, replace(asked, resume=parts))
+    assert same(resumed.last(), whole)
 
 
 def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monkeypatch) -> None:
@@ -165,9 +171,9 @@ def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monke
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     whole = generate(engine("continue"), old, request()).last()
 
-    async def interrupted() -> list[Rollout]:
+    async def interrupted() -> Sequence[Sampled]:
         some = asyncio.Event()
-        groups = Groups(lambda rollouts: some.set() if len(groups.reports) == 3 else None)
+        groups = Groups(lambda samples: some.set() if len(groups.reports) == 3 else None)
         first = engine("continue", ["rlax.rollouts.progress_s=1e-9"], token_s=1)
         await take_version(first, old)
         Steps(monkeypatch, allowed=3)  # the fourth one ends after the third report, or never
@@ -179,15 +185,15 @@ def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monke
         return groups.last()
 
     found = asyncio.run(interrupted())
-    assert "cancelled" in {r.finish_reason for r in found}
-    lengths = [len(r.tokens) for r in found]
+    assert None in {s.finish for s in found}
+    lengths = [len(s.tokens) for s in found]
     assert max(lengths) == 3
     assert same(generate(engine("continue"), old, request(resume=tuple(found))).last(), whole)
     mixed = generate(engine("continue"), new, request(resume=tuple(found))).last()
-    for rollout, length, before in zip(mixed, lengths, whole, strict=True):
-        assert np.array_equal(rollout.tokens[:length], before.tokens[:length])
-        rest = len(rollout.tokens) - length
-        assert rollout.versions.tolist() == [0] * length + [1] * rest
+    for sample, length, before in zip(mixed, lengths, whole, strict=True):
+        assert np.array_equal(sample.tokens[:length], before.tokens[:length])
+        rest = len(sample.tokens) - length
+        assert sample.versions.tolist() == [0] * length + [1] * rest
 
 
 def test_a_group_is_answered_once(tmp_path: Path) -> None:
@@ -201,22 +207,22 @@ def test_a_group_is_answered_once(tmp_path: Path) -> None:
         return groups
 
     *before, (_, last) = asyncio.run(run()).reports
-    assert len(before) >= max(len(r.tokens) for r in last) - 1
-    assert all("cancelled" in {r.finish_reason for r in rollouts} for _, rollouts in before)
-    assert "cancelled" not in {r.finish_reason for r in last}
+    assert len(before) >= max(len(s.tokens) for s in last) - 1
+    assert all(None in {s.finish for s in samples} for _, samples in before)
+    assert None not in {s.finish for s in last}
 
 
 def changed_after(
     steps: int,
     mode: str,
-    wanted: GroupRequest,
+    wanted: Request,
     old: WeightVersion,
     new: WeightVersion,
     monkeypatch: pytest.MonkeyPatch,
-) -> list[Rollout]:
+) -> Sequence[Sampled]:
     """Generates a group; new weights arrive once it has made so many steps, and before the next."""
 
-    async def run() -> list[Rollout]:
+    async def run() -> Sequence[Sampled]:
         groups, worker = Groups(), engine(mode, token_s=1)
         await take_version(worker, old)
         allowed = Steps(monkeypatch, steps - 1)
@@ -237,7 +243,7 @@ def test_discard_keeps_what_has_ended(tmp_path: Path, monkeypatch) -> None:
     sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 32)))
     wanted = request(sampling=sampling, seeds=tuple(range(16)))
     purely_old, purely_new = (generate(engine(), v, wanted).last() for v in (old, new))
-    ended = [len(r.tokens) == 1 for r in purely_old]
+    ended = [len(s.tokens) == 1 for s in purely_old]
     assert 0 < sum(ended) < 16
     found = changed_after(1, "discard", wanted, old, new, monkeypatch)
     expected = zip(ended, purely_old, purely_new, strict=True)
@@ -256,9 +262,9 @@ def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str, monkeyp
     elif mode == "discard":
         assert same(found, purely_new)
     else:
-        for rollout, before in zip(found, purely_old, strict=True):
-            assert rollout.versions.tolist() == [0] * 2 + [1] * 38
-            assert np.array_equal(rollout.tokens[:2], before.tokens[:2])
+        for sample, before in zip(found, purely_old, strict=True):
+            assert sample.versions.tolist() == [0] * 2 + [1] * 38
+            assert np.array_equal(sample.tokens[:2], before.tokens[:2])
 
 
 def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
@@ -278,8 +284,8 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
         assert not running.done() and worker.health()["active"] == 0
         await take_version(worker, new)
         await asyncio.wait_for(running, 60)
-        assert [group_id for group_id, _ in groups.reports] == [0, 1, 2]
-        assert {int(v) for r in groups.last(2) for v in r.versions} == {1}
+        assert [key.group for key, _ in groups.reports] == [0, 1, 2]
+        assert {int(v) for s in groups.last(2) for v in s.versions} == {1}
 
     asyncio.run(run())
 
@@ -320,7 +326,7 @@ def test_wrong_weights_are_found_before_they_are_used(tmp_path: Path, fault: str
         await take_version(worker, versions[2])  # of which the script says nothing
         assert worker.version == 2
 
-    found: list[Rollout] = []
+    found: Sequence[Sampled] = []
     asyncio.run(run())
     assert same(
         found, generate(engine(), versions[0], request()).last()
@@ -386,13 +392,14 @@ def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(
         while slow.health()["tokens_total"] == tokens:
             await asyncio.sleep(0)
         after = slow.progress()
-        assert before.keys() == after.keys() == {(0, 1), (1, 1)} and slow.version == 0
+        assert before.keys() == after.keys() == {(Key("train", i), 1) for i in range(2)}
+        assert slow.version == 0
         assert all(after[key] > before[key] for key in before)
         assert slow.health()["active"] == 4 and not late.done()
         steps.go_on()
         await asyncio.gather(running, swap, late)
-        assert [set(r.versions.tolist()) for r in groups.last(0)] == [{0}] * 4
-        assert [set(r.versions.tolist()) for r in groups.last(1)] == [{1}] * 4
+        assert [set(s.versions.tolist()) for s in groups.last(0)] == [{0}] * 4
+        assert [set(s.versions.tolist()) for s in groups.last(1)] == [{1}] * 4
         assert slow.progress() == {}
 
     asyncio.run(asyncio.wait_for(run(), 60))

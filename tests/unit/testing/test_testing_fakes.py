@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import grpc
 import numpy as np
@@ -17,15 +18,18 @@ from rlax_plugin.testing import (
     FakeTrainerPort,
     FakeWeightStore,
     FakeWorker,
+    make_arrays,
     make_batch,
+    make_episode,
     make_group,
+    make_prompt,
     make_request,
-    make_rollout,
+    make_sampled,
     policy,
     publish_version,
 )
 from rlax_plugin.testing.fakes import CANARY_TOKENS
-from rlax_plugin.types import Canary
+from rlax_plugin.types import Canary, Key, Score, Turn, Unscored
 from rlax_plugin.weights.taking import take_version
 
 WEIGHTS = {"w": np.zeros(2, np.float32)}
@@ -33,24 +37,49 @@ WEIGHTS = {"w": np.zeros(2, np.float32)}
 
 def test_a_group_has_a_sample_for_every_reward() -> None:
     group = make_group((1.0, None, 0.25), lengths=(1, 2, 3), version=4, id=7)
-    assert [len(r.tokens) for r in group.rollouts] == [1, 2, 3]
-    assert [r.group_id for r in group.rollouts] == [7, 7, 7]
+    assert [episode.tokens for episode in group.episodes] == [1, 2, 3]
+    assert group.id == 7 and [episode.index for episode in group.episodes] == [0, 1, 2]
     np.testing.assert_array_equal(group.rewards, [1.0, np.nan, 0.25])
-    assert group.oldest_version == 4 and group.rollouts[1].reward_error == "it raised"
-    assert len({r.seed for r in group.rollouts}) == 3
+    assert group.scores == (Score(1.0, (1.0,)), Unscored("it raised"), Score(0.25, (0.25,)))
+    assert group.oldest_version == group.newest_version == 4
+    assert len({s.seed for s in group.sampled}) == 3
+    assert all(
+        turn.given is group.prompt.tokens
+        for episode in group.episodes
+        for trajectory in episode.trajectories
+        for turn in trajectory.turns
+    )
 
 
 def test_a_batch_centres_rewards_and_masks_what_failed() -> None:
     batch = make_batch(5, [make_group((1.0, 0.0, None), lengths=(2, 3, 4), version=3)])
-    assert batch.arrays["rl_mask"].sum(axis=1).tolist() == [2, 3, 0]
-    assert batch.arrays["rl_advantages"].max(axis=1).tolist() == [0.5, 0.0, 0.0]
-    assert batch.arrays["rl_staleness"].max() == 2
+    assert [a.tolist() for a in batch.advantages] == [[0.5, -0.5, 0.0]]
+    arrays = make_arrays(batch)
+    assert arrays["rl_mask"].sum(axis=1).tolist() == [2, 3, 0]
+    assert arrays["rl_advantages"].max(axis=1).tolist() == [0.5, 0.0, 0.0]
+    assert arrays["rl_staleness"].max() == 2
 
 
-def test_arrays_of_a_rollout_fit_its_tokens() -> None:
-    rollout = make_rollout(tokens=[9, 8], finish_reason="length")
-    assert rollout.tokens.tolist() == [9, 8] and rollout.tokens.dtype == np.int32
-    assert rollout.logprob_full.shape == rollout.versions.shape == (2,)
+def test_arrays_of_a_sample_fit_its_tokens() -> None:
+    sample = make_sampled(tokens=[9, 8], finish="length")
+    assert sample.tokens.tolist() == [9, 8] and sample.tokens.dtype == np.int32
+    assert sample.logprobs.shape == sample.versions.shape == (2,)
+
+
+def test_an_episode_has_the_turns_it_is_given() -> None:
+    prompt = make_prompt("12")
+    tool = Turn(np.array([50], np.int32), make_sampled(2, version=3, workers=("w1",)))
+    episode = make_episode(make_sampled(4, workers=("w0",)), tool, prompt=prompt, index=2)
+    (trajectory,) = episode.trajectories
+    assert trajectory.turns[0].given is prompt.tokens and trajectory.turns[1] is tool
+    assert (episode.index, episode.tokens, trajectory.length) == (2, 6, 2 + 4 + 1 + 2)
+    assert episode.workers == ("w0", "w1") and not episode.truncated
+    assert make_episode(make_sampled(finish="length")).truncated
+    assert make_episode(ended="cut").truncated
+    assert not make_episode(make_sampled(finish="length"), tool).truncated
+    group = make_group((1.0,))
+    whole = dataclasses.replace(group, episodes=(episode,))
+    assert (whole.oldest_version, whole.newest_version) == (0, 3)
 
 
 def published(step: int = 0) -> FakeTrainerPort:
@@ -131,12 +160,12 @@ def test_the_engine_rejects_malformed_requests() -> None:
     store = FakeWeightStore()
     version = publish_version(store, "0", policy.initial_weights(0))
     wrong = {
-        "prompt_tokens are int64": make_request(prompt_tokens=np.array([4])),
-        r"prompt_tokens are int32\[0\]": make_request(prompt_tokens=np.zeros(0, np.int32)),
+        "context is int64": make_request(context=np.array([4])),
+        r"context is int32\[0\]": make_request(context=np.zeros(0, np.int32)),
         "seeds are": make_request(seeds=(5, 5)),
         "not all of 64 bits": make_request(seeds=(-1, 5)),
         "count from 1": make_request(attempt=0),
-        "other samples than seeds": make_request(resume=(make_rollout(seed=3),)),
+        "other samples than seeds": make_request(resume=(make_sampled(seed=3),)),
     }
 
     async def ask() -> None:
@@ -144,16 +173,14 @@ def test_the_engine_rejects_malformed_requests() -> None:
         await take_version(engine, version)
         for message, request in wrong.items():
             with pytest.raises(WorkerError, match=message):
-                await engine.generate([request], lambda group_id, rollouts: None)
+                await engine.generate([request], lambda key, samples: None)
         assert engine.requests == []
-        await engine.generate(
-            [make_request(3)], lambda group_id, rollouts: generated.append(group_id)
-        )
-        assert [request.group_id for request in engine.requests] == generated
+        await engine.generate([make_request(3)], lambda key, samples: generated.append(key))
+        assert [request.key for request in engine.requests] == generated
 
-    generated: list[int] = []
+    generated: list[Key] = []
     asyncio.run(ask())
-    assert generated == [3]
+    assert generated == [Key("train", 3)]
 
 
 def test_a_worker_answers_over_grpc_and_rejects_what_its_engine_rejects() -> None:
@@ -167,15 +194,19 @@ def test_a_worker_answers_over_grpc_and_rejects_what_its_engine_rejects() -> Non
         async with FakeWorker(engine) as worker, grpc.aio.insecure_channel(worker.address) as at:
             stub = RolloutStub(at)
             assert (await stub.Health(pb.HealthRequest(), timeout=60)).version == 0
-            asked = pb.GenerateRequest(groups=[request_to_proto(good)])
+            asked = pb.GenerateRequest(requests=[request_to_proto(good)])
             replies = [reply async for reply in stub.Generate(asked, timeout=60)]
-            (rollouts,) = [reply_from_proto(reply, "w", good.seeds) for reply in replies]
-            assert [r.seed for r in rollouts] == list(good.seeds)
-            asked = pb.GenerateRequest(groups=[request_to_proto(bad)])
+            names = [("w",)] * 2
+            (samples,) = [
+                reply_from_proto(reply, good, "w", told=(), workers=names) for reply in replies
+            ]
+            assert [s.seed for s in samples] == list(good.seeds)
+            assert all(s.finish is not None and s.workers == ("w",) for s in samples)
+            asked = pb.GenerateRequest(requests=[request_to_proto(bad)])
             with pytest.raises(grpc.aio.AioRpcError, match="group 4: seeds are") as caught:
                 [reply async for reply in stub.Generate(asked, timeout=60)]
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert worker.group_ids == [3, 4]
+            assert worker.keys == [Key("train", 3), Key("train", 4)]
 
     asyncio.run(ask())
 

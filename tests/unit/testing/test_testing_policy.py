@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rlax_plugin.objective.advantages import of_groups
-from rlax_plugin.objective.batches import build_batch
-from rlax_plugin.testing import policy
-from rlax_plugin.types import Group, Prompt, Rollout, SamplingParams
+from rlax_plugin.objective.batches import build_arrays
+from rlax_plugin.testing import make_episode, make_group, make_sampled, policy
+from rlax_plugin.types import Prompt, SamplingParams, ScoredGroup, TrainBatch
 
 V = 64
 
@@ -27,24 +27,16 @@ def batch(seed: int, rows: int = 3, length: int = 7) -> dict[str, np.ndarray]:
     }
 
 
-def group(number: int, rng: np.random.Generator) -> Group:
+def group(number: int, rng: np.random.Generator) -> ScoredGroup:
     """Two samples of up to six tokens; one of them is rewarded."""
     prompt = Prompt("p", rng.integers(2, V, 3, dtype=np.int32), "", "")
-    rollouts = tuple(
-        Rollout(
-            group_id=number,
-            index=i,
-            seed=i,
-            tokens=rng.integers(1, V, length, dtype=np.int32),
-            logprob_full=np.zeros(length, np.float32),
-            logprob_sampled=np.zeros(length, np.float32),
-            versions=np.zeros(length, np.int32),
-            finish_reason="stop",
-            reward=float(i),
+    episodes = tuple(
+        make_episode(
+            make_sampled(tokens=rng.integers(1, V, length, dtype=np.int32)), index=i, prompt=prompt
         )
         for i, length in enumerate(rng.integers(1, 7, 2))
     )
-    return Group(number, 1, prompt, rollouts)
+    return make_group((0.0, 1.0), id=number, prompt=prompt, episodes=episodes)
 
 
 def test_log_probs_of_equal_logits_are_equal() -> None:
@@ -95,9 +87,10 @@ def test_the_gradient_is_that_of_finite_differences(temperature: float) -> None:
 def test_packed_samples_have_the_gradient_of_samples_in_rows_of_their_own() -> None:
     weights = policy.initial_weights(0)
     rng = np.random.default_rng(4)
-    groups = of_groups(lambda outcomes: outcomes.rewards_n, [group(n, rng) for n in range(3)])
-    apart = build_batch(1, groups, rows=6, length=16).arrays
-    packed = build_batch(1, groups, rows=3, length=16, sequences_per_row=3).arrays
+    groups = tuple(group(n, rng) for n in range(3))
+    batch = TrainBatch(1, groups, of_groups(lambda outcomes: outcomes.rewards_n, groups))
+    apart = build_arrays(batch, rows=6, length=16)
+    packed = build_arrays(batch, rows=3, length=16, sequences_per_row=3)
     one, logprobs = policy.reinforce(weights, apart)
     other, same = policy.reinforce(weights, packed)
     assert packed["targets_segmentation"].max() > 1

@@ -27,14 +27,15 @@ from rlax_plugin.commands.report.run import no_progress, read_run
 from rlax_plugin.commands.report.write import write_report
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.records import samples
+from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rollouts.requests import checked_prompts, single_turn
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe
-from rlax_plugin.testing.builders import make_prompt, make_sampled
+from rlax_plugin.testing.builders import make_episode, make_prompt, make_sampled
 from rlax_plugin.text.terminal import HarmlessConsole
+from rlax_plugin.types import Rejected, Unscored, group_of
 
 NASTY = "[red]a\x1b]0;title\x07\x9b2J\u202eb[/nothing]\x00"
 SHOWN = r"[red]a\x1b]0;title\x07\x9b2J\u202eb[/nothing]\x00"
@@ -144,11 +145,19 @@ def test_details_of_a_failed_call_are_one_short_line():
 def test_a_page_shows_records_of_earlier_versions_harmlessly(tmp_path):
     files = RunFiles(tmp_path / "runs/mine")
     History().write(files)
-    name = "batches/00000003.parquet"
-    (group, _), *others = samples.from_parquet(files.get(name), "")
-    said = replace(group.rollouts[0], text=NASTY, reward=None, reward_error=NASTY, worker=NASTY)
-    prompt = replace(group.prompt, id="nasty", text=NASTY, reference=NASTY)
-    judged = [(replace(group, prompt=prompt, rollouts=(said, *group.rollouts[1:])), NASTY), *others]
+    segment = journal.read_one(files, journal.last_number(files))
+    name = journal.samples_name(segment.number)
+    first, *others = (one.judged for one in journal.read_samples(files, segment))
+    group = group_of(first)
+    sampled = replace(next(group.sampled), workers=(NASTY,))
+    said = make_episode(sampled, prompt=group.prompt, text=NASTY)
+    nasty = replace(
+        group,
+        prompt=replace(group.prompt, id="nasty", text=NASTY, reference=NASTY),
+        episodes=(said, *group.episodes[1:]),
+        scores=(Unscored(NASTY), *group.scores[1:]),
+    )
+    judged = [Rejected(nasty, NASTY), *others]
     files.put(name, samples.to_parquet(3, samples.to_table(judged)))
     index = json.loads(read_rollouts(files, read_run(files), no_progress).index)
     columns = index["columns"]
