@@ -282,6 +282,7 @@ class Controller(FleetListener):
         self.files.put(snapshot_name(step), json.dumps(document).encode())
         reached(FaultPoint.SNAPSHOT_WRITTEN)
         self._metrics.upload()
+        self._retaining.note_checkpoints()
 
     async def finish(self) -> None:
         """Returns once everything that happened is in the run's directory.

@@ -9,7 +9,8 @@ be being written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from rlax_plugin.config import Retention, RlaxSection
 from rlax_plugin.controller.recovery import snapshot_name, snapshot_steps
@@ -40,23 +41,29 @@ class Retaining:
         checkpoints: Callable[[], Iterable[int]] | None,
     ):
         self._retention, self._files, self._checkpoints = retention, files, checkpoints
+        self._saved: frozenset[int] = frozenset()
+
+    def note_checkpoints(self) -> None:
+        """Sees which checkpoints there are, for what is removed until the next time.
+
+        Called while the trainer waits: so it depends on nothing's pace what is removed when.
+        """
+        if self._checkpoints is not None:
+            with _warning():
+                self._saved = frozenset(self._checkpoints())
 
     def remove_some(self) -> bool:
         """Removes the oldest of what may go; returns whether there may be more of it.
 
         What cannot be removed stays until the next time.
         """
-        try:
-            return self._remove_some()
-        except RlaxError as error:
-            log.warning("records that rlax.retention does not keep are still there: %s", error)
-            return False
+        with _warning():
+            return bool(self._saved) and self._remove_some()
+        return False
 
     def _remove_some(self) -> bool:
-        if self._checkpoints is None:
-            return False
         snapshots = snapshot_steps(self._files)
-        saved = sorted(set(self._checkpoints()) & set(snapshots))
+        saved = sorted(self._saved & set(snapshots))
         if len([step for step in snapshots if saved and step <= saved[-1]]) < 2:
             return False
         oldest = saved[-2] if len(saved) > 1 else saved[-1]
@@ -127,6 +134,14 @@ class Retaining:
             if until - before.until >= _AT_ONCE:
                 break
         return until, step
+
+
+@contextmanager
+def _warning() -> Iterator[None]:
+    try:
+        yield
+    except RlaxError as error:
+        log.warning("records that rlax.retention does not keep are still there: %s", error)
 
 
 def retaining(section: RlaxSection, files: RunFiles, trainer: Trainer) -> Retaining:

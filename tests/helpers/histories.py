@@ -86,16 +86,26 @@ def batch_of(step: int, judged: Sequence[Judged]) -> TrainBatch:
 def scored(judged: Judged) -> list[ev.Event]:
     """What the controller says of a group that was generated and scored."""
     one, reason = group_of(judged), judged.reason if isinstance(judged, Rejected) else None
-    tokens = sum(e.tokens for e in one.episodes)
-    workers = tuple(dict.fromkeys(name for e in one.episodes for name in e.workers))
     rewards = one.rewards[~np.isnan(one.rewards)]
-    return [
-        ev.Generated(
-            one.id, one.attempt, workers, one.oldest_version, one.newest_version,
-            len(one.episodes), tokens,
-        ),
-        ev.Scored(one.id, int(np.sum(rewards >= 0.5)), len(rewards), reason),
-    ]  # fmt: skip
+    first = [e.trajectories[0].turns[0].sampled for e in one.episodes]
+    later = [
+        _generated(one, [turn.sampled], sample=e.index, trajectory=number, turn=at)
+        for e in one.episodes
+        for number, trajectory in enumerate(e.trajectories)
+        for at, turn in enumerate(trajectory.turns)
+        if (number, at) != (0, 0)
+    ]
+    judgement = ev.Scored(one.id, int(np.sum(rewards >= 0.5)), len(rewards), reason)
+    return [_generated(one, first), *later, judgement]
+
+
+def _generated(one: ScoredGroup, samples: Sequence[Sampled], **where: int) -> ev.Generated:
+    workers = tuple(dict.fromkeys(name for s in samples for name in s.workers))
+    versions = np.concatenate([s.versions for s in samples])
+    oldest, newest = int(versions.min()), int(versions.max())
+    return ev.Generated(
+        one.id, one.attempt, workers, oldest, newest, len(samples), len(versions), **where
+    )
 
 
 Change = Callable[[pa.Table], pa.Table]
@@ -138,8 +148,10 @@ class Draft:
     def rescore(self, old: Judged, new: Judged) -> None:
         """Has another group generated in a group's place: in the events and in the files."""
         before, after = scored(old), scored(new)
-        for b, a in zip(before, after, strict=True):
-            self.replace(b, a)
+        self.replace(before[0], *after[:-1])
+        for event in before[1:-1]:
+            self.events.remove(event)
+        self.replace(before[-1], after[-1])
         for judged in (self.batch or [], self.others):
             for i, one in enumerate(judged):
                 if one is old:

@@ -190,7 +190,55 @@ def seed_of_another(h: History) -> None:
     changed_seventh(episodes=(first, last))(h)
 
 
+# Sample 1 of group 7 has another turn, of another seed.
+IN_TURNS = changed_seventh(
+    episodes=(
+        episode(0, sampled(7, 0, [2, 2])),
+        episode(1, sampled(7, 1, [2, 2, 2]), sampled(7, 11, [2])),
+    )
+)
+
+
+def in_turns(change: Falsify) -> Falsify:
+    def falsify(h: History) -> None:
+        IN_TURNS(h)
+        change(h)
+
+    return falsify
+
+
+def later_turn(**changes: Any) -> Falsify:
+    """Changes the event of the other turn; None for ``turn``: it is not there."""
+
+    def falsify(h: History) -> None:
+        (event,) = [e for e in fourth(h).events if isinstance(e, ev.Generated) and e.turn]
+        new = [] if changes.get("turn", 1) is None else [dataclasses.replace(event, **changes)]
+        fourth(h).replace(event, *new)
+
+    return falsify
+
+
+def void(event: ev.Discarded, again: bool) -> Falsify:
+    """Discards a turn after it was generated, and may have it generated again."""
+
+    def falsify(h: History) -> None:
+        (found,) = [e for e in fourth(h).events if isinstance(e, ev.Generated) and e.turn]
+        fourth(h).replace(found, found, event, *([found] if again else []))
+
+    return falsify
+
+
+LATER = ev.Discarded(7, 1, 0, 1)
 FALSIFIED = [
+    ("a turn is left out", in_turns(later_turn(turn=2)), Rule.WRONG_TURN, 4, None, 7),
+    ("a turn of a sample that is not there", in_turns(later_turn(sample=2)),
+     Rule.WRONG_TURN, 4, None, 7),
+    ("a turn that no event generated", in_turns(later_turn(turn=None)),
+     Rule.GENERATION_DIFFERS, 4, None, 7),
+    ("a void turn trains", in_turns(void(LATER, again=False)),
+     Rule.GENERATION_DIFFERS, 4, None, 7),
+    ("a turn that never was is void", in_turns(void(ev.Discarded(7, 0, 0, 1), again=False)),
+     Rule.WRONG_TURN, 4, None, 7),
     ("a version older than asked for", too_old, Rule.TOO_OLD, 4, None, 7),
     ("a version that no step has produced", of_a_version_to_come, Rule.UNPRODUCED, None, None, 9),
     ("generated twice at once", lambda h: first(h).replace(g := scored(h.groups[3])[0], g, g),
@@ -281,6 +329,32 @@ def test_the_first_violation_is_named(
     report = audited(tmp_path, history)
     assert place(report) == (rule, segment, step, group_id), report.violation
     assert report.violations[rule] >= 1
+
+
+def test_episodes_of_several_turns_are_clean(tmp_path: Path) -> None:
+    history = History()
+    IN_TURNS(history)
+    report = audited(tmp_path / "once", history)
+    assert report.clean, report.violation
+    assert (report.figures.tokens, report.figures.turns_discarded) == (6 * (2 + 3) + 1, 0)
+    history = History()
+    in_turns(void(LATER, again=True))(history)
+    report = audited(tmp_path / "again", history)
+    assert report.clean, report.violation
+    assert (report.figures.tokens, report.figures.turns_discarded) == (6 * (2 + 3) + 1, 1)
+
+
+def test_a_turn_is_of_no_older_weights_than_the_one_before_it(tmp_path: Path) -> None:
+    history = History()
+    first, last = episode(0, sampled(7, 0, [2, 2])), sampled(7, 1, [2, 2, 2])
+    changed_seventh(episodes=(first, episode(1, last, sampled(7, 11, [1]))))(history)
+    report = audited(tmp_path, history)
+    assert place(report) == (Rule.MIXED_VERSIONS, 4, None, 7)
+    assert report.violation is not None
+    assert report.violation.message == (
+        "group 7: sample 1: expected no turn with an older version than the turn before it, found "
+        "1 after 2"
+    )
 
 
 def test_every_rule_is_shown_to_be_found() -> None:

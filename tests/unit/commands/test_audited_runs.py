@@ -31,6 +31,7 @@ FIGURES = {
     "tokens": 6 * (2 + 3),
     "max_staleness": 2,
     "reissued": 4,
+    "turns_discarded": 0,
     "restarts": 1,
 }
 

@@ -3,8 +3,9 @@
 The flow, its state, recorder, journal, ledger, recovery and audit are the real ones. Hypothesis
 plays workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
 quarantined, rewards are slow or fail, groups are rejected, versions come late, and the process dies
-at any moment, with or without its local disk. Batches are of a number of groups or of tokens, and
-packed into more or fewer rows than that takes.
+at any moment, with or without its local disk, and resumes from its last checkpoint or, where that
+cannot be read, from the one before it. Samples that no resume needs are removed on the way, or kept.
+Batches are of a number of groups or of tokens, and packed into more or fewer rows than that takes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rlax_plugin.commands.audit import audit
+from rlax_plugin.config import Retention
+from rlax_plugin.controller.retention import Retaining
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 
@@ -47,8 +50,9 @@ class Run(RuleBasedStateMachine):
         oversample=st.sampled_from([1.0, 1.5]),
         deterministic=st.booleans(),
         batches=BATCHES,
+        removes=st.booleans(),
     )
-    def begin(self, bounds, oversample, deterministic, batches):
+    def begin(self, bounds, oversample, deterministic, batches, removes):
         self.directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.exists() else None))
         self.loop = asyncio.new_event_loop()
         self.settings = {
@@ -61,9 +65,14 @@ class Run(RuleBasedStateMachine):
         }
         if bounds == (1, 1) and oversample == 1.0:
             self.settings["deterministic"] = deterministic
-        self.checkpoint_step = 0
+        self.removes, self.checkpoints = removes, list[int]()
+        self.fell_back = False
         self.trained: dict[int, list[int]] = {}  # step -> groups, as the trainer saw them
         self.start()
+
+    @property
+    def checkpoint_step(self):
+        return self.checkpoints[-1] if self.checkpoints else 0
 
     def start(self):
         """A process starts, from the trainer's last checkpoint."""
@@ -163,13 +172,14 @@ class Run(RuleBasedStateMachine):
         self.do(self._settled())
         if self.waiting is None or not self.waiting.done():
             return
-        groups, _ = self.waiting.result()
+        batch, _ = self.waiting.result()
         self.waiting, self.step = None, self.step + 1
-        ids = [group.id for group in groups]
+        assert batch.step == self.step
+        ids = [group.id for group in batch.groups]
         # What was handed out once is handed out again, however the process died.
         assert self.trained.setdefault(self.step, ids) == ids
         k = self.settings["k"]
-        assert all(1 <= self.step - group.oldest_version <= k for group in groups)
+        assert all(1 <= self.step - group.oldest_version <= k for group in batch.groups)
         self.unpublished.append(self.step)
 
     async def _settled(self):
@@ -204,8 +214,18 @@ class Run(RuleBasedStateMachine):
     @rule(commits=st.booleans())
     def the_trainer_saves_a_checkpoint(self, commits):
         self.do(self.run_.checkpoint(self.step))
+        if self.removes:
+            self.remove()
         if commits:  # else the process dies between snapshot and checkpoint, sooner or later
-            self.checkpoint_step = self.step
+            self.checkpoints.append(self.step)
+            self.fell_back = False
+
+    def remove(self):
+        retention = Retention(samples_steps=1)
+        work = Retaining(retention, self.run_.files, lambda: self.checkpoints)
+        work.note_checkpoints()
+        while work.remove_some():
+            pass
 
     # --- the machine ---------------------------------------------------------------------------
 
@@ -213,9 +233,12 @@ class Run(RuleBasedStateMachine):
     def events_reach_the_ledger(self):
         self.act(self.run_.recorder._flush_now)
 
-    @rule(disk_is_lost=st.booleans())
-    def the_process_dies(self, disk_is_lost):
+    @rule(disk_is_lost=st.booleans(), checkpoint_is_damaged=st.booleans())
+    def the_process_dies(self, disk_is_lost, checkpoint_is_damaged):
         self.end(killed=True)
+        if checkpoint_is_damaged and len(self.checkpoints) > 1 and not self.fell_back:
+            self.checkpoints.pop()
+            self.fell_back = True
         if disk_is_lost:
             for path in self.directory.glob("ledger.sqlite*"):
                 path.unlink()

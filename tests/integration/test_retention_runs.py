@@ -1,0 +1,99 @@
+"""A run that keeps the samples of its last steps only: killed, resumed, and then looked at."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import DEADLINE_S, Run
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.controller.recovery import snapshot_steps
+from rlax_plugin.records import journal
+from rlax_plugin.records.faults import VARIABLE, FaultPoint
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.pruned import read_pruned
+
+SETTINGS = (
+    "steps=12",
+    "rlax.trainer.checkpoint_every=2",
+    "rlax.retention.samples_steps=3",
+    "rlax.evaluation.problems=0",
+)
+
+
+def rlax(directory: Path, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "rlax_plugin", *arguments]
+    found = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    return found.returncode, found.stdout, found.stderr
+
+
+def kept_steps(files: RunFiles) -> list[int]:
+    numbers = journal.numbers(files, journal.SAMPLES)
+    steps = (journal.read_one(files, number).step for number in numbers)
+    return [step for step in steps if step is not None]
+
+
+def test_old_samples_go_and_a_resume_finds_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The newest checkpoint is that of step 8. When samples were removed last, after the snapshot
+    # of step 8, it was that of step 6: what this one and that of step 4 need is there.
+    monkeypatch.setenv(VARIABLE, f"{FaultPoint.SNAPSHOT_WRITTEN}:5")
+    run = Run(tmp_path, *SETTINGS)
+    status, out = run.end()
+    assert status == -signal.SIGKILL, out
+    files = RunFiles(run.dir)
+    assert kept_steps(files) == [5, 6, 7, 8, 9, 10]
+    assert read_pruned(files).step == 4
+    monkeypatch.delenv(VARIABLE)
+    status, out = Run(tmp_path, *SETTINGS).end()
+    assert status == 0, out
+    assert "steps 9 to 10 are trained again, on their recorded batches" in out
+    # After the snapshot of step 12, what the checkpoints of steps 8 and 10 need is left.
+    assert kept_steps(files) == [9, 10, 11, 12]
+    assert read_pruned(files).step == 8
+    assert snapshot_steps(files) == [2, 4, 6, 8, 10, 12]  # this trainer keeps its checkpoints
+
+    report = audit(files)
+    assert report.violation is None, report.violation
+    (warning,) = report.warnings
+    assert warning.startswith("the samples of steps 1 to 8 are not kept (rlax.retention): of ")
+    figures = report.figures
+    assert (figures.steps, figures.trained, figures.samples) == (12, 12 * 4, 12 * 4 * 4)
+    # As whole as the samples had been there: every step's tokens are in its metrics, too.
+    trained = sum(step["train/tokens"] for step in run.steps())
+    assert figures.tokens == trained
+
+    status, out, error = rlax(tmp_path, "audit", "runs/testing")
+    assert (status, error) == (0, "")
+    assert "warning: the samples of steps 1 to 8 are not kept" in out
+    status, out, error = rlax(tmp_path, "replay", "runs/testing")
+    assert (status, out) == (2, "")
+    assert error == (
+        "error: RUN = 'runs/testing': cannot be replayed from its first step: the samples of steps "
+        "1 to 8 are not kept (rlax.retention)\n"
+    )
+    status, out, error = rlax(tmp_path, "report", "runs/testing")
+    assert status == 0, out + error
+    page = (run.dir / "report.html").read_text()
+    assert "the samples of steps 1 to 8 are not kept (rlax.retention)" in page
+
+
+def test_the_limit_may_be_set_while_a_run_goes_on(tmp_path: Path) -> None:
+    """What a run keeps does not decide what it computes."""
+    status, out = Run(tmp_path, *SETTINGS[:2], "steps=8", "rlax.evaluation.problems=0").end()
+    assert status == 0, out
+    run = Run(tmp_path, *SETTINGS)
+    status, out = run.end()
+    assert status == 0, out
+    files = RunFiles(run.dir)
+    assert kept_steps(files) == [9, 10, 11, 12]
+    assert json.loads((run.dir / "summary.json").read_text())["complete"]
+    assert audit(files).clean
