@@ -301,7 +301,7 @@ def _advantages(
     outcomes = {
         "rl_rewards": np.where(mask_bt, rewards_b[:, None], 0.0),
         "rl_group": np.where(mask_bt, group_b[:, None], 0),
-        "targets_segmentation": np.ones(mask_bt.shape, np.int32),
+        "rl_episode": np.where(mask_bt, 1 + np.arange(len(rewards_b))[:, None], 0),
     }
 
     def returns(outcomes: advantages.Outcomes) -> np.ndarray:

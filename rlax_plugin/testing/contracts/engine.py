@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.errors import WeightsError
-from rlax_plugin.ports.capabilities import capabilities_of
+from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollouts.defects import defect
-from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
+from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing.builders import make_request
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
@@ -139,14 +139,14 @@ class _Scenarios:
             before = engine.health()["tokens_total"]
             groups = await _generated(engine, one, two)
             for request in (one, two):
-                known = capabilities_of(engine).vocabulary
-                _check_group(request, groups[request.key.group], self._old.version, known)
+                has = capabilities_of(engine)
+                _check_group(request, groups[request.key.group], self._old.version, has)
             tokens = sum(len(s.tokens) for samples in groups.values() for s in samples)
             counted = engine.health()["tokens_total"] - before
             require(counted >= tokens, f"tokens_total grew by {counted:g} for {tokens} tokens")
             await take_version(engine, self._new)
             (samples,) = (await _generated(engine, self._group(2))).values()
-            _check_group(self._group(2), samples, self._new.version)
+            _check_group(self._group(2), samples, self._new.version, has)
 
     async def seeds(self) -> None:
         async with _Engine(self._make_engine) as engine, _Engine(self._make_engine) as other:
@@ -178,7 +178,7 @@ class _Scenarios:
                     require(key in progress(), f"progress() says nothing of {key}: {progress()}")
                 await take_version(engine, self._new)
                 (samples,) = (await waiting).values()
-                _check_group(wanted, samples, self._new.version)
+                _check_group(wanted, samples, self._new.version, capabilities_of(engine))
             finally:
                 waiting.cancel()
 
@@ -300,7 +300,7 @@ async def _generated(engine: RolloutEngine, *requests: Request) -> dict[int, Seq
 
 
 def _check_group(
-    request: Request, samples: Sequence[Sampled], version: int, vocabulary: int = 0
+    request: Request, samples: Sequence[Sampled], version: int, has: Capabilities
 ) -> None:
     seeds = [s.seed for s in samples]
     require(seeds == list(request.seeds), f"seeds {seeds} for {list(request.seeds)}")
@@ -308,8 +308,8 @@ def _check_group(
         dtypes = [a.dtype.name for a in (s.tokens, s.logprobs, s.versions)]
         right = dtypes == ["int32", "float32", "int32"]
         require(right, f"tokens, log-probs and versions are {dtypes}")
-    length, side = len(request.context), SIDE_CHANNELS
-    if problem := defect(samples, request.sampling, vocabulary, context_length=length, side=side):
+    length, known = len(request.context), has.vocabulary
+    if problem := defect(samples, request.sampling, known, context_length=length, side=has.side):
         tokens = [s.tokens.tolist() for s in samples]
         require(False, f"{problem}; tokens {tokens}, stop ids {request.sampling.stop_ids}")
     for s in samples:
