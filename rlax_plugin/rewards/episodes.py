@@ -55,6 +55,7 @@ class PlayJob(Job):
         self._questions: set[asyncio.Task[None]] = set()
         self._played, self._counts = played, counts
         self._turns, self.number = 1, 0
+        self._shown = prompt_to(prompt)
         super().__init__(prompt, limit_s, on_loop=True)
         self.result: asyncio.Future[Outcome | Unscored] = asyncio.get_running_loop().create_future()
 
@@ -71,7 +72,7 @@ class PlayJob(Job):
         self._questions.clear()
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
-        play = {"prompt": prompt_to(self.prompt), **self._state()}
+        play = {"prompt": self._shown, **self._state()}
         return {"job": self.number, "play": play}
 
     def _state(self) -> dict[str, Any]:

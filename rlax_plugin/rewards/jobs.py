@@ -12,7 +12,6 @@ from rlax_plugin.rewards.messages import (
     LONGEST,
     episode_to,
     lengths_of,
-    prompt_to,
     score_from,
 )
 from rlax_plugin.text.harmless import one_line
@@ -158,6 +157,7 @@ class ScoreJob(Job):
     """Scores some episodes of a prompt.
 
     Args:
+      shown: ``prompt_to`` of the prompt.
       scores: get what it finds, from place ``first`` on.
       rewards: how many there are.
       tokens: whether they see tokens.
@@ -166,6 +166,7 @@ class ScoreJob(Job):
     def __init__(
         self,
         prompt: Prompt,
+        shown: Mapping[str, Any],
         episodes: Sequence[Episode],
         scores: Scores,
         first: int,
@@ -177,13 +178,14 @@ class ScoreJob(Job):
     ):
         super().__init__(prompt, reward_s * len(episodes), on_loop=on_loop)
         self._episodes, self.scores, self._first = episodes, scores, first
+        self._shown = shown
         self._rewards, self._tokens = rewards, tokens
         self._succeeded = False
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
         episodes = [episode_to(one, self.prompt, self._tokens) for one in self._episodes]
         message = {"job": self.number, "episodes": episodes}
-        return message | {"prompt": prompt_to(self.prompt)} if with_prompt else message
+        return message | {"prompt": self._shown} if with_prompt else message
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:
         found: list[Score | Unscored] = []

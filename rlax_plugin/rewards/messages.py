@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.environment import Answer
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import (
     EMPTY,
     Episode,
@@ -56,7 +58,16 @@ def unpacked(text: str, dtype: str) -> np.ndarray:
 
 
 def prompt_to(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as JSON."""
+    """A prompt as JSON.
+
+    Raises:
+      PluginError: its metadata cannot be written so.
+    """
+    try:
+        json.dumps(dict(prompt.metadata))
+    except (TypeError, ValueError) as error:
+        reason = f"has metadata that JSON cannot hold: {one_line(str(error))}"
+        raise PluginError(f"prompt {prompt.id!r} {reason}") from None
     return {
         "id": prompt.id,
         "tokens": packed(prompt.tokens, "<i4"),

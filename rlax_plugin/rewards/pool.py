@@ -15,6 +15,7 @@ from rlax_plugin.rewards.episodes import PlayCounts, PlayJob
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.rewards.handle import RewardProcess
 from rlax_plugin.rewards.jobs import Job, ScoreJob, Scores
+from rlax_plugin.rewards.messages import prompt_to
 from rlax_plugin.rewards.output import RewardOutput
 from rlax_plugin.rewards.runner import Runner
 from rlax_plugin.rewards.scheduler import Scheduler
@@ -94,15 +95,17 @@ class RewardPool:
         """What rewards give each episode.
 
         Raises:
+          PluginError: the prompt's metadata are not JSON.
           RlaxError: a reward process cannot be started again, or rewards do nothing but end it.
         """
         if not episodes:
             return []
-        needs, scores = self.needs, Scores(len(episodes))
+        needs, scores, shown = self.needs, Scores(len(episodes)), prompt_to(prompt)
         size = len(episodes) if needs.group else 1
         jobs = [
             ScoreJob(
                 prompt,
+                shown,
                 episodes[first : first + size],
                 scores,
                 first,

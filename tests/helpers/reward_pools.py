@@ -1,0 +1,105 @@
+"""Reward pools with real processes, in a test's directory, and what they were given."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.types import (
+    Episode,
+    Prompt,
+    Sampled,
+    Score,
+    Trajectory,
+    Turn,
+    Unscored,
+)
+
+LIMIT_S = 240.0
+_HEAD = "from rlax_plugin.api import *\nfrom rlax_plugin.api import hookimpl\n"
+
+
+def write_plugin(directory: Path, patch: pytest.MonkeyPatch, code: str) -> None:
+    """A plug-in ``own_parts``, for processes that this one starts, whose directory this becomes."""
+    (directory / "own_parts.py").write_text(_HEAD + code)
+    patch.setenv("PYTHONPATH", str(directory))
+    patch.chdir(directory)
+
+
+def section(*rewards: str, **changes: object) -> RlaxSection:
+    given = {
+        "plugins": ["own_parts"],
+        "prompt_source": {"name": "x"},
+        "rewards": [{"name": name} for name in rewards],
+        "deadlines": {"reward_s": 120.0, "startup_s": 120.0, "episode_s": 120.0},
+    }
+    return RlaxSection.model_validate(given | changes)
+
+
+def with_pool(
+    config: RlaxSection,
+    work: Callable[[RewardPool], Awaitable[None]],
+    note: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Does some work with a pool that is started, and closes it."""
+
+    async def main() -> None:
+        pool = RewardPool(config, Path(), note=note)
+        try:
+            await pool.start()
+            await work(pool)
+        finally:
+            await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def prompt(name: str = "p", **metadata: object) -> Prompt:
+    return Prompt(name, np.array([1, 2, 3], np.int32), "1+2=", "3", metadata)
+
+
+def sampled(*tokens: int, finish: str = "stop") -> Sampled:
+    ones = np.ones(len(tokens))
+    return Sampled(
+        7,
+        np.array(tokens, np.int32),
+        ones.astype(np.float32),
+        ones.astype(np.int32),
+        finish,
+        ("w",),
+    )
+
+
+def episode(text: str, index: int = 0, turns: Sequence[Turn] | None = None) -> Episode:
+    """Of one turn of two tokens unless told otherwise."""
+    one = (Turn(prompt().tokens, sampled(4, 5)),)
+    return Episode(index, (Trajectory(tuple(turns or one)),), text)
+
+
+def episodes(*texts: str) -> list[Episode]:
+    return [episode(text, index) for index, text in enumerate(texts)]
+
+
+def totals(scores: Sequence[Score | Unscored]) -> list[float | None]:
+    return [s.total if isinstance(s, Score) else None for s in scores]
+
+
+def reason(score: object) -> str:
+    """Why there is no score, or no outcome."""
+    assert isinstance(score, Unscored), score
+    return score.reason
+
+
+async def there(path: Path) -> None:
+    """Returns once a file exists."""
+    end = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < end, path
+        await asyncio.sleep(0.01)

@@ -1,0 +1,195 @@
+"""Async rewards: many at a time in one process, each of which costs only itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from late_rewards import late_at_once
+from reward_pools import episodes, prompt, reason, section, there, totals, with_pool, write_plugin
+
+PLUGIN = r"""
+import asyncio, os, time, threading
+
+here = most = 0
+
+async def meet(prompt, completion):
+    "Returns once ``completion`` calls have been under way at the same time."
+    global here, most
+    here += 1
+    most = max(most, here)
+    while most < int(completion):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    here -= 1
+    return float(most)
+
+def hanging(text):
+    with open("hanging.tmp", "w") as file:
+        file.write(text)
+    os.rename("hanging.tmp", "hanging")
+
+class Wild:
+    async def score(self, prompt, episode):
+        text, _, how = episode.text.partition(" ")
+        if text == "good":
+            while how and not os.path.exists(how):
+                await asyncio.sleep(0.01)
+        if text == "waits":
+            hanging(episode.text)
+            await asyncio.sleep(600)
+        if text == "stays":
+            hanging(episode.text)
+            while True:
+                try:
+                    await asyncio.sleep(600)
+                except asyncio.CancelledError:
+                    pass
+        if text == "blocks":
+            async def block():
+                hanging(episode.text)
+                time.sleep(600)
+            await asyncio.gather(block())
+        if text == "dies":
+            await asyncio.sleep(0)
+            open("died", "a").write("x")
+            os._exit(3)
+        if text == "thread":
+            def die():
+                open("died", "a").write("x")
+                os._exit(4)
+            threading.Timer(0.2, die).start()
+            await asyncio.sleep(600)
+        if text == "exits":
+            async def leave():
+                raise SystemExit("bye")
+            await asyncio.create_task(leave())
+        return 1.0
+
+def slow(prompt, completion):
+    if completion == "stuck":
+        hanging(completion)
+        time.sleep(600)
+    time.sleep(0.05)
+    return 0.5
+
+@hookimpl
+def rlax_register_reward():
+    parts = {"meet": meet, "wild": Wild(), "slow": slow}
+    return {
+        name: Extension(NoOptions, lambda config, context, part=part: part)
+        for name, part in parts.items()
+    }
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plugin(tmp_path, monkeypatch):
+    write_plugin(tmp_path, monkeypatch, PLUGIN)
+
+
+@pytest.mark.parametrize("most", [3, 8])
+def test_many_run_at_a_time_and_no_more_than_the_config_says(most):
+    async def work(pool):
+        assert pool.needs.waits
+        found = await pool.score(prompt(), episodes(*[str(most)] * 12))
+        assert totals(found) == [float(most)] * 12
+
+    with_pool(section("meet", reward_concurrency=most), work)
+
+
+@pytest.mark.parametrize("how, replaced", [("waits", 0), ("stays", 1), ("blocks", 1)])
+def test_one_that_hangs_is_cancelled_or_ended_and_costs_only_itself(monkeypatch, how, replaced):
+    late_at_once(monkeypatch, Path("hanging"))
+
+    async def work(pool):
+        found = await pool.score(prompt(), episodes("good", how, "good", "good"))
+        assert totals(found) == [1.0, None, 1.0, 1.0]
+        assert reason(found[1]).startswith("rlax.rewards.0 (wild)")
+        assert "rlax.deadlines.reward_s" in reason(found[1])
+        assert pool.replaced == replaced
+        assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
+
+    with_pool(section("wild"), work)
+
+
+def test_the_one_that_blocks_is_late_and_not_those_that_wait_for_it(monkeypatch):
+    """All have begun before it, and their time is over first."""
+
+    async def work(pool):
+        (runner,) = pool._scheduler.runners
+        import asyncio
+
+        group = asyncio.ensure_future(
+            pool.score(prompt(), episodes("good go", "good go", "blocks", "good go"))
+        )
+        await there(Path("hanging"))
+        Path("go").touch()
+        jobs = list(runner.on_loop.values())
+        assert [job.number for job in jobs] == [1, 2, 3, 4]
+        for job in (jobs[0], jobs[3], jobs[2]):
+            job.clock._limit_s = 0.0
+            runner._is_late(job, job.number)
+        found = await group
+        assert totals(found) == [1.0, 1.0, None, 1.0] and pool.replaced == 1
+        assert "rlax.deadlines.reward_s" in reason(found[2])
+
+    with_pool(section("wild"), work)
+
+
+@pytest.mark.parametrize("how, code, deaths", [("dies", 3, 2), ("thread", 4, 2)])
+def test_one_that_ends_the_process_is_found_out_and_those_beside_it_are_scored(how, code, deaths):
+    """By the step in which it ended; or, of a thread, because each is tried alone."""
+    notes: list[str] = []
+
+    async def work(pool):
+        assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
+        found = await pool.score(prompt(), episodes("good died", how, "good died", "good died"))
+        assert totals(found) == [1.0, None, 1.0, 1.0]
+        said = f"the reward process of rlax.rewards.0 (wild) ended with exit code {code}"
+        assert reason(found[1]) == said
+        assert pool.replaced == deaths == len(Path("died").read_text())
+
+    with_pool(section("wild"), work, notes.append)
+    assert f"exit code {code}, on prompt p; another one is started" in notes[0]
+
+
+def test_an_exit_is_an_error_and_the_event_loop_goes_on():
+    async def work(pool):
+        found = await pool.score(prompt(), episodes("good", "exits", "good"))
+        assert totals(found) == [1.0, None, 1.0] and pool.replaced == 0
+        assert "SystemExit: bye" in reason(found[1])
+
+    with_pool(section("wild"), work)
+
+
+def test_a_function_beside_an_async_reward_runs_one_at_a_time_and_is_ended_where_it_hangs(
+    monkeypatch,
+):
+    """Those that wait for it are not late: their clocks stand."""
+    late_at_once(monkeypatch, Path("hanging"))
+
+    async def work(pool):
+        found = await pool.score(prompt(), episodes(*["good"] * 3, "stuck", *["good"] * 3))
+        assert totals(found) == [1.5] * 3 + [None] + [1.5] * 3
+        assert reason(found[3]).startswith("rlax.rewards.1 (slow)")
+        assert pool.replaced == 1
+
+    with_pool(section("wild", "slow"), work)
+
+
+def test_a_group_that_is_cancelled_ends_in_the_process_too():
+    async def work(pool):
+        import asyncio
+
+        group = asyncio.ensure_future(pool.score(prompt(), episodes("waits", "good go")))
+        await there(Path("hanging"))
+        group.cancel()
+        await asyncio.wait({group})
+        (runner,) = pool._scheduler.runners
+        while runner.load:
+            await asyncio.sleep(0.01)
+        assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
+        assert pool.replaced == 0
+
+    with_pool(section("wild"), work)
