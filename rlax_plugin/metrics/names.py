@@ -131,6 +131,14 @@ STAGES: tuple[Stage, ...] = (
         ),
     ),
     Stage(
+        "reward_metric",
+        "What rewards and environments report besides the reward, under names of their own; if "
+        "several report the same name for a sample, the values are added. At most 32 names are "
+        "reported in a step, the most frequent first.",
+        f"{_IN_STEP}, if a reward reports any",
+        (("<name>", "the reward's", "mean over the samples that have this metric"),),
+    ),
+    Stage(
         "curation",
         "Counts of groups since the last step.",
         "every step",

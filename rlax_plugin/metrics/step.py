@@ -17,6 +17,9 @@ from rlax_plugin.objective.batches import sizes
 from rlax_plugin.types import Judged, Rejected, Score, ScoredGroup, TrainBatch, group_of
 
 
+_MOST_REWARD_METRICS = 32  # a reward may invent names
+
+
 @dataclass(slots=True)
 class StepStats:
     """What happened between two batches; becomes the step's metrics."""
@@ -112,6 +115,7 @@ def step_metrics(
     if np.isfinite(rewards).any():
         metrics["reward/mean"] = float(np.nanmean(rewards))
         metrics |= _reward_parts(scored, section)
+        metrics |= _reward_metrics(scored)
     if done.metrics:  # there are none yet when a checkpoint is about to be saved
         metrics.update(diagnostics.summarise(done.metrics))
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
@@ -128,6 +132,16 @@ def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[s
     parts = [s.parts for g in scored for s in g.scores if isinstance(s, Score)]
     means = np.mean(parts, axis=0)
     return {f"reward_part/{name}": float(mean) for name, mean in zip(names, means, strict=True)}
+
+
+def _reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """The mean of each metric of rewards, over the samples that have it; the commonest ones."""
+    found: dict[str, list[float]] = {}
+    for score in (s for g in scored for s in g.scores if isinstance(s, Score)):
+        for name, value in score.metrics.items():
+            found.setdefault(name, []).append(value)
+    names = sorted(found, key=lambda name: (-len(found[name]), name))[:_MOST_REWARD_METRICS]
+    return {f"reward_metric/{name}": float(np.mean(found[name])) for name in names}
 
 
 class RunStats:

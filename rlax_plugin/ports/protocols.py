@@ -18,7 +18,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.errors import PluginError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.types import Key, Prompt, Request, Sampled, ScoredGroup, WeightVersion
+from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, ScoredGroup, WeightVersion
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,9 +143,23 @@ class PromptSource(Protocol):
 
 
 class Reward(Protocol):
-    """Scores one completion. Runs in a process of its own, without JAX. May be slow, may raise."""
+    """Scores completions. Runs in a process of its own, without JAX. May be slow, may raise.
 
-    def __call__(self, prompt: Prompt, completion: str) -> float: ...
+    It may have another form, told by its methods, the first of which counts:
+
+    - ``score_group(prompt, episodes) -> Sequence[float | Score]`` sees all episodes of a prompt at
+      once, in the order of their ``index``, and scores each of them;
+    - ``score(prompt, episode) -> float | Score`` sees an ``Episode``: its turns with their tokens,
+      and how it ended. Log-probs, versions and side channels are empty, seeds 0, workers unnamed;
+    - ``__call__(prompt, completion)``, as below.
+
+    Each may be an ``async def``: then many samples are scored at the same time in one process, and
+    it must not block. Any may return a ``Score``: its ``total`` is the reward, ``metrics`` are
+    recorded and reported, ``token_rewards`` say what of the total was paid for which token; its
+    ``parts`` are ignored. ``prompt.metadata`` is as JSON has it: lists in place of tuples.
+    """
+
+    def __call__(self, prompt: Prompt, completion: str) -> float | Score: ...
 
 
 class PassRates(Protocol):

@@ -109,8 +109,15 @@ class RewardProcess:
         self._ended = asyncio.ensure_future(self._end_with_it(process))
         self.lines = lines = Lines()
         first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        lines.take = lambda one: None if first.done() else first.set_result(one)
-        lines.ended = lambda: None if first.done() else first.cancel()
+
+        def take(one: bytes) -> None:
+            if not first.done():
+                first.set_result(one)
+
+        def ended() -> None:
+            first.cancel()
+
+        lines.take, lines.ended = take, ended
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_unix_connection(lambda: lines, sock=ours)
         self.send(line(self._hello))

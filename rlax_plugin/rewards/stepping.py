@@ -27,23 +27,23 @@ class _Steps:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         witness, inner = self._witness, self._coroutine
-        step, value = inner.send, None
+        error: BaseException | None = None
         while True:
             witness.job = self._job
             try:
-                waits_for = step(value)
+                waits_for = inner.send(None) if error is None else inner.throw(error)
             except StopIteration as end:
                 return end.value
             finally:
                 witness.job = 0
-            step, value = inner.send, None
+            error = None
             try:
                 yield waits_for
             except GeneratorExit:
                 inner.close()
                 raise
-            except BaseException as error:  # noqa: BLE001  such as a cancellation: it is the inner one's
-                step, value = inner.throw, error
+            except BaseException as raised:  # noqa: BLE001  such as a cancellation: it is the inner one's
+                error = raised
 
 
 async def _stepped(steps: _Steps) -> Any:
