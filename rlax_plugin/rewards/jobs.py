@@ -46,14 +46,17 @@ class Clock:
     def left_s(self) -> float:
         return max(0.0, self._limit_s - self.used_s)
 
-    def go(self) -> None:
+    def go(self, *, timer: bool = True) -> None:
+        """Runs on; ``expired`` is called only with a timer."""
         if self._since_s is None:
             self._since_s = time.monotonic()
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self.left_s, self._expired)
+            if timer:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self.left_s, self._expired)
 
     def stop(self) -> None:
-        self._used_s, self._since_s = self.used_s, None
+        if self._since_s is not None:
+            self._used_s, self._since_s = self.used_s, None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -180,6 +183,7 @@ class ScoreJob(Job):
         self._episodes, self.scores, self._first = episodes, scores, first
         self._shown = shown
         self._rewards, self._tokens = rewards, tokens
+        self._lengths = [lengths_of(episode) for episode in episodes]
         self._succeeded = False
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
@@ -189,8 +193,7 @@ class ScoreJob(Job):
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:
         found: list[Score | Unscored] = []
-        for episode, said in zip(self._episodes, message["scores"], strict=True):
-            lengths = lengths_of(episode)
+        for lengths, said in zip(self._lengths, message["scores"], strict=True):
             size -= LONGEST + 16 * sum(lengths)
             if "error" in said:
                 found.append(Unscored(one_line(said["error"], LONGEST_ERROR)))

@@ -40,12 +40,12 @@ class MainThread:
 
     def __init__(self, send: Send, witness: Witness, failures: Failures):
         self._send, self._witness, self._failures = send, witness, failures
-        self._work: queue.SimpleQueue[Callable[[], None] | bytes] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], None] | Sequence[bytes]] = queue.SimpleQueue()
         self._jobs = ScoreJobs()
 
-    def take(self, line: bytes) -> None:
-        """A job of which no reward is async."""
-        self._work.put(line)
+    def take(self, lines: Sequence[bytes]) -> None:
+        """Jobs of which no reward is async."""
+        self._work.put(lines)
 
     async def call(self, job: int, number: int, form: Form, arguments: tuple[Any, ...]) -> Any:
         """Calls a function that a job on the event loop needs.
@@ -82,11 +82,12 @@ class MainThread:
         """Works until the process ends."""
         while True:
             work = self._work.get()
-            if not isinstance(work, bytes):
+            if callable(work):
                 work()
                 continue
-            message = json.loads(work)
-            self._send({"job": message["job"], "scores": _now(self._scores(message, forms))})
+            for line in work:
+                message = json.loads(line)
+                self._send({"job": message["job"], "scores": _now(self._scores(message, forms))})
 
     def _scores(
         self, message: Mapping[str, Any], forms: Sequence[Form]

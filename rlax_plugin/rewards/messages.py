@@ -36,11 +36,12 @@ ON_LOOP = b"~"
 MOST_METRICS = 32
 _LONGEST_NAME = 64
 _NONE = np.zeros(0, np.float32), np.zeros(0, np.int32)  # log-probs, versions
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def line(message: Mapping[str, Any]) -> bytes:
     """A message as it travels."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return _encode(message).encode() + b"\n"
 
 
 def packed(array: Any, dtype: str) -> str:
@@ -82,29 +83,15 @@ def prompt_from(message: Mapping[str, Any]) -> Prompt:
     return Prompt(**{**message, "tokens": unpacked(message["tokens"], "<i4")})
 
 
-def without_logprobs(episode: Episode) -> Episode:
-    """An episode as rewards see it: its tokens, turns and texts, and how each turn ended.
-
-    Log-probs, versions, seeds, workers and side channels are left out: their arrays are empty.
-    """
-    return Episode(
-        index=episode.index,
-        trajectories=tuple(
-            Trajectory(tuple(_turn(t.given, t.sampled.tokens, t.sampled.finish) for t in one.turns))
-            for one in episode.trajectories
-        ),
-        text=episode.text,
-        ended=episode.ended,
-        texts=episode.texts,
-    )
-
-
 def _turn(given: np.ndarray, tokens: np.ndarray, finish: Any) -> Turn:
     return Turn(given, Sampled(0, tokens, *_NONE, finish))
 
 
 def episode_to(episode: Episode, prompt: Prompt, tokens: bool) -> dict[str, Any]:
-    """An episode as JSON; its tokens only if they are asked for, their numbers in any case."""
+    """An episode as JSON; its turns only if they are asked for, their lengths in any case.
+
+    Log-probs, versions, seeds, workers and side channels stay here.
+    """
     shown: dict[str, Any] = {
         "index": episode.index,
         "text": episode.text,
@@ -180,11 +167,25 @@ def score_from(message: Mapping[str, Any], rewards: int, lengths: Sequence[int])
       ValueError, TypeError, LookupError: it is not.
     """
     parts = tuple(map(float, message["parts"]))
+    if len(message) == 2 and len(parts) == rewards and math.isfinite(sum(parts)):  # most of them
+        return Score(finite(message["total"]), parts)
     found = [unpacked(one, "<f8") for one in message.get("tokens", ())]
     if len(parts) != rewards or not all(map(math.isfinite, parts)):
         raise ValueError(f"{len(parts)} parts of {rewards} rewards")
     score = checked(message["total"], message.get("metrics", EMPTY), found, lengths)
     return Score(score.total, parts, score.metrics, score.token_rewards)
+
+
+def finite(total: Any) -> float:
+    """A reward, if it is one.
+
+    Raises:
+      ValueError, TypeError: it is not; says why.
+    """
+    total = float(total)
+    if not math.isfinite(total):
+        raise ValueError(f"the reward is {total}")
+    return total
 
 
 def checked(
@@ -195,9 +196,7 @@ def checked(
     Raises:
       ValueError, TypeError: it is not; says why.
     """
-    total = float(total)
-    if not math.isfinite(total):
-        raise ValueError(f"the reward is {total}")
+    total = finite(total)
     of_turns = [np.asarray(one, np.float64) for one in token_rewards]
     if of_turns and [one.shape for one in of_turns] != [(length,) for length in lengths]:
         raise ValueError(

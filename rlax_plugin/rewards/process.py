@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
@@ -43,7 +43,21 @@ class Connection:
         self._socket = socket.socket(fileno=descriptor)
         os.register_at_fork(after_in_child=self._let_go)
         self._lock = threading.Lock()
-        self.lines: IO[bytes] = self._socket.makefile("rb")
+        self._rest = b""
+
+    def receive(self) -> list[bytes]:
+        """Waits for lines; all that have come.
+
+        Raises:
+          EOFError: there are none any more.
+        """
+        while True:
+            data = self._socket.recv(1 << 18)
+            if not data:
+                raise EOFError
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if lines:
+                return lines
 
     def _let_go(self) -> None:
         if self._socket.fileno() >= 0:
@@ -54,10 +68,10 @@ class Connection:
             self._socket.sendall(line(message))
 
 
-def _read(lines: IO[bytes], take: Callable[[bytes], None]) -> None:
+def _read(connection: Connection, take: Callable[[list[bytes]], None]) -> None:
     try:
-        for one in lines:
-            take(one)
+        while True:
+            take(connection.receive())
     finally:
         # The run is over, however it ended; if it was killed with answers unread, the connection is
         # reset. Neither a reward that hangs stays behind nor what it began.
@@ -69,19 +83,21 @@ def main() -> None:
     connection, witness = Connection(descriptor), Witness(shared)
     os.close(shared)
     sys.stdout = sys.stderr  # which holds nothing back: a reward that hangs is killed
-    start = json.loads(connection.lines.readline())
+    (first,) = connection.receive()  # nothing follows before it is ready
+    start = json.loads(first)
     failures = Failures()
     main_thread = MainThread(connection.send, witness, failures)
     waiting: WaitingJobs | None = None
 
-    def take(one: bytes) -> None:
-        if one.startswith(ON_LOOP):
+    def take(lines: list[bytes]) -> None:
+        for_loop = [one for one in lines if one.startswith(ON_LOOP)]
+        for one in for_loop:
             assert waiting is not None  # else no such job is sent
             loop.call_soon_threadsafe(waiting.take, one[len(ON_LOOP) :])
-        else:
-            main_thread.take(one)
+        if len(for_loop) < len(lines):
+            main_thread.take([one for one in lines if not one.startswith(ON_LOOP)])
 
-    threading.Thread(target=_read, args=(connection.lines, take), daemon=True).start()
+    threading.Thread(target=_read, args=(connection, take), daemon=True).start()
     section = RlaxSection.model_validate(start["section"])
     context = BuildContext(run_dir=Path(start["run_dir"]), seed=section.seed, section=section)
     rewards = [

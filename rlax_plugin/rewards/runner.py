@@ -61,6 +61,7 @@ class Runner:
         self._told: dict[bool, Any] = {}  # on the loop? -> the prompt that was sent last
         self._numbers = 0
         self._ending: asyncio.Task[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None  # of the first one on the main thread
 
     @property
     def jobs(self) -> list[Job]:
@@ -115,7 +116,21 @@ class Runner:
 
     def _begins(self, job: Job) -> None:
         self.begun += 1
-        job.clock.go()
+        job.clock.go(timer=job.on_loop)
+        if not job.on_loop and self._watch is None:
+            # One timer for all that follow one another: most of them end long before it.
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(job.clock.left_s, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        if self.on_main:
+            job = self.on_main[0]
+            if job.clock.left_s:
+                loop = asyncio.get_running_loop()
+                self._watch = loop.call_later(job.clock.left_s, self._look)
+            else:
+                self._expired(job)
 
     def _take(self, data: bytes) -> None:
         try:
@@ -218,6 +233,9 @@ class Runner:
         """Kills it; its jobs are still its own."""
         self.up, self.reserved = False, None
         self._out.clear()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         for job in self.jobs:
             job.clock.stop()
         self.process.end()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.rewards.forms import Form
-from rlax_plugin.rewards.messages import checked, score_to
+from rlax_plugin.rewards.messages import checked, checked_metrics, finite, score_to
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Episode, Prompt, Score
 
@@ -75,10 +75,10 @@ class _Sum:
     def add(self, given: Any) -> None:
         """Adds what a reward has returned, which may be anything."""
         try:
-            if isinstance(given, Score):
-                score = checked(given.total, given.metrics, given.token_rewards, self._lengths)
-            else:
-                score = Score(float(given))
+            if not isinstance(given, Score):
+                self._parts.append(float(given))
+                return
+            score = checked(given.total, given.metrics, given.token_rewards, self._lengths)
             self._parts.append(score.total)
             for name, value in score.metrics.items():
                 self._metrics[name] = self._metrics.get(name, 0.0) + value
@@ -92,12 +92,14 @@ class _Sum:
         """As JSON."""
         total = float(sum(self._parts))
         try:
-            score = checked(total, self._metrics, self._tokens, self._lengths)
+            if not self.error:
+                finite(total)
+                checked_metrics(self._metrics)
         except ValueError as error:
             self.fail(error)
         if self.error:
             return {"error": self.error}
-        return score_to(Score(total, tuple(self._parts), score.metrics, score.token_rewards))
+        return score_to(Score(total, tuple(self._parts), self._metrics, tuple(self._tokens)))
 
 
 async def scores_of(

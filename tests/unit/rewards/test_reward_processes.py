@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -22,9 +23,10 @@ from late_rewards import late_at_once
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.rewards.pool import RewardPool, _parsed
-from rlax_plugin.testing import make_episode
-from rlax_plugin.types import Prompt, Score, Unscored
+from rlax_plugin.rewards.messages import episode_to, line, prompt_to, score_from
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rewards.witness import shared
+from rlax_plugin.types import Episode, Prompt, Score, Unscored
 
 LIMIT_S = 240.0
 PLUGIN = r"""
@@ -129,17 +131,21 @@ def with_pool(
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
 
-async def scored(pool: RewardPool, *texts: str, prompt: str = "p") -> list[Score | Unscored]:
-    asked = Prompt(prompt, np.ones(1, np.int32), "1", "one")
-    return await pool.score(asked, [make_episode(text=text) for text in texts])
+Scores = list[Score | Unscored]
 
 
-def rewards(scores: list[Score | Unscored]) -> list[float | None]:
+async def scored(pool: RewardPool, *texts: str, prompt: str = "p") -> Scores:
+    episodes = [Episode(i, (), text) for i, text in enumerate(texts)]
+    return await pool.score(Prompt(prompt, np.ones(1, np.int32), "1", "one"), episodes)
+
+
+def rewards(scores: Scores) -> list[float | None]:
     return [s.total if isinstance(s, Score) else None for s in scores]
 
 
 def reason(score: Score | Unscored) -> str:
-    return score.reason if isinstance(score, Unscored) else ""
+    assert isinstance(score, Unscored), score
+    return score.reason
 
 
 def own_processes() -> list[psutil.Process]:
@@ -233,7 +239,7 @@ def test_jobs_travel_where_no_other_process_listens_and_standard_input_is_empty(
 
 
 def test_an_answer_that_is_none_is_the_error_of_its_sample():
-    forged = '{"job": 0, "sample": 0, "reward": 9, "parts": [4, 5]}'
+    forged = '{"job": 0, "scores": [{"total": 9, "parts": [4, 5]}]}'
 
     async def work(pool: RewardPool) -> None:
         found = await scored(pool, "good", f"forge {forged}", "good")
@@ -245,22 +251,30 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
 
 
 @pytest.mark.parametrize(
-    "line",
+    "answer",
     [
-        "nonsense",
-        "[]",
-        '{"job": 5, "sample": 1, "reward": 9, "parts": [4, 5]}',
-        '{"job": 6, "sample": 0, "reward": 9, "parts": [4, 5]}',
-        '{"job": 6, "sample": 1, "reward": 9, "parts": []}',
-        '{"job": 6, "sample": 1, "reward": NaN, "parts": [1, 1]}',
+        {"total": 9},
+        {"total": 9, "parts": []},
+        {"total": 9, "parts": [4, 5, 0]},
+        {"total": float("nan"), "parts": [4, 5]},
+        {"total": 9, "parts": [4, float("inf")]},
+        {"total": 9, "parts": [4, 5], "metrics": {"a/b": 1}},
+        {"total": 9, "parts": [4, 5], "metrics": {"\x1b": 1}},
+        {"total": 9, "parts": [4, 5], "metrics": {"x" * 65: 1}},
+        {"total": 9, "parts": [4, 5], "metrics": {"a": float("nan")}},
+        {"total": 9, "parts": [4, 5], "metrics": {str(i): i for i in range(33)}},
+        {"total": 9, "parts": [4, 5], "tokens": ["AAAAAAAAAAA="]},
+        {"total": 9, "parts": [4, 5], "tokens": ["AAAAAAAAAAA=", "AAAAAAAA8H8="]},  # infinite
     ],
 )
-def test_what_is_no_answer(line):
-    """To sample 1 of job 6, of two rewards."""
-    good = b'{"job": 6, "sample": 1, "reward": 9, "parts": [4, 5]}'
-    assert _parsed(good, 6, 1, 2) == Score(9.0, (4.0, 5.0))
-    with pytest.raises(ValueError):
-        _parsed(line.encode(), 6, 1, 2)
+def test_what_is_no_score(answer):
+    """Of two rewards, for two turns of one token each."""
+    good = {"total": 9, "parts": [4, 5], "metrics": {"a": 1}, "tokens": ["AAAAAAAAAAA="] * 2}
+    found = score_from(good, 2, [1, 1])
+    assert (found.total, found.parts, found.metrics) == (9.0, (4.0, 5.0), {"a": 1.0})
+    assert [one.tolist() for one in found.token_rewards] == [[0.0], [0.0]]
+    with pytest.raises((ValueError, LookupError)):
+        score_from(answer, 2, [1, 1])
 
 
 def test_an_idle_process_that_dies_costs_no_sample():
@@ -271,7 +285,7 @@ def test_an_idle_process_that_dies_costs_no_sample():
         for noticed in (False, True):
             (process,) = own_processes()
             process.kill()
-            while noticed and pool._all[0].alive:
+            while noticed and pool._scheduler.runners[0].up:
                 await asyncio.sleep(0.01)
             assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
         assert pool.replaced == 2
@@ -319,7 +333,7 @@ def test_an_end_and_a_deadline_name_the_reward_and_its_key(monkeypatch):
 
 
 def test_rewards_that_only_end_their_process_end_the_run(monkeypatch):
-    monkeypatch.setattr("rlax_plugin.rewards.pool._MOST_IN_VAIN_AT_FIRST", 2)
+    monkeypatch.setattr("rlax_plugin.rewards.blame._MOST_IN_VAIN_AT_FIRST", 2)
     notes: list[str] = []
 
     async def work(pool: RewardPool) -> None:
@@ -328,15 +342,16 @@ def test_rewards_that_only_end_their_process_end_the_run(monkeypatch):
             await asyncio.gather(*groups)
         said = str(error.value)
         assert "rlax.rewards.1 (wild) ended with exit code 3" in said
-        assert "4 times in a row" in said and "rewards.log" in said
-        assert pool.replaced in (4, 5)  # two for each process; another may have died meanwhile
+        # Twice for each process, and of three prompts: the oldest group's samples go first.
+        assert re.search("[45] times in a row", said) and "rewards.log" in said
+        assert pool.replaced in (4, 5, 6)  # another may have died meanwhile
 
     with_pool(work, notes, reward_processes=2)
     assert [note.partition(" so far")[0][-1] for note in notes] == ["1", "2", "4"]
 
 
 def test_one_round_of_processes_that_end_together_does_not_end_the_run(monkeypatch):
-    monkeypatch.setattr("rlax_plugin.rewards.pool._MOST_IN_VAIN_AT_FIRST", 3)
+    monkeypatch.setattr("rlax_plugin.rewards.blame._MOST_IN_VAIN_AT_FIRST", 3)
 
     async def work(pool: RewardPool) -> None:
         groups = (scored(pool, "die", prompt=f"p{i}") for i in range(3))
@@ -348,7 +363,7 @@ def test_one_round_of_processes_that_end_together_does_not_end_the_run(monkeypat
 
 
 def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run(monkeypatch):
-    monkeypatch.setattr("rlax_plugin.rewards.pool._MOST_IN_VAIN_AT_FIRST", 2)
+    monkeypatch.setattr("rlax_plugin.rewards.blame._MOST_IN_VAIN_AT_FIRST", 2)
 
     async def work(pool: RewardPool) -> None:
         assert rewards(await scored(pool, *["die"] * 3)) == [None] * 3
@@ -358,15 +373,18 @@ def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run(mon
     with_pool(work)
 
 
-def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer(tmp_path: Path) -> None:
+def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() -> None:
     """The connection is then reset, and does not end."""
     ours, theirs = socket.socketpair()
     hello = {"section": section().model_dump(mode="json"), "run_dir": "", "key": "rlax.rewards"}
-    job = {"job": 1, "prompt_id": "p", "prompt_tokens": [1], "prompt_text": "", "reference": ""}
-    with ours, theirs, (tmp_path / "current").open("wb+") as shared:
-        shared.write(b"\0")
-        shared.flush()
-        descriptors = theirs.fileno(), shared.fileno()
+    prompt = Prompt("p", np.ones(1, np.int32), "", "")
+    job = {
+        "job": 1,
+        "prompt": prompt_to(prompt),
+        "episodes": [episode_to(Episode(0, ()), prompt, False)],
+    }
+    with ours, theirs, shared() as memory:
+        descriptors = theirs.fileno(), memory.fileno()
         process = subprocess.Popen(
             [sys.executable, "-m", "rlax_plugin.rewards.process", *map(str, descriptors)],
             pass_fds=descriptors,
@@ -374,8 +392,8 @@ def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer(tmp_
         )
         theirs.close()
         ours.settimeout(LIMIT_S)
-        ours.sendall(json.dumps(hello).encode() + b"\n")
-        assert json.loads(ours.makefile().readline()) == {"ready": True}
-        ours.sendall(json.dumps(job | {"completions": ["1"]}).encode() + b"\n")
+        ours.sendall(line(hello))
+        assert json.loads(ours.makefile().readline())["ready"]
+        ours.sendall(line(job))
         assert select.select([ours], [], [], LIMIT_S)[0]
     assert process.wait(LIMIT_S) == -signal.SIGKILL

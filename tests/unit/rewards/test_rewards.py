@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from pathlib import Path
 
 import numpy as np
 import pytest
+from late_rewards import late_at_once
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
+from rlax_plugin.rewards.forms import form_of
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rewards.process import _score
-from rlax_plugin.testing import make_episode
-from rlax_plugin.types import Prompt, Score, Unscored
+from rlax_plugin.rewards.scoring import Failures, scores_of
+from rlax_plugin.types import Episode, Prompt, Score, Unscored
 
 PLUGIN = """
-import time
+import os, time
 from rlax_plugin.api import Extension, NoOptions, hookimpl
 
 def judge(prompt, completion):
     print("noise on standard output")
     if completion == "hang":
+        open("hanging", "w").close()
         time.sleep(3600)
+    if completion == "waits":
+        open("waiting", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+        return 0.5
     if completion == "nan":
         return float("nan")
     return {"good": 1.0, "bad": 0.0}[completion]
@@ -54,26 +62,34 @@ def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlaxSection:
     )
 
 
-def test_only_what_went_wrong_is_lost(section, tmp_path):
-    texts = ["good", "bad", "nan", "what", "good"]
+def episodes(*texts: str) -> list[Episode]:
+    return [Episode(i, (), text) for i, text in enumerate(texts)]
+
+
+def test_only_what_went_wrong_is_lost(section, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    late_at_once(monkeypatch, tmp_path / "hanging")
 
     async def main():
         pool = RewardPool(section, tmp_path)
         try:
             await pool.start()
-            scored = await pool.score(PROMPT, [make_episode(text=t) for t in texts])
-            pool._deadline_s = 0.3  # everything that answers has answered
-            return scored + await pool.score(PROMPT, [make_episode(text="hang")])
+            texts = ["good", "bad", "nan", "what", "good", "hang"]
+            return await pool.score(PROMPT, episodes(*texts))
         finally:
             await pool.close()
 
-    scored = asyncio.run(asyncio.wait_for(main(), 240))
-    good = Score(2.0, (1.0, 1.0))
-    assert [s for s in scored if isinstance(s, Score)] == [good, Score(0.75, (0.0, 0.75)), good]
-    errors = [s.reason if isinstance(s, Unscored) else "" for s in scored]
-    assert [i for i, e in enumerate(errors) if e] == [2, 3, 5]
+    scores = asyncio.run(asyncio.wait_for(main(), 240))
+    assert [s.total if isinstance(s, Score) else None for s in scores] == [
+        *(2.0, 0.75, None),
+        *(None, 2.0, None),
+    ]
+    assert scores[1].parts == (0.0, 0.75) and scores[0].parts == (1.0, 1.0)
+    errors = {i: s.reason for i, s in enumerate(scores) if isinstance(s, Unscored)}
+    assert set(errors) == {2, 3, 5}
     assert "the reward is nan" in errors[2] and "KeyError: 'what'" in errors[3]
-    assert "took longer than 0.3 s" in errors[5] and "rlax.deadlines.reward_s" in errors[5]
+    assert errors[5].startswith("rlax.rewards.0 (wild) (slowest answer so far: ")
+    assert errors[5].endswith("took longer than 60 s (set rlax.deadlines.reward_s to wait longer)")
     log = (tmp_path / "logs/rewards.log").read_text()
     assert "noise" in log and "Traceback" in log and "KeyError: 'what'" in log
 
@@ -82,11 +98,23 @@ def test_tracebacks_are_logged_once_for_each_place_and_not_without_end(capsys):
     def judge(prompt, completion):
         exec(compile("\n" * int(completion) + "raise ValueError('boom')", "judge", "exec"))
 
-    shown = set()
+    async def call(form, arguments):
+        return form.method(*arguments)
+
+    failures = Failures()
     for number in (1, 1, *range(40)):
-        answer = _score([judge], PROMPT, str(number), shown)
-        assert answer["error"].startswith("ValueError: boom")
-    assert capsys.readouterr().err.count("a reward failed on prompt p:") == len(shown) == 20
+        scores = scores_of(
+            [form_of(judge)],
+            PROMPT,
+            episodes(str(number)),
+            [[]],
+            call=call,
+            at=[].append,
+            failures=failures,
+        )
+        assert asyncio.run(scores)[0]["error"].startswith("ValueError: boom")
+    assert capsys.readouterr().err.count("a reward failed on prompt p:") == len(failures.shown)
+    assert len(failures.shown) == 20
 
 
 def test_a_plug_in_that_is_not_there_stops_the_start(section, tmp_path):
@@ -115,3 +143,29 @@ def test_a_slow_start_is_not_the_rewards_fault(section, tmp_path):
         asyncio.run(asyncio.wait_for(main(), 240))
     assert "starting a reward process took longer than 0.01 s" in str(error.value.__cause__)
     assert "rlax.deadlines.startup_s" in str(error.value.__cause__)
+
+
+def test_an_answer_that_came_while_the_trainer_was_paused_is_read(section, tmp_path, monkeypatch):
+    """A trainer process that is paused, as by a busy machine, blames no reward for it."""
+    monkeypatch.chdir(tmp_path)
+
+    async def main():
+        pool = RewardPool(section, tmp_path)
+        try:
+            await pool.start()
+            scores = asyncio.ensure_future(pool.score(PROMPT, episodes("waits")))
+            (runner,) = pool._scheduler.runners
+            while not (tmp_path / "waiting").exists():
+                await asyncio.sleep(0.01)
+            (job,) = runner.on_main
+            job.clock._limit_s = 0.0
+            runner._look()  # its time is over
+            (tmp_path / "go").touch()
+            answers = runner.process._transport.get_extra_info("socket").fileno()
+            assert select.select([answers], [], [], 120)[0]
+            return await scores, pool.replaced
+        finally:
+            await pool.close()
+
+    ((score,), replaced) = asyncio.run(asyncio.wait_for(main(), 240))
+    assert isinstance(score, Score) and score.parts == (0.5, 1.25) and replaced == 0
