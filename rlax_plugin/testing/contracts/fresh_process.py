@@ -6,6 +6,8 @@ otherwise than in the parent, so that what depends on them is found.
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import os
 import subprocess
@@ -21,10 +23,13 @@ import numpy as np
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.rewards.forms import Form, form_of
+from rlax_plugin.rewards.messages import checked, lengths_of
 from rlax_plugin.testing.contracts.inspection import Broken, told
-from rlax_plugin.types import Prompt
+from rlax_plugin.types import Episode, Prompt, Sampled, Score, Trajectory, Turn
 
 HEAVY = ("jax", "tensorflow", "torch")
+_TICK_S = 0.01
 SPLITS = ("train", "validation", "test")
 
 
@@ -81,20 +86,82 @@ def digest(prompts: Sequence[Prompt]) -> list[list[Any]]:
 
 
 def _scored(reward: Any, case: dict[str, Any]) -> dict[str, Any]:
-    """Two calls: what they returned or raised, and the seconds of the longer one."""
+    """Two calls: what they returned or raised, and the seconds of the longer one.
+
+    Of an async reward also the longest time in which its event loop stood still.
+    """
     completion = case.pop("completion")
     prompt = Prompt(**{**case, "tokens": np.array(case["tokens"], np.int32)})
-    calls, took_s = [], 0.0
+    form, episode = form_of(reward), _episode(prompt, completion)
+    calls, took_s, stood_s = [], 0.0, 0.0
     for _ in range(2):
         started = time.perf_counter()
         try:
-            value = reward(prompt, completion)
-            number = float(value) if isinstance(value, (int, float, np.number)) else None
-            calls.append({"type": type(value).__name__, "value": number, "shown": repr(value)[:80]})
+            if form.waits:
+                value, stood = asyncio.run(_awaited(form, prompt, episode))
+                stood_s = max(stood_s, stood)
+            else:
+                value = form.method(*_arguments(form, prompt, episode))
+            calls.append(_shown(_first(form, value), episode))
         except Exception as error:  # noqa: BLE001  it is the answer
             calls.append({"error": told(error)})
         took_s = max(took_s, time.perf_counter() - started)
-    return {"calls": calls, "took_s": took_s}
+    return {"calls": calls, "took_s": took_s, "stood_s": stood_s}
+
+
+def _episode(prompt: Prompt, completion: str) -> Episode:
+    """Of one turn, with a token for each of the first characters, and without log-probs."""
+    tokens = np.arange(4, 5 + min(len(completion), 60), dtype=np.int32)
+    none, nats = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    turn = Turn(prompt.tokens, Sampled(0, tokens, nats, none, "stop"))
+    return Episode(0, (Trajectory((turn,)),), completion)
+
+
+def _arguments(form: Form, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
+    if form.what == "group":
+        return prompt, (episode, dataclasses.replace(episode, index=1))
+    return form.arguments(prompt, episode)
+
+
+async def _awaited(form: Form, prompt: Prompt, episode: Episode) -> tuple[Any, float]:
+    """What an async reward returns, and the longest time without a step of another task."""
+    stood_s, ticks = 0.0, True
+
+    async def tick() -> None:
+        nonlocal stood_s
+        last_s = time.perf_counter()
+        while ticks:
+            await asyncio.sleep(_TICK_S)
+            now_s = time.perf_counter()
+            stood_s, last_s = max(stood_s, now_s - last_s - _TICK_S), now_s
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    try:
+        value = await form.method(*_arguments(form, prompt, episode))
+    finally:
+        ticks = False
+        await ticking
+    return value, stood_s
+
+
+def _first(form: Form, value: Any) -> Any:
+    if form.what != "group":
+        return value
+    found = list(value)
+    if len(found) != 2:
+        raise ValueError(f"score_group returned {len(found)} scores for 2 episodes")
+    return found[0]
+
+
+def _shown(value: Any, episode: Episode) -> dict[str, Any]:
+    shown = {"type": type(value).__name__, "shown": repr(value)[:80], "value": None}
+    if isinstance(value, Score):
+        checked(value.total, value.metrics, value.token_rewards, lengths_of(episode))
+        value = value.total
+    if isinstance(value, (int, float, np.number)):
+        shown["value"] = float(value)
+    return shown
 
 
 def main(request: str, answer: str) -> None:

@@ -20,6 +20,7 @@ from rlax_plugin.types import Prompt
 
 _PROCESS_S = 60.0  # for a process that builds one part
 _LONG = 20_000  # characters
+_STANDS_S = 1.0  # that an event loop may, of many samples
 _STABLE = (
     "derive prompts from the config alone, in a fixed order; ids from a content hash such as "
     "hashlib's, because hash() of a text differs between processes"
@@ -144,7 +145,9 @@ def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> 
     scored = dict(zip(completions, answer["scored"], strict=True))
     with part.rule(
         "a right, a wrong and an empty completion get a finite number",
-        "return a float, and raise only where a completion cannot be judged; if it needs other "
+        "return a float or a Score, score_group one for each episode, and raise only where a "
+        "completion cannot be judged; token_rewards need one array for each turn, with a number "
+        "for each sampled token; metrics are finite, under short names; if it needs other "
         "prompts than these, name the plug-in with their source in check_plugin(..., plugins=...)",
     ):
         for what in plain:
@@ -170,6 +173,16 @@ def _check_scores(trial: Trial, prompts: Sequence[Prompt], part: Inspection) -> 
         for what, found in scored.items():
             took_s = found["took_s"]
             require(took_s <= reward_s, f"the {what} one took {took_s:.1f} s")
+    if any(found["stood_s"] for found in scored.values()):
+        with part.rule(
+            "an async reward lets others run while it waits",
+            "wait with await only, and call what blocks with asyncio.to_thread; or write a plain "
+            "function, of which one runs at a time",
+        ):
+            for what, found in scored.items():
+                stood_s = found["stood_s"]
+                stands = f"for the {what} one, its event loop stood still for {stood_s:.1f} s"
+                require(stood_s <= _STANDS_S, stands)
     with part.rule(
         f"imports none of {', '.join(fresh_process.HEAVY)}",
         "score with numpy or plain Python, and import nothing that imports them: reward processes "

@@ -10,6 +10,7 @@ import pytest
 from broken_answers import ANSWERS
 from broken_objectives import OBJECTIVES
 from broken_plugins import BROKEN
+from broken_rewards import FORMS, REWARDS
 from command_line import rlax
 from installs import FILTER, on_path, write
 
@@ -55,12 +56,12 @@ def test_there_is_a_built_in_of_every_kind_that_a_run_needs() -> None:
     assert len(needed) >= 12 and [kind for kind in needed if not offers[kind]] == []
 
 
-@pytest.mark.parametrize("name", BROKEN | ANSWERS | OBJECTIVES)
+@pytest.mark.parametrize("name", BROKEN | ANSWERS | OBJECTIVES | REWARDS)
 def test_a_broken_plugin_is_told_what_to_mend(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker, "WRITTEN_S", 0.1)
-    broken = (BROKEN | ANSWERS | OBJECTIVES)[name]
+    broken = (BROKEN | ANSWERS | OBJECTIVES | REWARDS)[name]
     write(folder, f"tb_{name}", broken.source)
     write(folder, "torch", "")  # what matters is that it is imported
     with pytest.raises((ContractError, PluginError)) as caught:
@@ -71,6 +72,14 @@ def test_a_broken_plugin_is_told_what_to_mend(
         for finding in caught.value.findings:
             assert finding.where.startswith(f"plug-in 'tb_{name}', rlax_")
             assert finding.expected and finding.found and finding.mend
+
+
+def test_a_reward_may_see_the_group_or_turns_and_be_async(folder: Path) -> None:
+    write(folder, "tb_forms", FORMS)
+    checked = check_plugin("tb_forms")
+    assert [one.name for one in checked] == ["best", "judge", "turns"]
+    waits = "an async reward lets others run while it waits"
+    assert [waits in one.rules for one in checked] == [False, True, False]
 
 
 def test_all_findings_of_all_parts_are_told(folder: Path) -> None:
