@@ -131,6 +131,18 @@ STAGES: tuple[Stage, ...] = (
         ),
     ),
     Stage(
+        "reward_metric",
+        "Further figures that rewards and environments report. They do not train.",
+        _IN_STEP,
+        (
+            (
+                "<figure>",
+                "the author's",
+                "mean of the figure of this name, over the samples for which it was reported",
+            ),
+        ),
+    ),
+    Stage(
         "curation",
         "Counts of groups since the last step.",
         "every step",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,7 +111,7 @@ def step_metrics(
         metrics["length/issued_mean"] = float(np.mean(lengths))
     if np.isfinite(rewards).any():
         metrics["reward/mean"] = float(np.nanmean(rewards))
-        metrics |= _reward_parts(scored, section)
+        metrics |= _reward_parts(scored, section) | _reward_metrics(scored)
     if section.several_turns:
         metrics |= _episodes([episode for group in scored for episode in group.episodes])
     if done.metrics:  # there are none yet when a checkpoint is about to be saved
@@ -143,6 +143,15 @@ def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[s
     parts = [s.parts for g in scored for s in g.scores if isinstance(s, Score)]
     means = np.mean(parts, axis=0)
     return {f"reward_part/{name}": float(mean) for name, mean in zip(names, means, strict=True)}
+
+
+def _reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Means of what rewards and environments report besides, over the episodes that have it."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for score in (score for group in scored for score in group.scores):
+        for name, value in score.metrics.items() if isinstance(score, Score) else ():
+            values[name].append(value)
+    return {f"reward_metric/{name}": float(np.mean(found)) for name, found in values.items()}
 
 
 class RunStats:
