@@ -54,13 +54,13 @@ class ConstantLength(Section):
     max_tokens: PositiveInt | None = Field(
         None,
         description="L_max, the constant that divides the sums over tokens; null: "
-        "rlax.rollouts.max_new_tokens",
+        "rlax.rollouts.max_new_tokens, or all that an episode of several turns may sample",
     )
 
 
 def build_constant_length(config: ConstantLength, context: BuildContext) -> Aggregation:
     """Takes L_max from the run unless the config sets it."""
-    max_tokens = config.max_tokens or context.section.rollouts.max_new_tokens
+    max_tokens = config.max_tokens or context.section.sampled_tokens
 
     def constant_length(inputs: TokenInputs) -> tuple[Any, Any]:
         return inputs.mask_bt / max_tokens, inputs.sequence_count()

@@ -57,7 +57,7 @@ class Overlong(Section):
     max_tokens: PositiveInt | None = Field(
         default=None,
         description="L_max: length from which the full penalty applies; null: "
-        "rlax.rollouts.max_new_tokens",
+        "rlax.rollouts.max_new_tokens, or all that an episode of several turns may sample",
     )
 
 

@@ -188,8 +188,8 @@ class RlaxSection(Section):
     prompt_source: Choice = Field(default=..., description="prompt dataset to train on")
     rewards: tuple[Choice, ...] = Field(
         default=...,
-        min_length=1,
-        description="rewards that score every completion; their sum is the reward of a sample",
+        description="rewards that score every completion; their sum is the reward of a sample. "
+        "The list may be empty if an environment of several turns gives the rewards",
     )
     reward_processes: Processes = Field(
         default=1, description="number of processes that compute rewards"
@@ -247,6 +247,14 @@ class RlaxSection(Section):
         return self.episodes.max_tokens or one if self.several_turns else one
 
     @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy samples in one episode of one trajectory, at most."""
+        one = self.rollouts.max_new_tokens
+        return (
+            min(self.episodes.max_turns * one, self.episode_tokens) if self.several_turns else one
+        )
+
+    @property
     def max_context_tokens(self) -> int:
         """Tokens that a request may have before the sampled ones at most."""
         prompt = self.rollouts.max_prompt_tokens
@@ -256,6 +264,13 @@ class RlaxSection(Section):
     def row_tokens(self) -> int:
         """Length of a row."""
         return self.rollouts.max_prompt_tokens + self.episode_tokens
+
+    @model_validator(mode="after")
+    def _something_is_paid(self) -> RlaxSection:
+        if not self.rewards and not self.several_turns:
+            reason = f"must name at least one reward: {SINGLE_TURN} gives none"
+            raise ConfigError("rlax.rewards", "[]", reason)
+        return self
 
     @model_validator(mode="after")
     def _first_turn_fits(self) -> RlaxSection:

@@ -165,6 +165,28 @@ STAGES: tuple[Stage, ...] = (
         ),
     ),
     Stage(
+        "episode",
+        "Episodes of an [environment](environments.md) that may go on after the first answer, "
+        "computed over all groups scored since the last step. With `single_turn` these metrics "
+        "are missing.",
+        "every step, unless the environment is `single_turn`",
+        (
+            ("turns_mean", "turns", "mean number of answers of the policy per episode", _IN_STEP),
+            (
+                "given_tokens",
+                "tokens",
+                "number of tokens that the environment gave after the first answers; they never "
+                "train",
+            ),
+            (
+                "cut",
+                "episodes",
+                "number of episodes that were ended at a limit on turns or tokens, or whose "
+                "environment failed",
+            ),
+        ),
+    ),
+    Stage(
         "batch",
         "Contents of the training batch.",
         "every step",

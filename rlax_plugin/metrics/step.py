@@ -14,8 +14,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import sizes
-from rlax_plugin.types import Judged, Rejected, Score, ScoredGroup, TrainBatch, group_of
-
+from rlax_plugin.types import Episode, Judged, Rejected, Score, ScoredGroup, TrainBatch, group_of
 
 _MOST_REWARD_METRICS = 32  # a reward may invent names
 
@@ -116,6 +115,8 @@ def step_metrics(
         metrics["reward/mean"] = float(np.nanmean(rewards))
         metrics |= _reward_parts(scored, section)
         metrics |= _reward_metrics(scored)
+    if section.several_turns:
+        metrics |= _episodes([episode for group in scored for episode in group.episodes])
     if done.metrics:  # there are none yet when a checkpoint is about to be saved
         metrics.update(diagnostics.summarise(done.metrics))
     # What the trainer itself reports: loss, gradient norm, learning rate, ...
@@ -123,9 +124,22 @@ def step_metrics(
     return metrics
 
 
+def _episodes(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Turns, and what environments gave behind the first; also of episodes that were rejected."""
+    turns = [[turn for one in e.trajectories for turn in one.turns] for e in episodes]
+    given = sum(len(turn.given) for later in turns for turn in later[1:])
+    metrics = {
+        "episode/cut": float(sum(e.ended == "cut" for e in episodes)),
+        "episode/given_tokens": float(given),
+    }
+    if turns:
+        metrics["episode/turns_mean"] = float(np.mean([len(of_one) for of_one in turns]))
+    return metrics
+
+
 def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[str, float]:
     """The mean of each of several rewards; one that is used twice is told from the other."""
-    if len(section.rewards) == 1:
+    if len(section.rewards) < 2:
         return {}
     names = [choice.plain_name for choice in section.rewards]
     names = [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]

@@ -139,7 +139,7 @@ def _check_options(section: RlaxSection, algorithm: Algorithm) -> None:
             "would mask every sample with rlax.rollouts.ignore_stop",
         )
     overlong = algorithm.overlong
-    most = overlong.max_tokens or rollouts.max_new_tokens
+    most = overlong.max_tokens or section.sampled_tokens
     if not overlong.penalty and (overlong.buffer_tokens or overlong.max_tokens):
         raise ConfigError(
             "rlax.objective.overlong.penalty", overlong.penalty, "must be above 0 to have an effect"

@@ -176,12 +176,10 @@ def resolve(section: RlaxSection, part: Callable[[str, Choice, str], Any]) -> Ob
         key: part(kind, choice, f"rlax.objective.{key}") for key, kind, choice in choices(algorithm)
     }
     combinations.check(section, algorithm, built)
-    advantage, max_new_tokens = built["advantage"], section.rollouts.max_new_tokens
+    advantage, most = built["advantage"], section.sampled_tokens
 
     def advantages(outcomes: Outcomes) -> Any:
-        rewards_n = shaped(
-            outcomes.rewards_n, outcomes.lengths_n, algorithm.overlong, max_new_tokens
-        )
+        rewards_n = shaped(outcomes.rewards_n, outcomes.lengths_n, algorithm.overlong, most)
         return advantage(replace(outcomes, rewards_n=rewards_n))
 
     return ObjectiveSlots(

@@ -31,6 +31,11 @@ _LENGTH = Lines(
     (("length/issued_mean", "scored"), ("length/trained_mean", "trained")),
     "If the lines differ, short or long answers are rejected or dropped more often.",
 )  # fmt: skip
+_TURNS = Lines(
+    "turns", "Turns per episode", "answers of the policy per episode, mean",
+    (("episode/turns_mean", "turns"),),
+    "Over all episodes scored in a step, including those that did not train.",
+)  # fmt: skip
 _ERRORS = Lines(
     "reward-errors", "Failed rewards", "samples per step", (("reward/errors", "errors"),),
     "Samples whose reward raised an error or took too long; they do not count as 0.",
@@ -63,7 +68,7 @@ _PACKING = Lines(
 _REWARD_PART = "reward_part/"
 _SHOWN_ELSEWHERE = {
     metric
-    for lines in (_REWARD, _LENGTH, _ERRORS, _STALENESS, _FLEET, _GAP, _BESIDE, _PACKING)
+    for lines in (_REWARD, _LENGTH, _TURNS, _ERRORS, _STALENESS, _FLEET, _GAP, _BESIDE, _PACKING)
     for metric, _ in lines.metrics
 } | {
     "step", "time/step_s", "time/wait_s", "time/train_s", "time/publish_on_loop_s",
@@ -86,6 +91,7 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
                 special.reward_over_time(runs) if several else None,
                 *special.evaluations(runs),
                 chart(_LENGTH, runs),
+                chart(_TURNS, runs),
                 _if_any(_ERRORS, runs),
             ),
         ),

@@ -15,6 +15,7 @@ from rlax_plugin.records.read_samples import rows_of
 # What a token (its id and log-prob, as good as random) and a character of text add to the page,
 # compressed and in base64: somewhat more than was measured.
 _BYTES_PER_TOKEN, _BYTES_PER_CHARACTER, _BYTES_PER_ROLLOUT = 6.2, 0.65, 30
+_BYTES_PER_TURN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,21 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
     """
     table = read_rows(files, name)
     tokens = table["versions"].combine_chunks().value_lengths().to_pylist()
-    texts = table["completion"].to_pylist()
-    ids = table["group"].to_pylist()
+    ids, trajectories = table["group"].to_pylist(), table["trajectory"].to_pylist()
     starts = {group: row for row, group in reversed(list(enumerate(ids)))}
-    counts = Counter(i for i, n in zip(ids, table["trajectory"].to_pylist(), strict=True) if not n)
-    size: defaultdict[int, float] = defaultdict(float)
-    for group, length, text in zip(ids, tokens, texts, strict=True):
-        size[group] += length * _BYTES_PER_TOKEN + len(text) * _BYTES_PER_CHARACTER
-        size[group] += _BYTES_PER_ROLLOUT
+    counts, size = Counter[int](), defaultdict[int, float](float)
+    texts = zip(table["completion"].to_pylist(), table["texts"].to_pylist(), strict=True)
+    for group, trajectory, length, (text, of_turns) in zip(
+        ids, trajectories, tokens, texts, strict=True
+    ):
+        size[group] += length * _BYTES_PER_TOKEN
+        if trajectory:  # of an episode that is counted already
+            continue
+        counts[group] += 1
+        of_turns = of_turns or ()
+        characters = len(text) + sum(map(len, of_turns))
+        size[group] += characters * _BYTES_PER_CHARACTER
+        size[group] += _BYTES_PER_ROLLOUT + _BYTES_PER_TURN * len(of_turns)
     head = (
         table.select(["step", "state", "prompt_id", "prompt"])
         .take(list(starts.values()))

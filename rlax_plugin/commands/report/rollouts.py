@@ -1,4 +1,7 @@
-"""The rollouts of the page: a table of all that are shown, and their tokens in chunks."""
+"""The rollouts of the page: a table of all that are shown, and their tokens in chunks.
+
+A rollout is one episode, whatever the number of its turns and trajectories: one line of the table.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from rlax_plugin.build import build_part
 from rlax_plugin.commands.report.choosing import choose, fits
 from rlax_plugin.commands.report.recorded_groups import GroupAt, groups_in, read_rows
+from rlax_plugin.commands.report.recorded_turns import Recorded, figures_of, recorded_in
 from rlax_plugin.commands.report.run import Progress, RunData
 from rlax_plugin.config import RlaxSection, plain_name
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import read_pruned
@@ -27,13 +30,8 @@ from rlax_plugin.text.harmless import harmless
 CHUNK = 500
 """Rollouts whose tokens are unpacked together when one of them is opened."""
 
-_LISTS = ["tokens", "logprobs", "versions"]
-_ROW = [
-    name
-    for name in samples.SCHEMA.names
-    if not pa.types.is_list(samples.SCHEMA.field(name).type)
-    or name in ("reward_parts", "seeds", "finish", "workers")
-]
+_NO_SOURCE = "texts of tokens: the run's prompt source cannot be used here"
+_UNUSABLE = (RlaxError, ImportError, OSError, ValueError)
 
 
 @dataclass(slots=True)
@@ -61,14 +59,14 @@ class _Index:
     fates: dict[str, int] = field(default_factory=dict)
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, row: Mapping[str, Any], fate: str, arrays: Mapping[str, np.ndarray]) -> None:
+    def add(self, found: Recorded, fate: str, asked: str | None) -> None:
         # A reference may hold anything; the rest does only if an earlier version wrote it.
-        row = {name: harmless(v) if isinstance(v, str) else v for name, v in row.items()}
+        row = {name: harmless(v) if isinstance(v, str) else v for name, v in found.row.items()}
         prompt = self.prompts.setdefault(row["prompt_id"], len(self.prompts))
         if prompt == len(self.texts):
             text = {"id": row["prompt_id"], "text": row["prompt"], "reference": row["reference"]}
-            self.texts.append(text)
-        logprobs, versions = arrays["logprobs"], arrays["versions"]
+            self.texts.append(text | ({} if asked is None else {"asked": asked}))
+        logprobs, versions = found.arrays["logprobs"], found.arrays["versions"]
         values = {
             "step": row["step"],
             "group": row["group"],
@@ -76,16 +74,18 @@ class _Index:
             "attempt": row["attempt"],
             "prompt": prompt,
             "completion": row["completion"],
+            "turns": found.turns or None,
             "tokens": len(logprobs),
             "logprob": round(float(logprobs.mean()), 4) if len(logprobs) else None,
             "reward": row["reward"],
             "parts": row["reward_parts"],
+            "figures": figures_of(row["reward_metrics"]) or None,
             "error": row["reward_error"],
             "advantage": row["advantage"],
             "passrate": row["pass_rate_before"],
             "oldest": int(versions.min()) if len(versions) else None,
             "newest": int(versions.max()) if len(versions) else None,
-            "finish": row["finish"][-1],
+            "finish": row["ended"] or row["finish"][-1],
             "worker": "+".join(dict.fromkeys(map(harmless, row["workers"]))),
             "seed": str(row["seeds"][0]),  # 64 bits are more than a number in JavaScript holds
             "fate": self.fates.setdefault(harmless(fate), len(self.fates)),
@@ -123,13 +123,15 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
     if large := sum(not fits(group) for group in groups):
         run.missing.append(f"{large} groups of rollouts, each of which is too large for a page")
     chosen = choose(groups)
+    source = _prompt_source(run) if chosen else None
     index, chunks, used = _Index(), list[dict[str, list[Any]]](), set[int]()
     by_file = {name: list(found) for name, found in groupby(_in_files(chosen), lambda g: g.file)}
     for done, (name, wanted) in enumerate(by_file.items(), start=1):
         with run.noting():
             rows = samples.only(read_rows(files, name), {group.group for group in wanted})
-            for row, arrays in _rows(rows):
-                index.add(row, _fate(row, run), arrays)
+            for found in recorded_in(rows):
+                arrays = found.arrays
+                index.add(found, _fate(found.row, run), _asked(found, source))
                 if not chunks or len(chunks[-1]["tokens"]) == CHUNK:
                     chunks.append({"tokens": [], "logprobs": [], "versions": []})
                 chunks[-1]["tokens"].append(arrays["tokens"].tolist())
@@ -138,7 +140,7 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
                 used.update(chunks[-1]["tokens"][-1])
         progress("tokens", done, len(by_file))
     return Rollouts(
-        index=index.to_json(_reward_names(run), *_vocabulary(run, used)),
+        index=index.to_json(_reward_names(run), *_vocabulary(run, source, used)),
         chunks=[json.dumps(chunk, separators=(",", ":")) for chunk in chunks],
         shown=len(index.columns.get("step", ())),
         recorded=sum(group.samples for group in groups),
@@ -160,12 +162,6 @@ def _recorded_groups(files: RunFiles, run: RunData, progress: Progress) -> list[
 
 def _in_files(chosen: Iterable[GroupAt]) -> list[GroupAt]:
     return sorted(chosen, key=lambda group: (group.file, group.step, group.group))
-
-
-def _rows(table: pa.Table) -> Iterable[tuple[dict[str, Any], dict[str, np.ndarray]]]:
-    lists = [table[name].to_pylist() for name in _LISTS]
-    for row, *values in zip(table.select(_ROW).to_pylist(), *lists, strict=True):
-        yield row, {name: np.asarray(v) for name, v in zip(_LISTS, values, strict=True)}
 
 
 def _fate(row: Mapping[str, Any], run: RunData) -> str:
@@ -193,21 +189,42 @@ def _reward_names(run: RunData) -> list[str]:
     return [plain_name(str(one.get("name"))) for one in rewards if isinstance(one, dict)]
 
 
-def _vocabulary(run: RunData, used: set[int]) -> tuple[dict[int, str], tuple[int, ...]]:
-    """Texts of the tokens that occur, and the stop ids, from the run's prompt source.
-
-    Both are empty without one.
-    """
-    if not used or not run.config.get("rlax"):
-        return {}, ()
+def _prompt_source(run: RunData) -> PromptSource | None:
+    """The run's own, to say what tokens mean; None if it cannot be used here."""
+    if not run.config.get("rlax"):
+        return None
     try:
         section = validate(RlaxSection, run.config["rlax"], "rlax")
         context = BuildContext.outside_run(section)
         key = "prompt_source"
-        source = build_part(key, section.prompt_source, f"rlax.{key}", context)
+        return build_part(key, section.prompt_source, f"rlax.{key}", context)
+    except _UNUSABLE as error:
+        run.missing.append(f"{_NO_SOURCE}: {error}")
+        return None
+
+
+def _asked(found: Recorded, source: PromptSource | None) -> str | None:
+    """What the policy was given first, where that is not the prompt."""
+    if found.asked is None:
+        return None
+    try:
+        if source is not None:
+            return harmless(source.decode(found.asked))
+    except _UNUSABLE:
+        pass  # it is said of the vocabulary
+    return f"tokens {', '.join(map(str, found.asked.tolist()))}"
+
+
+def _vocabulary(
+    run: RunData, source: PromptSource | None, used: set[int]
+) -> tuple[dict[int, str], tuple[int, ...]]:
+    """Texts of the tokens that occur, and the stop ids; both are empty without a source."""
+    if source is None:
+        return {}, ()
+    try:
         alone = ((token, source.decode(np.array([token], np.int32))) for token in sorted(used))
         texts = {token: harmless(text) for token, text in alone}
         return texts, tuple(source.stop_ids)
-    except (RlaxError, ImportError, OSError, ValueError) as error:
-        run.missing.append(f"texts of tokens: the run's prompt source cannot be used here: {error}")
+    except _UNUSABLE as error:
+        run.missing.append(f"{_NO_SOURCE}: {error}")
         return {}, ()

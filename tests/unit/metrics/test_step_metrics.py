@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from sections import section_with
 
 from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
-from rlax_plugin.testing import make_batch, make_group
-from rlax_plugin.types import Rejected, Score, ScoredGroup, Unscored
+from rlax_plugin.testing import make_batch, make_episode, make_group, make_sampled
+from rlax_plugin.types import Rejected, Score, ScoredGroup, Trajectory, Turn, Unscored
 
 
-def metrics(*scored: ScoredGroup, rewards: tuple[str, ...] = ("right",)) -> dict[str, float]:
-    section = section_with(rewards=[{"name": name} for name in rewards])
+def metrics(
+    *scored: ScoredGroup, rewards: tuple[str, ...] = ("right",), **settings: Any
+) -> dict[str, float]:
+    section = section_with(rewards=[{"name": name} for name in rewards], **settings)
     done = FinishedStep(
         make_batch(2, [make_group(version=1)]),
         stats=StepStats(scored=list(scored)),
@@ -63,3 +67,31 @@ def test_rejected_groups_are_counted_and_their_samples_with_the_others():
     assert found["curation/groups_scored"] == 3 and found["batch/groups"] == 2
     assert found["reward/mean"] == 1 / 6 and found["length/issued_mean"] == 4
     assert found["curation/groups_rejected"] == 2
+
+
+def test_further_figures_have_a_mean_over_the_samples_that_have_them():
+    group = make_group([1.0, 0.0, None])
+    one, two, failed = group.scores
+    scores = (
+        replace(one, metrics={"found": 1.0, "tries": 3.0}),
+        replace(two, metrics={"found": 0.0}),
+    )
+    found = metrics(replace(group, scores=(*scores, failed)))
+    assert found["reward_metric/found"] == 0.5 and found["reward_metric/tries"] == 3
+
+
+def test_turns_and_given_tokens_are_counted_where_there_may_be_several():
+    def turn(given: int) -> Turn:
+        return Turn(np.full(given, 9, np.int32), make_sampled(2))
+
+    alone = make_episode(make_sampled())
+    further = make_episode(turn(5), turn(1), turn(2), ended="cut")
+    # Of a second trajectory all is counted that its environment gave.
+    summary = replace(further, trajectories=(*further.trajectories, Trajectory((turn(3),))))
+    group = replace(make_group([1.0, 0.0]), episodes=(alone, summary))
+    found = metrics(group, environment={"name": "calculator"})
+    assert found["episode/turns_mean"] == (1 + 4) / 2
+    assert found["episode/given_tokens"] == 1 + 2 + 3 and found["episode/cut"] == 1
+    assert not any(name.startswith("episode/") for name in metrics(group))
+    nothing = metrics(environment={"name": "calculator"})
+    assert nothing["episode/cut"] == 0 and "episode/turns_mean" not in nothing

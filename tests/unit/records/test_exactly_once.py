@@ -4,8 +4,8 @@ The flow, its state, recorder, journal, ledger, recovery and audit are the real 
 plays workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
 quarantined, rewards are slow or fail, groups are rejected, versions come late, and the process dies
 at any moment, with or without its local disk, and resumes from its last checkpoint or, where that
-cannot be read, from the one before it. Samples that no resume needs are removed on the way, or kept.
-Batches are of a number of groups or of tokens, and packed into more or fewer rows than that takes.
+cannot be read, from the one before it. Samples that no resume needs are removed on the way, or
+kept. Batches are of a number of groups or of tokens, and packed into more or fewer rows than that takes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ async function side(title, { group, step, rows }) {
     made.append(element("div", { className: "answer" },
       element("span", { className: "reward", textContent: fixed(3)(value("reward", row)) }),
       element("div", { className: "tokens" },
-        ...tokenSpans(tokens, value("completion", row), table))));
+        ...episodeNodes(tokens, value("completion", row), value("turns", row), table))));
   }
   return made;
 }

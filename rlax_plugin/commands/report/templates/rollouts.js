@@ -23,6 +23,10 @@ const COLUMNS = [
   ["worker", "worker", plain, ""],
 ];
 
+// Only where an episode of the page has several turns.
+const TURNS = ["turns", "turns", (turns) => String(turnsOf(turns)), "number"];
+const turnsOf = (turns) => turns?.length ?? 1;
+
 function versionRange(oldest, newest) {
   return oldest === newest ? plain(oldest) : `${oldest}–${newest}`;
 }
@@ -72,6 +76,7 @@ function sort() {
   const [, , show, kind] = COLUMNS.find(([name]) => name === key);
   const keys = new Map(found.map((row) => {
     const raw = value(key, row);
+    if (key === "turns") return [row, turnsOf(raw)];
     return [row, kind === "number" ? raw : show(raw, row)];
   }));
   const sign = descending ? -1 : 1;
@@ -117,6 +122,11 @@ async function open(place) {
   byId("rollout-title").textContent =
     `Step ${value("step", row)}, group ${value("group", row)}, sample ${value("sample", row)}`;
   byId("rollout-prompt").textContent = prompt.text;
+  byId("rollout-asked").textContent = prompt.asked ?? "";
+  byId("rollout-first").hidden = prompt.asked === undefined;
+  const turns = value("turns", row);
+  byId("rollout-kind").textContent = turns ? `Episode of ${turns.length} turns` : "Completion";
+  byId("rollout-given").hidden = !turns;
   const facts = [
     ["reward", plain(value("reward", row))], ["advantage", plain(value("advantage", row))],
     ["reference", prompt.reference], ["fate", shown("fate", row)], ["ended by", value("finish", row)],
@@ -130,6 +140,12 @@ async function open(place) {
   if (parts.length > 1) {
     facts.splice(1, 0, ...parts.map((part, i) => [`of it ${table.rewards[i] ?? i}`, plain(part)]));
   }
+  if (turns) {
+    facts.push(["turns", turns.length], ["what rewards read", value("completion", row)]);
+    turns.forEach(([, , count, finish, reward], index) => facts.push([`turn ${index + 1}`,
+      `${count} tokens, ended by ${finish}${reward === null ? "" : `, reward ${reward}`}`]));
+  }
+  facts.push(...Object.entries(value("figures", row) ?? {}).map(([name, figure]) => [`metric ${name}`, figure]));
   if (value("error", row) !== null) facts.splice(1, 0, ["reward failed", value("error", row)]);
   byId("rollout-facts").replaceChildren(...facts.map(([name, text]) => element("div", {},
     element("dt", { textContent: name }), element("dd", { textContent: String(text) }))));
@@ -144,8 +160,8 @@ async function colourTokens() {
   const tokens = await tokensOf(row);
   if (row !== found[opened]) return; // another one was opened meanwhile
   const colouring = document.querySelector("#colouring input:checked").value;
-  const spans = tokenSpans(tokens, value("completion", row), table, colouring);
-  byId("rollout-tokens").replaceChildren(...spans);
+  const nodes = episodeNodes(tokens, value("completion", row), value("turns", row), table, colouring);
+  byId("rollout-tokens").replaceChildren(...nodes);
   byId("legend").replaceChildren(
     ...(colouring === "version" ? versionLegend(tokens.versions) : logprobLegend()));
 }
@@ -192,9 +208,13 @@ function listenToDialog() {
 
 async function startTable() {
   table = JSON.parse(await unpack("rollouts"));
+  if (table.columns.turns.some(Boolean)) {
+    COLUMNS.splice(COLUMNS.findIndex(([key]) => key === "reward"), 0, TURNS);
+  }
   searched = table.columns.step.map((_, row) => [
     table.prompts[value("prompt", row)].text, value("completion", row), value("worker", row),
     table.fates[value("fate", row)], value("finish", row), value("error", row) ?? "",
+    ...(value("turns", row) ?? []).flatMap(([given, sampled]) => [given, sampled]),
   ].join("\n").toLowerCase());
   table.fates.forEach((fate, index) => {
     byId("fate").append(element("option", { value: String(index), textContent: fate }));

@@ -34,10 +34,13 @@ function shownLogprob(milli) {
   return `${(milli / 1000).toFixed(3)} nats, p = ${Math.exp(milli / 1000).toPrecision(3)}`;
 }
 
-/** Spans for the tokens of a rollout; `tokens` has ids, milli-nats and a version for each. */
-function tokenSpans(tokens, completion, { vocabulary, stops }, colouring = "logprob") {
+/**
+ * Spans for sampled tokens; `tokens` has ids, milli-nats and a version for each.
+ * `all` are the versions that colours range over: those of all turns.
+ */
+function tokenSpans(tokens, completion, { vocabulary, stops }, colouring = "logprob", all = tokens.versions) {
   const texts = tokenTexts(tokens.ids, completion, vocabulary);
-  const oldest = Math.min(...tokens.versions), newest = Math.max(...tokens.versions);
+  const oldest = Math.min(...all), newest = Math.max(...all);
   return texts.map((text, index) => {
     const id = tokens.ids[index], milli = tokens.milli[index], version = tokens.versions[index];
     const span = element("span", { className: "token", textContent: text });
@@ -50,6 +53,36 @@ function tokenSpans(tokens, completion, { vocabulary, stops }, colouring = "logp
     span.title = `token ${id}: ${shownLogprob(milli)}, version ${version}`;
     return span;
   });
+}
+
+/**
+ * What an episode shows: one completion, or its turns, what was given apart from what was sampled.
+ * Only sampled tokens have a colour: what was given has no log-prob and does not train.
+ */
+function episodeNodes(tokens, completion, turns, table, colouring = "logprob") {
+  if (!turns) return tokenSpans(tokens, completion, table, colouring);
+  const nodes = [];
+  let at = 0, before = 0;
+  turns.forEach(([given, sampled, count, finish, reward, trajectory], index) => {
+    if (trajectory !== before) {
+      nodes.push(element("div", { className: "turn-mark", textContent: `trajectory ${trajectory + 1}` }));
+      before = trajectory;
+    }
+    if (index > 0) {
+      nodes.push(element("div", { className: "turn given" },
+        element("span", { className: "turn-mark", textContent: "given" }),
+        element("span", { className: "given-text", textContent: given })));
+    }
+    const part = {};
+    for (const name of ["ids", "milli", "versions"]) part[name] = tokens[name].slice(at, at + count);
+    at += count;
+    const paid = reward === null ? "" : `, reward ${reward}`;
+    nodes.push(element("div", { className: "turn sampled" },
+      element("span", { className: "turn-mark", textContent: `turn ${index + 1}`,
+        title: `${count} tokens, ended by ${finish}${paid}` }),
+      element("span", {}, ...tokenSpans(part, sampled, table, colouring, tokens.versions))));
+  });
+  return nodes;
 }
 
 function logprobLegend() {

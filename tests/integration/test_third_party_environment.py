@@ -1,0 +1,188 @@
+"""A third-party environment, written from docs/environments.md alone, trains the toy policy.
+
+It lies below ``tests/third_party`` and is used from elsewhere: copied, built, installed and run in
+directories of its own, beside an ``rlax-plugin`` that knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from runs import DEADLINE_S, ROOT, Run, plugins
+
+from rlax_plugin.commands.audit.auditor import audit
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.read_samples import as_batch, from_table, rows_of
+from rlax_plugin.testing import make_arrays
+from rlax_plugin.testing.task import encode
+from rlax_plugin.types import TrainBatch
+
+PACKAGE = ROOT / "tests" / "third_party" / "rlax_guessing"
+STEPS, ROW = 40, 4 + 16
+RULES = 6  # of the contract of environments, for one that is deterministic
+
+
+def python(cwd: Path, *arguments: str, path: Path | str = "") -> str:
+    """Stdout of a module, run in ``cwd`` with nothing but ``path`` beside the environment."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(path), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """Where pip has installed the package's wheel, and nothing else."""
+    directory = tmp_path_factory.mktemp("stranger")
+    source, wheels, site = directory / "source", directory / "wheels", directory / "site"
+    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    quietly = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    here = ("--no-build-isolation", "--no-cache-dir")  # hatchling is part of the environment
+    python(source, "pip", "wheel", ".", *quietly, *here, "--wheel-dir", str(wheels))
+    (wheel,) = wheels.iterdir()
+    python(directory, "pip", "install", *quietly, "--target", str(site), str(wheel))
+    return site
+
+
+@pytest.fixture(scope="module")
+def run(site, tmp_path_factory) -> Run:
+    """A run in which no reward pays but the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+        run = Run(
+            tmp_path_factory.mktemp("guessing"),
+            plugins("rlax_guessing"),
+            f"steps={STEPS}",
+            "rlax.prompt_source.count=10",
+            "rlax.environment={name: guessing}",
+            "rlax.rewards=[]",
+            "rlax.episodes={max_turns: 5, max_tokens: 16}",
+            "rlax.rollouts.max_new_tokens=2",
+            "rlax.curation.filters=[]",
+            "rlax.objective.preset=reinforce_plus_plus",
+            "rlax.trainer.learning_rate=10",
+            "rlax.evaluation.problems=10",
+        )
+        status, out = run.end()
+    assert status == 0, out
+    return run
+
+
+def tables(run: Run) -> list[pa.Table]:
+    files = sorted(run.dir.glob("samples/*/*.parquet"))
+    return [rows_of(file.read_bytes(), f"samples/{file.name}") for file in files]
+
+
+@pytest.fixture(scope="module")
+def rows(run) -> list[dict[str, Any]]:
+    """One per episode, since each has one trajectory."""
+    return [row for table in tables(run) for row in table.to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def batches(run) -> list[TrainBatch]:
+    return [as_batch(step, from_table(table)) for step, table in enumerate(tables(run), start=1)]
+
+
+def test_the_package_is_small_and_stands_on_the_installed_project_alone(site):
+    modules = sorted(PACKAGE.rglob("*.py"))
+    assert [path.name for path in modules] == ["rlax_guessing.py", "test_rlax_guessing.py"]
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= 60
+    tree = ast.parse((site / "rlax_guessing.py").read_text())
+    found = {
+        f"{node.module}.{name.name}" if isinstance(node, ast.ImportFrom) else name.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    }
+    assert found == {"numpy", "pydantic.Field", "rlax_plugin.api"}
+
+
+def test_it_keeps_every_rule_of_the_contract(site, tmp_path):
+    shutil.copy(PACKAGE / "test_rlax_guessing.py", tmp_path)
+    out = python(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), path=site)
+    assert "1 passed" in out
+    out = python(tmp_path, "rlax_plugin", "check-plugin", "rlax_guessing", path=site)
+    assert len(re.findall(r"- \S", out)) == RULES and "environment" in out
+
+
+def test_episodes_of_up_to_five_turns_are_recorded(rows):
+    turns = [len(row["given_lengths"] or (0,)) for row in rows]
+    assert set(turns) == {1, 2, 3, 4, 5}
+    question, higher, lower = (int(encode(text)[0]) for text in "ghl")
+    for row, count in zip(rows, turns, strict=True):
+        assert row["given"][0] == question and set(row["given"][1:]) <= {higher, lower}
+        assert len(row["given"]) == count
+        secret, texts = row["prompt"][-1], row["texts"] or [row["completion"]]
+        guesses, answers = texts[::2], texts[1::2]
+        assert answers == ["h" if guess < secret else "l" for guess in guesses[:-1]]
+        assert secret not in guesses[:-1] and (count == 5 or guesses[-1] == secret)
+
+
+def test_each_turn_is_paid_at_its_last_token(rows):
+    for row in rows:
+        ends = np.cumsum(row["sampled_lengths"] or [len(row["tokens"])]) - 1
+        paid = np.array(row["token_rewards"])
+        texts = (row["texts"] or [row["completion"]])[::2]
+        digits = [-0.1 if text in tuple("0123456789") else -0.2 for text in texts]
+        if texts[-1] == row["prompt"][-1]:
+            digits[-1] = 1.0
+        assert paid[ends].tolist() == digits and not np.delete(paid, ends).any()
+        assert row["reward"] == pytest.approx(sum(digits)) and row["reward_parts"] == []
+
+
+def test_only_sampled_tokens_train(batches):
+    several = 0
+    for batch in batches:
+        arrays = make_arrays(batch, length=ROW)
+        trajectories = [t for g in batch.groups for e in g.episodes for t in e.trajectories]
+        for row, trajectory in enumerate(trajectories):
+            several += len(trajectory.turns) > 1
+            parts = [(len(t.given), len(t.sampled.tokens)) for t in trajectory.turns]
+            expected = [trains for pair in parts for trains in (0,) * pair[0] + (1,) * pair[1]]
+            assert arrays["rl_mask"][row, : len(expected) - 1].tolist() == expected[1:]
+            assert not arrays["rl_mask"][row, len(expected) - 1 :].any()
+    assert several > 100
+
+
+def test_an_early_turn_has_an_advantage_of_its_own(rows):
+    """REINFORCE++ pays a token what came after it: a lucky guess is not paid for earlier ones."""
+    differ = [
+        row for row in rows if row["token_advantages"] and len(set(row["token_advantages"])) > 1
+    ]
+    assert len(differ) > 50
+
+
+def test_the_policy_learns_the_game(run):
+    rewards = [step["reward/mean"] for step in run.steps()]
+    assert np.mean(rewards[:5]) < -0.9 and np.mean(rewards[-5:]) > -0.5
+
+
+def test_the_metrics_count_turns_and_given_tokens(run, batches):
+    for batch, metrics in zip(batches, run.steps(), strict=True):
+        episodes = [episode for group in batch.groups for episode in group.episodes]
+        turns = [len(episode.trajectories[0].turns) for episode in episodes]
+        assert metrics["episode/turns_mean"] == np.mean(turns)
+        assert metrics["episode/given_tokens"] == sum(turns) - len(turns)  # one between two turns
+        assert metrics["episode/cut"] == 0
+
+
+def test_the_audit_is_clean(run):
+    report = audit(RunFiles(run.dir))
+    assert report.violation is None and report.warnings == []
