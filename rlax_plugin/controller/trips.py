@@ -70,6 +70,9 @@ class Trips:
 
     async def _scored(self, request: Request, prompt: Prompt) -> ScoredGroup:
         stats, group = self._history.stats, request.key.group
+        # By name: of what this process had generated, the workers themselves are known. A worker
+        # that takes the name of a quarantined one may be trusted.
+        earlier = self._turns.workers_of(group)
         while True:
             answer = await self._first_turns(request)
             request = answer.request
@@ -81,9 +84,9 @@ class Trips:
             stats.reward_s += scored.reward_s
             if self._section.deterministic:
                 await self._my_turn(group)
-            names = {name for episode in scored.episodes for name in episode.workers}
-            if all(w.trusted for w in scored.workers) and not names & self._distrusted:
+            if all(w.trusted for w in scored.workers) and not earlier & self._distrusted:
                 break
+            earlier = frozenset()
             # None of its samples are kept: a part of them is void.
             again = dataclasses.replace(request, attempt=request.attempt + 1, resume=())
             request = self._reissuing.refreshed(again)

@@ -28,6 +28,11 @@ class Turns(TurnLog):
         """Whether the first turns of a group are known."""
         return group in self._known
 
+    def workers_of(self, group: int) -> frozenset[str]:
+        """Names of the workers that sampled what is recorded of a group."""
+        recorded = self._known.get(group, ())
+        return frozenset(name for _, turn in recorded for name in turn.sampled.workers)
+
     def first_samples(self, group: int, samples: int) -> tuple[Sampled, ...] | None:
         """What the first turns of a group were, if all of them are recorded."""
         found = {

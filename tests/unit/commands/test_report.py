@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from histories import History
+from histories import History, episode, sampled
 from typer.testing import CliRunner
 
 from rlax_plugin.cli import app
@@ -18,8 +18,10 @@ from rlax_plugin.commands.report.run import RunData, no_progress, open_run, read
 from rlax_plugin.commands.report.series import smoothed, thinned
 from rlax_plugin.commands.report.write import write_comparison, write_report
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.records import samples
+from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.pruned import Pruned, write_pruned
+from rlax_plugin.records.read_samples import as_batch, from_table, rows_of
 
 
 @pytest.fixture
@@ -62,18 +64,34 @@ def test_what_is_missing_is_said(files):
 
 def test_a_damaged_run_is_shown_as_far_as_it_can_be(files, tmp_path):
     files.put("metrics.jsonl", b'{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
-    segment = tmp_path / "runs/mine/journal/00000002.json"
+    segment = tmp_path / "runs/mine" / journal.segment_name(2)
     segment.write_bytes(segment.read_bytes()[:-20])
-    files.put("batches/00000002.parquet", b"PAR1")
+    files.put(journal.samples_name(2), b"PAR1")
     files.put("summary.json", b"{")
     run = read_run(files)
     rollouts = read_rollouts(files, run, no_progress)
     assert run.metrics == {"reward/mean": [0.5], "step": [1.0]}
     assert run.history is not None and list(run.history.steps) == [1]
-    assert rollouts.recorded == 16  # group 4 was in that batch only
+    assert rollouts.recorded == 16  # group 4 was in that file only
     said = "\n".join(run.missing)
-    for part in ("journal segment 2", "batches/00000002.parquet is damaged", "summary.json is dam"):
+    for part in (
+        "journal segment 2",
+        f"{journal.samples_name(2)} is damaged",
+        "summary.json is dam",
+    ):
         assert part in said
+
+
+def test_what_is_not_kept_is_said(files):
+    write_pruned(files, Pruned(until=2, step=2))
+    files.delete(journal.samples_name(1))
+    files.delete(journal.samples_name(2))
+    run = read_run(files)
+    rollouts = read_rollouts(files, run, no_progress)
+    assert rollouts.shown == rollouts.recorded == 8  # groups 5, 6, 7 and 9
+    said = "the samples of steps 1 to 2 are not kept (rlax.retention): no rollout of these steps is"
+    assert [sentence.startswith(said) for sentence in run.missing].count(True) == 1
+    assert not any("is empty" in sentence and "samples" in sentence for sentence in run.missing)
 
 
 def test_each_sample_is_shown_as_it_was_recorded(files):
@@ -94,17 +112,19 @@ def test_each_sample_is_shown_as_it_was_recorded(files):
 
 
 def test_tokens_come_in_chunks_with_runs_of_versions(files):
-    judged = samples.from_parquet(files.get("batches/00000003.parquet"), "")
-    group, rejected = judged[0]
-    first = replace(
-        group.rollouts[0],
+    name = journal.samples_name(4)
+    batch = as_batch(3, from_table(rows_of(files.get(name), name)))
+    (group, *others), last = batch.groups, batch.groups[0].episodes[1]
+    first = sampled(
+        group.id,
+        0,
+        [1, 1, 2],
         tokens=np.array([7, 8, 9], np.int32),
-        versions=np.array([1, 1, 2], np.int32),
-        logprob_full=np.array([-0.25, -np.inf, -1.0004], np.float32),
-        logprob_sampled=np.zeros(3, np.float32),
+        logprobs=np.array([-0.25, -np.inf, -1.0004], np.float32),
     )
-    judged[0] = (replace(group, rollouts=(first, *group.rollouts[1:])), rejected)
-    files.put("batches/00000003.parquet", samples.to_parquet(3, samples.to_table(judged)))
+    changed = replace(group, episodes=(episode(0, first), last))
+    rows = samples.of_batch(replace(batch, groups=(changed, *others)))
+    files.put(name, samples.to_parquet(3, rows))
     found = read_rollouts(files, read_run(files), no_progress)
     chunk = json.loads(found.chunks[0])
     at = chunk["tokens"].index([7, 8, 9])

@@ -13,9 +13,16 @@ from rlax_plugin.commands.report.recorded_groups import GroupAt, groups_in
 from rlax_plugin.commands.report.rollouts import read_rollouts
 from rlax_plugin.commands.report.run import RunData, no_progress
 from rlax_plugin.commands.report.write import write_report
-from rlax_plugin.records import samples
+from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.testing.builders import make_group, make_prompt
+from rlax_plugin.testing.builders import (
+    make_batch,
+    make_episode,
+    make_group,
+    make_prompt,
+    make_sampled,
+)
+from rlax_plugin.types import Score, ScoredGroup
 
 LETTERS = np.array(list("etaoinshrdlu"))
 WORDS = np.array(
@@ -30,23 +37,28 @@ def group(number: int, rng: np.random.Generator, lengths: list[int]):
     def text(length: int) -> str:
         return " ".join(rng.choice(WORDS, length))
 
-    rollouts = tuple(
-        replace(
-            r,
-            tokens=rng.integers(0, 50_000, len(r.tokens), dtype=np.int32),
-            logprob_full=-rng.exponential(1.0, len(r.tokens)).astype(np.float32),
-            text=text(len(r.tokens)),
-            reward=float(rng.random()),
+    samples = [
+        make_sampled(
+            tokens=rng.integers(0, 50_000, length, dtype=np.int32),
+            logprobs=-rng.exponential(1.0, length).astype(np.float32),
         )
-        for r in made.rollouts
-    )
+        for length in lengths
+    ]
     prompt = make_prompt(f"question {number % 400}: {text(30)}", id=str(number % 400))
-    return replace(made, prompt=prompt, rollouts=rollouts), None
+    return replace(
+        made,
+        prompt=prompt,
+        episodes=tuple(
+            make_episode(one, index=index, prompt=prompt, text=text(len(one.tokens)))
+            for index, one in enumerate(samples)
+        ),
+        scores=tuple(Score(float(rng.random())) for _ in samples),
+    )
 
 
-def write_step(files: RunFiles, step: int, judged: list) -> None:
-    table = samples.to_table(judged)
-    files.put(f"batches/{step:08d}.parquet", samples.to_parquet(step, table))
+def write_step(files: RunFiles, step: int, groups: list[ScoredGroup]) -> None:
+    rows = samples.of_batch(make_batch(step, groups))
+    files.put(journal.samples_name(step), samples.to_parquet(step, rows))
 
 
 def test_ten_thousand_rollouts_fit_into_ten_megabytes(tmp_path):
@@ -54,8 +66,8 @@ def test_ten_thousand_rollouts_fit_into_ten_megabytes(tmp_path):
     files = RunFiles(tmp_path / "run")
     for step in range(1, 26):
         lengths = rng.integers(8, 65, (50, 8)).tolist()
-        judged = [group(50 * step + i, rng, of) for i, of in enumerate(lengths)]
-        write_step(files, step, judged)
+        groups = [group(50 * step + i, rng, of) for i, of in enumerate(lengths)]
+        write_step(files, step, groups)
     path = write_report(files.location())
     assert path.stat().st_size < 10e6
     assert "all 10,000 recorded" in path.read_text()
@@ -65,7 +77,7 @@ def test_what_is_estimated_is_not_exceeded(tmp_path):
     rng = np.random.default_rng(1)
     files = RunFiles(tmp_path)
     write_step(files, 1, [group(i, rng, [300] * 4) for i in range(30)])
-    estimated = sum(found.size for found in groups_in(files, "batches/00000001.parquet"))
+    estimated = sum(found.size for found in groups_in(files, journal.samples_name(1)))
     found = read_rollouts(files, RunData("run", ""), no_progress)
     needed = sum(len(packed(text)) for text in (found.index, *found.chunks))
     assert 0.7 * estimated < needed <= estimated
@@ -73,12 +85,12 @@ def test_what_is_estimated_is_not_exceeded(tmp_path):
 
 def test_steps_are_evenly_represented_and_prompts_come_early_and_late():
     groups = [
-        GroupAt("file", 40 * step + i, step, f"prompt {20 * step + i}", samples=8, size=1000.0)
+        GroupAt("file", 40 * step + i, step, True, f"prompt {20 * step + i}", 8, size=1000.0)
         for step in range(1, 101)
         for i in range(20)
     ]
     # An early prompt is asked again at the end, once.
-    groups.append(GroupAt("file", 9999, 100, "prompt 25", samples=8, size=1000.0))
+    groups.append(GroupAt("file", 9999, 100, True, "prompt 25", samples=8, size=1000.0))
     chosen = choose(groups, max_rollouts=2400, max_bytes=1e9)
     assert sum(g.samples for g in chosen) == 2400
     by_step = Counter(g.step for g in chosen)
@@ -87,7 +99,7 @@ def test_steps_are_evenly_represented_and_prompts_come_early_and_late():
     chosen = choose(groups, max_rollouts=10**6, max_bytes=50_000)
     assert len(chosen) == 50
     assert choose(groups, 10**6, 1e9) == sorted(groups, key=lambda g: (g.step, g.group))
-    large = GroupAt("file", 0, 1, "prompt", samples=8, size=60_000.0)
+    large = GroupAt("file", 0, 1, True, "prompt", samples=8, size=60_000.0)
     assert len(choose([large, *groups], max_rollouts=10**6, max_bytes=50_000)) == 50
 
 

@@ -102,6 +102,24 @@ def test_tokens_of_a_worker_that_is_not_trusted_are_not_gone_on_with(make):
     asyncio.run(main())
 
 
+def test_a_worker_that_takes_the_name_of_a_quarantined_one_is_trusted(make):
+    async def main():
+        _, answers, run = make(1, 1, groups=2)
+        await run.start()
+        await settle()
+        answers.generate(0, 0, worker="a")
+        await settle()
+        run.quarantine("a")  # group 0 is dropped, and another one issued
+        await settle()
+        assert sorted(answers.open) == [1, 2]
+        for group in (1, 2):
+            answers.generate(group, 0, worker="a")  # its launcher has started it again
+        await settle()
+        assert sorted(run.run_state.ready) == [1, 2] and not answers.open
+
+    asyncio.run(main())
+
+
 def test_too_stale_groups_are_dropped_and_replaced(make):
     async def main():
         flow, answers, run = make(1, 1, groups=2)

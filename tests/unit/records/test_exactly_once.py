@@ -4,8 +4,8 @@ The flow, its state, recorder, journal, ledger, recovery and audit are the real 
 plays workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
 quarantined, rewards are slow or fail, groups are rejected, versions come late, and the process dies
 at any moment, with or without its local disk, and resumes from its last checkpoint or, where that
-cannot be read, from the one before it. Samples that no resume needs are removed on the way, or
-kept. Batches are of a number of groups or of tokens, and packed into more or fewer rows than that takes.
+cannot be read, from the one before it. Samples that no resume needs are removed, or all are kept.
+Batches are of a number of groups or of tokens, and packed into more or fewer rows than that takes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from flow_harness import Harness, InOrder, MixedOnly, settle
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -285,3 +286,23 @@ TestRun.settings = settings(
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_that_keeps_little_is_resumed(seed: int) -> None:
+    """The same, with many checkpoints and deaths: what is needed of the old samples is there."""
+    rng = np.random.default_rng(seed)
+    run = Run()
+    bounds = [(1, 4), (2, 3), (1, 2)][seed % 3]
+    run.begin(bounds, oversample=1.5, deterministic=False, batches={}, removes=True)
+    for _ in range(16):
+        run.a_batch_comes_if_all_goes_well(2)
+        for group in sorted(run.run_.answers.open):  # some are ready long before they train
+            if rng.random() < 0.6 and run.can_generate(group):
+                run.act(run.run_.answers.generate, group, run.run_.latest, (0.0, 1.0), "b", 2)
+                run.act(run.run_.answers.reward, group)
+        if rng.random() < 0.8:
+            run.the_trainer_saves_a_checkpoint(rng.random() < 0.7)
+        if rng.random() < 0.4:
+            run.the_process_dies(rng.random() < 0.5, rng.random() < 0.5)
+    run.teardown()
