@@ -136,12 +136,13 @@ def test_a_slot_may_answer_per_token_and_sees_values() -> None:
         found_bt, np.where(completion_bt, arrays["rl_rewards"] - values_bt, 0.0)
     )
     # Positions: 2 3 4 of group 5, the last one without a reward, and 3 2 2 of group 9. Row 0 holds
-    # 4 and 3 of them, row 1 3, 2 and 2, row 2 2. A sample's completion is at its end.
-    assert outcomes.rewards_n.tolist() == [0.0, 4.0, 1.0, 3.0, 2.0]
-    assert outcomes.lengths_n.tolist() == [2, 2, 1, 1, 1]
-    assert outcomes.group_n.tolist() == [1, 2, 1, 2, 2]
-    assert outcomes.values_nt.tolist() == [[5, 6], [9, 10], [12, 0], [14, 0], [17, 0]]
-    assert outcomes.mask_nt.tolist() == [[True, True]] * 2 + [[True, False]] * 3
+    # 4 and 3 of them, row 1 3, 2 and 2, row 2 2. A sample's completion is at its end. They are seen
+    # in the order of the batch, wherever they lie.
+    assert outcomes.rewards_n.tolist() == [1.0, 0.0, 4.0, 3.0, 2.0]
+    assert outcomes.lengths_n.tolist() == [1, 2, 2, 1, 1]
+    assert outcomes.group_n.tolist() == [1, 1, 2, 2, 2]
+    assert outcomes.values_nt.tolist() == [[12, 0], [5, 6], [9, 10], [14, 0], [17, 0]]
+    assert outcomes.mask_nt.sum(axis=1).tolist() == [1, 2, 2, 1, 1]
 
 
 def test_a_batch_without_scored_samples_has_no_advantages() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.objective.advantages import of_batch, of_groups, per_group
+from rlax_plugin.objective.advantages import Outcomes, of_batch, of_groups, per_group
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, build_arrays, sizes
 from rlax_plugin.testing import make_episode, make_prompt, make_sampled
 from rlax_plugin.types import Episode, Sampled, Score, ScoredGroup, TrainBatch, Trajectory, Turn
@@ -80,6 +80,7 @@ EXPECTED = {
     # Of step 5: 2 for version 3, 1 for version 4, 3 for version 2.
     "rl_staleness": [[0, 2, 2, 0, 0, 0, 1, 0], [0, 1] + [0] * 6, [3, 1, 0, 1] + [0] * 4],
     "rl_group": [[0, 1, 1, 0, 0, 0, 1, 0], [0, 1] + [0] * 6, [1, 1, 0, 1] + [0] * 4],
+    "rl_episode": [[0, 1, 1, 0, 0, 0, 1, 0], [0, 2] + [0] * 6, [2, 2, 0, 2] + [0] * 4],
     "rl_rewards": [
         [0, 1, 1, 0, 0, 0, 1, 0],
         [0, 0.25] + [0] * 6,
@@ -169,3 +170,33 @@ def test_advantages_of_a_laid_out_episode_of_two_turns_lie_on_what_was_sampled()
         [0, 1.5, 1.5, 0, 0, 0, 1.5, 0],
         [0, -1.5, -1.5, 0, 0, 0, -1.5, 0],
     ]
+
+
+def test_advantages_of_two_trajectories_are_those_of_one_episode():
+    """Its mean counts once, however many rows it takes; its tokens follow each other."""
+    arrays = build_arrays(batch(), rows=3, length=8)
+    seen: list[Outcomes] = []
+
+    def slot(outcomes: Outcomes) -> np.ndarray:
+        seen.append(outcomes)
+        return outcomes.rewards_n - outcomes.rewards_n.mean()
+
+    found_bt = of_batch(slot, arrays, values_bt=np.arange(24.0).reshape(3, 8))
+    (outcomes,) = seen
+    assert outcomes.rewards_n.tolist() == [1.0, 0.25] and outcomes.lengths_n.tolist() == [3, 4]
+    assert outcomes.values_nt.tolist() == [[1, 2, 6, 0], [9, 16, 17, 19]]
+    for row, places in enumerate(([1, 2, 6], [1], [0, 1, 3])):
+        wanted = np.zeros(8)
+        wanted[places] = -0.375 if row else 0.375
+        assert found_bt[row].tolist() == wanted.tolist()
+
+
+def test_what_is_paid_at_tokens_lies_on_them_and_not_in_the_reward_of_the_whole():
+    # 1.0 in all, 0.75 of it at the last tokens of the two turns; 0.25, all of it for the whole.
+    paid = Score(1.0, token_rewards=(np.array([0.0, 0.25]), np.array([0.5])))
+    one = group(two_turns(), two_trajectories(), scores=(paid, Score(0.25)))
+    arrays = build_arrays(TrainBatch(5, (one,), batch().advantages), rows=3, length=8)
+    assert arrays["rl_token_rewards"].tolist() == [[0, 0, 0.25, 0, 0, 0, 0.5, 0], [0] * 8, [0] * 8]
+    assert arrays["rl_rewards"][0].tolist() == [0, 0.25, 0.25, 0, 0, 0, 0.25, 0]
+    np.testing.assert_array_equal(arrays["rl_rewards"][1:], EXPECTED["rl_rewards"][1:])
+    assert "rl_token_rewards" not in build_arrays(batch(), rows=3, length=8)
