@@ -139,6 +139,26 @@ STAGES: tuple[Stage, ...] = (
         (("<name>", "the reward's", "mean over the samples that have this metric"),),
     ),
     Stage(
+        "episode",
+        "How episodes have ended since the last step, including those of evaluations.",
+        "every step, unless `rlax.environment` is `single_turn`",
+        (
+            ("done", "episodes", "number of episodes that the environment ended"),
+            ("cut", "episodes", "number of episodes that a limit on turns or tokens ended"),
+            (
+                "errors",
+                "episodes",
+                "number of episodes whose environment raised an error, took too long or ended its "
+                "process; they have no reward",
+            ),
+            (
+                "late",
+                "episodes",
+                "number of these whose environment took longer than `rlax.deadlines.episode_s`",
+            ),
+        ),
+    ),
+    Stage(
         "curation",
         "Counts of groups since the last step.",
         "every step",
