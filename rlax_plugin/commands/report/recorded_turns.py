@@ -23,8 +23,8 @@ class Recorded:
     """One episode.
 
     Attributes:
-      row: the columns that a row of the table is made of, of its first trajectory; ``workers`` and
-        ``finish`` are those of all.
+      row: the columns that a row of the table is made of, of its first trajectory; ``workers``,
+        ``finish`` and ``token_advantages`` are those of all.
       arrays: of what was sampled in all its turns: tokens, log-probs, versions.
       turns: [what was given, what was sampled, its number of tokens, how it ended, what was paid at
         its tokens or None, trajectory] for each; empty where there is only one.
@@ -48,8 +48,8 @@ def recorded_in(table: pa.Table) -> Iterator[Recorded]:
         yield Recorded(
             row=first
             | {
-                name: [value for row in of_rows for value in row[name]]
-                for name in ("workers", "finish")
+                name: [value for row in of_rows for value in row[name] or ()]
+                for name in ("workers", "finish", "token_advantages")
             },
             arrays={
                 name: np.concatenate([np.asarray(values[at]) for values in of_arrays])

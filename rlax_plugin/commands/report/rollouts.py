@@ -81,7 +81,7 @@ class _Index:
             "parts": row["reward_parts"],
             "figures": figures_of(row["reward_metrics"]) or None,
             "error": row["reward_error"],
-            "advantage": row["advantage"],
+            "advantage": _advantage(row),
             "passrate": row["pass_rate_before"],
             "oldest": int(versions.min()) if len(versions) else None,
             "newest": int(versions.max()) if len(versions) else None,
@@ -171,6 +171,12 @@ def _fate(row: Mapping[str, Any], run: RunData) -> str:
         return "trained"
     dropped = run.history.dropped.get(row["group"]) if run.history else None
     return f"dropped: {dropped}" if dropped else "not yet trained"
+
+
+def _advantage(row: Mapping[str, Any]) -> float | None:
+    """Of the sample; the mean of its tokens where they have advantages of their own."""
+    by_token = row["token_advantages"]
+    return round(float(np.mean(by_token)), 6) if by_token else row["advantage"]
 
 
 def _milli(logprobs: np.ndarray) -> list[int]:
