@@ -76,6 +76,7 @@ class Flow:
         await recorded.apply_rest()
         self._live = True
         for worker in self._distrusted:  # it outlived an earlier process, and has failed since
+            self._turns.distrust(worker)
             self._buffer.drop_samples_of(worker)
         if recorded.resumed_from is not None:
             self._history.note(ev.Resumed(recorded.resumed_from))
@@ -95,8 +96,8 @@ class Flow:
 
     def distrust(self, worker: str) -> None:
         """A worker's samples will not train, except in batches that are recorded already."""
-        self._trips.distrust(worker)
         if self._live:
+            self._turns.distrust(worker)
             self._buffer.drop_samples_of(worker)
             self.wake()
         else:

@@ -14,14 +14,14 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.refill import ALL_FAILED
 from rlax_plugin.controller.run_history import RunHistory
-from rlax_plugin.controller.turns import Turns
+from rlax_plugin.controller.turns import QUARANTINED, Turns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.ports.protocols import Filter
 from rlax_plugin.records import events as ev
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.rollouts.tickets import Answer
+from rlax_plugin.rollouts.tickets import Answer, trusted
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt, Rejected, Request, ScoredGroup, Turn
 
@@ -53,11 +53,6 @@ class Trips:
         self._history, self._turns = history, turns
         self._reissuing, self._observers = reissuing, observers
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
-        self._distrusted: set[str] = set()
-
-    def distrust(self, worker: str) -> None:
-        """A worker was quarantined: what it has sampled for an earlier process is void, too."""
-        self._distrusted.add(worker)
 
     async def run(self, request: Request) -> None:
         """Returns once the group is judged; call ``next_turn`` when what follows is done, too.
@@ -70,9 +65,6 @@ class Trips:
 
     async def _scored(self, request: Request, prompt: Prompt) -> ScoredGroup:
         stats, group = self._history.stats, request.key.group
-        # By name: of what this process had generated, the workers themselves are known. A worker
-        # that takes the name of a quarantined one may be trusted.
-        earlier = self._turns.workers_of(group)
         while True:
             answer = await self._first_turns(request)
             request = answer.request
@@ -84,13 +76,9 @@ class Trips:
             stats.reward_s += scored.reward_s
             if self._section.deterministic:
                 await self._my_turn(group)
-            if all(w.trusted for w in scored.workers) and not earlier & self._distrusted:
+            if not self._turns.void(group) and trusted(scored.workers):
                 break
-            earlier = frozenset()
-            # None of its samples are kept: a part of them is void.
-            again = dataclasses.replace(request, attempt=request.attempt + 1, resume=())
-            request = self._reissuing.refreshed(again)
-            self._reissuing.reissued(request, "its worker was quarantined")
+            request = self._again(request)
         self._turns.forget(group)
         known = self._history.run_state.rates.get(prompt.id)
         return ScoredGroup(
@@ -102,15 +90,30 @@ class Trips:
             pass_rate_before=None if known is None else known[0],
         )
 
+    def _again(self, request: Request) -> Request:
+        """The next attempt at a group; none of its samples are kept: a part of them is void."""
+        group = request.key.group
+        recorded = self._turns.void(group)
+        attempt = self._history.open[group].attempt if recorded else request.attempt + 1
+        again = dataclasses.replace(request, attempt=attempt, resume=())
+        again = self._reissuing.refreshed(again)
+        if not recorded:
+            self._reissuing.reissued(again, QUARANTINED)
+        self._turns.forget(group)
+        return again
+
     async def _first_turns(self, request: Request) -> Answer:
         """The answers to the prompt; those of an earlier process if it has recorded them."""
         if not self._section.several_turns:
             return await self._dispatcher.submit(request)
         group, samples = request.key.group, len(request.seeds)
-        if (known := self._turns.first_samples(group, samples)) is not None:
-            return Answer(request, known, ())
+        if (known := self._turns.first_turns(group, samples)) is not None:
+            given = dataclasses.replace(request, context=known[0].given)
+            return Answer(given, tuple(turn.sampled for turn in known), ())
         self._turns.forget(group)
         answer = await self._dispatcher.submit(request)
+        while not trusted(answer.workers):  # since a moment ago: it must not even be recorded
+            answer = await self._dispatcher.submit(self._again(answer.request))
         turns = [Turn(answer.request.context, sampled) for sampled in answer.samples]
         self._turns.first_sampled(answer.request.key, turns)
         return answer

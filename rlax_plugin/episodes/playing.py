@@ -30,7 +30,7 @@ class TurnLog(Protocol):
         ...
 
     def discarded(self, key: Key) -> None:
-        """A turn, and every later one of its episode, is void: the environment gave otherwise."""
+        """A turn is void: the environment gave something else, or did not come to it."""
         ...
 
 
@@ -49,7 +49,8 @@ class Playing(PlayedEpisode):
     """An episode from its first answer on; see ``PlayedEpisode``.
 
     What is asked for again is answered from what is known, as long as the same is given: after the
-    environment's process was lost, or the trainer's. From the first difference on it is void.
+    environment's process was lost, or the trainer's. From the first difference on it is void, and
+    so is what the environment has not come to when the episode ends.
 
     Args:
       key: of the episode's first turn.
@@ -76,6 +77,8 @@ class Playing(PlayedEpisode):
         self._known = {(key.trajectory, key.turn): turn for key, turn in known}
         self._turns: list[list[Turn]] = []
         self._contexts: list[np.ndarray] = []  # what a trajectory's first turn was given before
+        self._order: list[tuple[int, int]] = []  # trajectory and turn, as they were answered
+        self._asked: set[int] = set()  # trajectories that a turn is being sampled of
         self._newest = first
         self.begin_again()
 
@@ -85,6 +88,7 @@ class Playing(PlayedEpisode):
                 self._known[number, index] = turn
         self._known.pop((0, 0), None)
         self._turns, self._contexts = [[self._first]], [np.zeros(0, np.int32)]
+        self._order, self._asked = [(0, 0)], set()
         self._newest, self._last = self._first, 0
 
     # --- what the environment sees -------------------------------------------------------------
@@ -98,7 +102,7 @@ class Playing(PlayedEpisode):
 
     @property
     def turns_left(self) -> int:
-        return self._section.episodes.max_turns - sum(map(len, self._turns))
+        return self._section.episodes.max_turns - len(self._order) - len(self._asked)
 
     @property
     def tokens_left(self) -> int:
@@ -116,7 +120,9 @@ class Playing(PlayedEpisode):
 
     def begin(self, context: Sequence[int] | str) -> int:
         tokens = self._tokens(context)
-        if self.turns_left < 1 or len(tokens) > self._section.rollouts.max_prompt_tokens:
+        begun = sum(not turns for turns in self._turns)
+        fits = len(tokens) <= self._section.rollouts.max_prompt_tokens
+        if self.turns_left <= begun or not fits:
             raise EpisodeLimit(f"a sequence that begins with {len(tokens)} tokens does not fit")
         self._turns.append([])
         self._contexts.append(tokens)
@@ -125,6 +131,8 @@ class Playing(PlayedEpisode):
     async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
         if not 0 <= trajectory < len(self._turns):
             raise ValueError(f"trajectory {trajectory}: there are {len(self._turns)}")
+        if trajectory in self._asked:
+            raise ValueError(f"trajectory {trajectory}: its last answer is not there yet")
         turns, tokens = self._turns[trajectory], self._tokens(given)
         left = self._left(trajectory) - len(tokens)
         if self.turns_left < 1 or left < 1:
@@ -141,17 +149,29 @@ class Playing(PlayedEpisode):
         key = self._key._replace(trajectory=trajectory, turn=len(turns))
         turn = self._known.pop((trajectory, len(turns)), None)
         if turn is not None and not np.array_equal(turn.given, tokens):
-            self._known.clear()
             self._log.discarded(key)
+            self._discard()
             turn = None
         if turn is None:
             most = min(self._section.rollouts.max_new_tokens, left)
             oldest = max((int(t.sampled.versions[-1]) for t in turns), default=0)
-            turn = Turn(tokens, await self._ask(key, context, most, oldest))
+            asked = self._asked  # of this attempt
+            asked.add(trajectory)
+            try:
+                turn = Turn(tokens, await self._ask(key, context, most, oldest))
+            finally:
+                asked.discard(trajectory)
             self._log.sampled(key, turn)
+        self._order.append((trajectory, len(turns)))
         turns.append(turn)
         self._newest, self._last = turn, trajectory
         return self.answer
+
+    def _discard(self) -> None:
+        """What is known of turns to come is void."""
+        for trajectory, turn in self._known:
+            self._log.discarded(self._key._replace(trajectory=trajectory, turn=turn))
+        self._known.clear()
 
     def _tokens(self, given: Sequence[int] | str) -> np.ndarray:
         if isinstance(given, str):
@@ -175,6 +195,7 @@ class Playing(PlayedEpisode):
         Args:
           text: what rewards read; None: the newest answer's.
         """
+        self._discard()
         kept = [turns for turns in self._turns if turns]
         trajectories = tuple(Trajectory(tuple(turns)) for turns in kept)
         texts: list[str] = []
@@ -189,3 +210,7 @@ class Playing(PlayedEpisode):
             ended="cut" if cut else "done",
             texts=tuple(texts[1:]),
         )
+
+    def of_turns(self, rewards: Sequence[float]) -> list[float]:
+        """Rewards, one per turn as they were answered, in the order of the episode's rows."""
+        return [reward for _, reward in sorted(zip(self._order, rewards, strict=True))]

@@ -18,7 +18,7 @@ from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Worker
 from rlax_plugin.rollouts.requests import single_turn
-from rlax_plugin.rollouts.tickets import Answer
+from rlax_plugin.rollouts.tickets import Answer, trusted
 from rlax_plugin.types import (
     EMPTY,
     Episode,
@@ -151,7 +151,7 @@ class _Group:
             for episode, outcome in zip(playing, outcomes, strict=True)
         )
         began_s = time.perf_counter()
-        scores = await self._scores(episodes, outcomes)
+        scores = await self._scores(playing, episodes, outcomes)
         return Scored(episodes, scores, tuple(self._workers), time.perf_counter() - began_s)
 
     def _playing(self, index: int, sampled: Sampled, known: Sequence[tuple[Key, Turn]]) -> Playing:
@@ -182,16 +182,23 @@ class _Group:
             session=f"{key.purpose}/{key.group}/{key.sample}",
         )
         answer = await self._runner.ask(request)
+        while not trusted(answer.workers):  # since a moment ago: it must not even be recorded
+            answer = await self._runner.ask(request)
         self._workers |= dict.fromkeys(answer.workers)
         (sampled,) = answer.samples
         return sampled
 
     async def _scores(
-        self, episodes: Sequence[Episode], outcomes: Sequence[Outcome | Unscored]
+        self,
+        playing: Sequence[Playing],
+        episodes: Sequence[Episode],
+        outcomes: Sequence[Outcome | Unscored],
     ) -> tuple[Score | Unscored, ...]:
         played = [
-            (episode, outcome)
-            for episode, outcome in zip(episodes, outcomes, strict=True)
+            (episode, replace(outcome, rewards=tuple(one.of_turns(outcome.rewards))))
+            if outcome.rewards
+            else (episode, outcome)
+            for one, episode, outcome in zip(playing, episodes, outcomes, strict=True)
             if isinstance(outcome, Outcome)
         ]
         scores = await self._pool.score(self._prompt, [episode for episode, _ in played])
@@ -219,7 +226,11 @@ def _light(episode: Episode) -> Episode:
 
 
 def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -> Score | Unscored:
-    """The score of rewards with what the environment paid for turns, at their last tokens."""
+    """The score of rewards with what the environment paid for turns, at their last tokens.
+
+    Args:
+      outcome: its rewards in the order of the episode's rows.
+    """
     if isinstance(score, Unscored) or not (outcome.rewards or outcome.metrics):
         return score
     paid = score.token_rewards

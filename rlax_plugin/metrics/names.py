@@ -139,26 +139,6 @@ STAGES: tuple[Stage, ...] = (
         (("<name>", "the reward's", "mean over the samples that have this metric"),),
     ),
     Stage(
-        "episode",
-        "How episodes have ended since the last step, including those of evaluations.",
-        "every step, unless `rlax.environment` is `single_turn`",
-        (
-            ("done", "episodes", "number of episodes that the environment ended"),
-            ("cut", "episodes", "number of episodes that a limit on turns or tokens ended"),
-            (
-                "errors",
-                "episodes",
-                "number of episodes whose environment raised an error, took too long or ended its "
-                "process; they have no reward",
-            ),
-            (
-                "late",
-                "episodes",
-                "number of these whose environment took longer than `rlax.deadlines.episode_s`",
-            ),
-        ),
-    ),
-    Stage(
         "curation",
         "Counts of groups since the last step.",
         "every step",
@@ -186,10 +166,10 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "episode",
-        "Episodes of an [environment](environments.md) that may go on after the first answer, "
-        "computed over all groups scored since the last step. With `single_turn` these metrics "
-        "are missing.",
-        "every step, unless the environment is `single_turn`",
+        "Episodes of an [environment](environments.md) that may go on after the first answer. "
+        "`turns_mean` and `given_tokens` are of the groups scored since the last step; the others "
+        "count how episodes have ended since then, including those of evaluations.",
+        "every step, unless `rlax.environment` is `single_turn`",
         (
             ("turns_mean", "turns", "mean number of answers of the policy per episode", _IN_STEP),
             (
@@ -198,11 +178,18 @@ STAGES: tuple[Stage, ...] = (
                 "number of tokens that the environment gave after the first answers; they never "
                 "train",
             ),
+            ("done", "episodes", "number of episodes that the environment ended"),
+            ("cut", "episodes", "number of episodes that a limit on turns or tokens ended"),
             (
-                "cut",
+                "errors",
                 "episodes",
-                "number of episodes that were ended at a limit on turns or tokens, or whose "
-                "environment failed",
+                "number of episodes whose environment raised an error, took too long or ended its "
+                "process; they have no reward",
+            ),
+            (
+                "late",
+                "episodes",
+                "number of these whose environment took longer than `rlax.deadlines.episode_s`",
             ),
         ),
     ),

@@ -62,9 +62,9 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """Turns of an episode are void: this one, and all that were generated after it.
+    """A turn after the first is void: its episode was played again, and did not come to it.
 
-    After a kill its environment has given something else than before.
+    Its environment has given something else than before a kill, or has asked for less.
     """
 
     group: int

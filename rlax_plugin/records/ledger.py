@@ -8,9 +8,11 @@ become of a prompt: ``SELECT * FROM groups``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -53,7 +55,8 @@ CREATE VIEW IF NOT EXISTS groups AS
     SELECT t.value AS group_id, json_extract(e.body, '$.step') AS step
     FROM events e, json_each(e.body, '$.groups') t WHERE e.event = 'trained'
   ), latest AS (
-    SELECT group_id, max(id) AS id FROM events WHERE group_id IS NOT NULL GROUP BY group_id
+    SELECT group_id, max(id) AS id FROM events
+    WHERE group_id IS NOT NULL AND event <> 'discarded' GROUP BY group_id
   )
   SELECT i.group_id, i.prompt_id, i.at AS issued_at, t.step AS trained_at_step,
     CASE WHEN t.step IS NOT NULL THEN 'trained'
@@ -116,13 +119,16 @@ class Ledger:
         Args:
           news: events, each with what ``events.encode`` made of it.
           rows: samples, see ``samples.to_table``.
-          turns: of groups that were not scored when these events happened.
+          turns: of the events ``Generated`` among them, in order; (): none are kept.
         """
         with self._transaction():
             last = self._insert(news)
-            self._keep_turns(last, turns)
-            for event, _ in news:
-                self._forget_turns(event)
+            left = iter(turns)
+            for number, (event, _) in enumerate(news, last - len(news) + 1):
+                if isinstance(event, ev.Generated):
+                    self._keep_turns(number, itertools.islice(left, event.samples))
+                else:
+                    self._forget_turns(event)
             if rows is not None:
                 blob = samples.to_arrow(rows)
                 self._db.execute("INSERT INTO samples VALUES (?, ?)", (last, blob))
@@ -195,23 +201,41 @@ class Ledger:
         with self._transaction():
             for segment, crc32c in segments:
                 last = self._insert([(e, ev.encode(e)) for e in segment.events])
+                for event in segment.events:
+                    self._forget_turns(event)
                 self._db.execute(
                     "INSERT INTO commits VALUES (?, ?, ?, ?)",
                     (segment.number, crc32c, segment.step, last),
                 )
 
     def turns(self) -> list[RecordedTurn]:
-        """Turns of groups that are not scored, in the order in which they were generated."""
+        """Turns of groups that are not scored, in the order in which they were generated.
+
+        All that the events speak of, or none: of a group whose turns are here in part, because the
+        journal went on without this ledger, all are forgotten.
+        """
+        with self._transaction():
+            query = "SELECT group_id, sample, trajectory, turn FROM turns"
+            found: defaultdict[int, list[turns.Place]] = defaultdict(list)
+            for group, *place in self._db.execute(query):
+                found[group].append((place[0], place[1], place[2]))
+            for group, places in found.items():
+                if sorted(places) != sorted(turns.places(self._events_of(group))):
+                    self._db.execute("DELETE FROM turns WHERE group_id = ?", (group,))
         rows = self._db.execute(
             "SELECT group_id, sample, trajectory, turn, body FROM turns ORDER BY id"
         )
         return [turns.from_bytes(Key("train", *where), body) for *where, body in rows]
 
-    def _keep_turns(self, last_event: int, recorded: Sequence[RecordedTurn]) -> None:
+    def _events_of(self, group: int) -> list[ev.Event]:
+        rows = self._db.execute("SELECT body FROM events WHERE group_id = ? ORDER BY id", (group,))
+        return [ev.decode(json.loads(body)) for (body,) in rows]
+
+    def _keep_turns(self, event: int, recorded: Iterable[RecordedTurn]) -> None:
         self._db.executemany(
             "INSERT INTO turns (event_id, group_id, sample, trajectory, turn, body) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            [(last_event, *key[1:], turns.to_bytes(one)) for one in recorded for key in [one.key]],
+            [(event, *one.key[1:], turns.to_bytes(one)) for one in recorded],
         )
 
     def _forget_turns(self, event: ev.Event) -> None:
@@ -220,11 +244,10 @@ class Ledger:
             case ev.Scored() | ev.Reissued():
                 self._db.execute("DELETE FROM turns WHERE group_id = ?", (event.group,))
             case ev.Discarded():
-                where = event.group, event.sample
                 self._db.execute(
-                    "DELETE FROM turns WHERE group_id = ? AND sample = ? AND id >= (SELECT id FROM "
-                    "turns WHERE group_id = ? AND sample = ? AND trajectory = ? AND turn = ?)",
-                    (*where, *where, event.trajectory, event.turn),
+                    "DELETE FROM turns WHERE group_id = ? AND sample = ? AND trajectory = ? "
+                    "AND turn = ?",
+                    (event.group, event.sample, event.trajectory, event.turn),
                 )
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import rlax_environments
@@ -28,13 +28,14 @@ from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.objective.advantages import per_group
+from rlax_plugin.ports.environment import Outcome
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.dispatch import Answer
 from rlax_plugin.rollouts.requests import sampling_params
-from rlax_plugin.types import Prompt, Request, Sampled, Score, Unscored
+from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, Unscored
 
 
 class Source:
@@ -67,29 +68,78 @@ class MixedOnly:
         return None if group.rewards.min() < group.rewards.max() else "all rewards equal"
 
 
+class Process:
+    """Of a worker."""
+
+    trusted = True
+
+
+class Told(NamedTuple):
+    """An answer."""
+
+    group: int
+    worker: str
+    context: np.ndarray
+
+
 class Answers:
     """Stands in for dispatcher and reward pool.
 
+    Args:
+      rewards: of each sample, by the seed of its first turn; what is known of earlier processes.
+      play: plays an episode, as an environment does.
+
     Attributes:
       open: group -> its request and the future that waits for its samples.
+      later: key of a later turn -> the same of it.
       unscored: group -> the future that waits for its scores; only with ``slow_rewards``, else
         they come at once.
+      playing: group and sample -> the task that plays the episode.
+      told: what was ever answered; what is generated with its n-th answer has log-probs of -n.
     """
 
-    def __init__(self):
+    def __init__(self, rewards=None, play=None, told=None):
+        self.told: list[Told] = [] if told is None else told
         self.open: dict[int, tuple[Request, asyncio.Future[Answer]]] = {}
+        self.later: dict[Key, tuple[Request, asyncio.Future[Answer]]] = {}
         self.unscored: dict[int, asyncio.Future[None]] = {}
-        self._rewards: dict[int, tuple[int, float | None]] = {}  # of each sample, by its seed
+        self.playing: dict[tuple[int, int], asyncio.Task[Outcome | Unscored]] = {}
+        self._rewards: dict[int, tuple[int, float | None]] = {} if rewards is None else rewards
+        self._play = play
         self.slow_rewards = False
-        self.workers: dict[str, SimpleNamespace] = {}  # by name, of the process that lives now
+        self.workers: dict[str, Process] = {}  # by name, of the process that lives now
 
-    def submit(self, request):
+    async def submit(self, request):
         future = asyncio.get_running_loop().create_future()
-        self.open[request.key.group] = (request, future)
-        return future
+        if request.key.sample is None:
+            self.open[request.key.group] = (request, future)
+            return await future
+        self.later[request.key] = (request, future)
+        try:
+            return await future
+        finally:
+            if self.later.get(request.key, (None, None))[1] is future:
+                del self.later[request.key]
+
+    async def play(self, prompt, played) -> Outcome | Unscored:
+        place = played._key.group, played.index
+        while True:
+            task = self.playing[place] = asyncio.ensure_future(self._play(prompt, played))
+            try:
+                return await task
+            except asyncio.CancelledError:
+                if asyncio.current_task().cancelling():
+                    task.cancel()
+                    raise
+                played.begin_again()  # only its process was lost
+            finally:
+                if self.playing.get(place) is task:
+                    del self.playing[place]
 
     async def score(self, prompt, episodes) -> list[Score | Unscored]:
-        told = [self._rewards[sampled.seed] for e in episodes for sampled in e.sampled]
+        if not episodes:
+            return []
+        told = [self._rewards[next(e.sampled).seed] for e in episodes]
         if self.slow_rewards:
             future = self.unscored[told[0][0]] = asyncio.get_running_loop().create_future()
             await future
@@ -101,15 +151,26 @@ class Answers:
     def generate(self, group_id, version, rewards=(0.0, 1.0), worker="w", length=2):
         """Answers a group; one version for all tokens, ``length`` tokens in each sample."""
         request, future = self.open.pop(group_id)
-        generated_by = self.workers.setdefault(worker, SimpleNamespace(trusted=True))
         self._rewards |= {
             seed: (group_id, reward) for seed, reward in zip(request.seeds, rewards, strict=True)
         }
+        self._answer(request, future, version, worker, length)
+
+    def generate_turn(self, key, version, worker="w", length=2):
+        """Answers a later turn."""
+        request, future = self.later.pop(key)
+        length = min(length, request.sampling.max_new_tokens)
+        self._answer(request, future, version, worker, length)
+
+    def _answer(self, request, future, version, worker, length):
+        generated_by = self.workers.setdefault(worker, Process())
+        self.told.append(Told(request.key.group, worker, request.context))
+        assert version >= request.min_version
         samples = tuple(
             Sampled(
                 seed,
                 tokens=np.array([*[5] * (length - 1), 1], np.int32),
-                logprobs=np.zeros(length, np.float32),
+                logprobs=np.full(length, -len(self.told), np.float32),
                 versions=np.full(length, version, np.int32),
                 finish="stop",
                 workers=(worker,),
@@ -154,6 +215,9 @@ class Harness:
         last_step=100,
         sampler=None,
         batches=None,
+        rewards=None,
+        play=None,
+        told=None,
     ):
         rlax = {
             "prompt_source": {"name": "x"},
@@ -164,10 +228,12 @@ class Harness:
             "curation": {"max_refill": refill, "oversample": oversample},
             "deterministic": deterministic,
         }
+        if play is not None:
+            rlax |= {"environment": {"name": "x"}, "episodes": {"max_turns": 4, "max_tokens": 20}}
         self.files = RunFiles(directory)
         self.files.put("config.yml", yaml.safe_dump({"rlax": rlax}).encode())
         self.latest = 0
-        self.answers = Answers()
+        self.answers = Answers(rewards, play, told)
         self.run_state = RunState(
             RlaxSection.model_validate(rlax),
             Source().prompts("train"),
@@ -251,7 +317,13 @@ class Harness:
 
     def lose_worker(self, group_id):
         """What the dispatcher does when the call that held this group breaks."""
-        request, future = self.answers.open[group_id]
+        self._lose(self.answers.open, group_id)
+
+    def lose_worker_of_turn(self, key):
+        self._lose(self.answers.later, key)
+
+    def _lose(self, requests, key):
+        request, future = requests[key]
         again = self.issuing.refreshed(dataclasses.replace(request, attempt=request.attempt + 1))
-        self.answers.open[group_id] = (again, future)
+        requests[key] = (again, future)
         self.issuing.reissued(again, "the worker was lost")

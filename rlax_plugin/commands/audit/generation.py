@@ -45,6 +45,11 @@ class Generation:
         return max(event.newest_version for event in self._all)
 
     @property
+    def sequences(self) -> int:
+        """Trajectories of all samples."""
+        return self.samples + sum(turn == 0 for _, _, turn in self._later)
+
+    @property
     def later_turns(self) -> int:
         return len(self._later)
 
@@ -65,12 +70,9 @@ class Generation:
         return None
 
     def discard(self, event: ev.Discarded) -> str | None:
-        """Forgets a turn and what its episode had after it; what was expected, if anything."""
+        """Forgets a turn; returns what was expected instead of it, if anything."""
         place = event.sample, event.trajectory, event.turn
         if place not in self._later:
-            return "a turn that was generated"
-        places = list(self._later)
-        for one in places[places.index(place) :]:
-            if one[0] == event.sample:
-                del self._later[one]
+            return "a later turn that was generated"
+        del self._later[place]
         return None

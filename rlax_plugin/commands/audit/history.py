@@ -241,7 +241,7 @@ class History:
             self._limits,
             [self.alive[g].generated for g in groups if g in self.alive],
         )
-        room = limits.rows - sum(event.samples for event in generated if event)
+        room = limits.rows - sum(event.sequences for event in generated if event)
         wanted = limits.tokens_per_batch
         if wanted:
             tokens_n = [event.tokens for event in generated if event]
@@ -251,8 +251,8 @@ class History:
             wanted = limits.groups_per_step
             enough, more = len(groups) >= wanted, len(groups) > wanted
             what = str(wanted)
-        # One more would have fitted for certain if there was a row for each of its samples.
-        if more or (not enough and room >= limits.group_size):
+        # One more would have fitted for certain if there was a row for each of its sequences.
+        if more or (not enough and room >= limits.group_sequences):
             return what
         return None
 

@@ -28,11 +28,13 @@ class Limits:
     Attributes:
       tokens_per_batch: 0: ``groups_per_step`` groups make a batch.
       rows, row_tokens, sequences_per_row: of a batch.
+      group_sequences: those of one group, at most.
     """
 
     max_staleness: int
     on_new_weights: str
     group_size: int
+    group_sequences: int
     groups_per_step: int
     tokens_per_batch: int
     rows: int
@@ -69,12 +71,15 @@ def read_limits(files: RunFiles) -> Limits:
     rollouts = part(Rollouts, "rollouts", "on_new_weights", size, per_step, *lengths)
     environment = section.get("environment") or {}
     several = plain_name(str(environment.get("name", SINGLE_TURN))) != SINGLE_TURN
-    most = part(Episodes, "episodes", "max_tokens").max_tokens if several else 0
+    episodes = part(Episodes, "episodes", "max_turns", "max_tokens")
+    most = episodes.max_tokens if several else 0
     batches = part(Batches, "batches", "rows", "sequences_per_row", "tokens")
     return Limits(
         max_staleness=part(Staleness, "staleness", "max_staleness").max_staleness,
         on_new_weights=rollouts.on_new_weights,
         group_size=rollouts.group_size,
+        # Each turn may begin a trajectory.
+        group_sequences=rollouts.group_size * (episodes.max_turns if several else 1),
         groups_per_step=rollouts.groups_per_step,
         tokens_per_batch=batches.tokens,
         rows=batches.rows or rollouts.groups_per_step * rollouts.group_size,

@@ -68,7 +68,7 @@ class Figures:
       open: groups issued and not scored when the records end.
       ready: groups accepted and not trained then.
       samples, tokens: trained ones.
-      turns_discarded: how often turns of an episode were void after a restart.
+      turns_discarded: turns of episodes that were void after a restart.
       max_staleness: the largest among trained tokens, versions.
     """
 

@@ -4,7 +4,9 @@ The flow, its state, recorder, journal, ledger, recovery and audit are the real 
 plays workers, rewards, the trainer and its machine: groups end in any order, workers are lost or
 quarantined, rewards are slow or fail, groups are rejected, versions come late, and the process dies
 at any moment, with or without its local disk, and resumes from its last checkpoint or, where that
-cannot be read, from the one before it. Samples that no resume needs are removed, or all are kept.
+cannot be read, from the one before it. Samples that no resume needs are removed on the way or kept.
+Episodes have one turn, or several in one or two trajectories; environments fail, lose their
+process, and do something else after a restart.
 Batches are of a number of groups or of tokens, and packed into more or fewer rows than that takes.
 """
 
@@ -17,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flow_harness import Harness, InOrder, MixedOnly, settle
+from flow_harness import Harness, InOrder, MixedOnly, Told, settle
+from flow_tools import PLANS, Tool, answer_of, is_part
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -52,8 +55,9 @@ class Run(RuleBasedStateMachine):
         deterministic=st.booleans(),
         batches=BATCHES,
         removes=st.booleans(),
+        episodes=st.booleans(),
     )
-    def begin(self, bounds, oversample, deterministic, batches, removes):
+    def begin(self, bounds, oversample, deterministic, batches, removes, episodes):
         self.directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.exists() else None))
         self.loop = asyncio.new_event_loop()
         self.settings = {
@@ -66,6 +70,14 @@ class Run(RuleBasedStateMachine):
         }
         if bounds == (1, 1) and oversample == 1.0:
             self.settings["deterministic"] = deterministic
+        # A group of several trajectories in each sample might be too large for packed rows.
+        self.tool = Tool(PLANS[:4] if batches else PLANS)
+        self.told: list[Told] = []
+        if episodes:
+            self.settings |= {"rewards": {}, "play": self.tool.play, "told": self.told}
+        self.moods = {0}
+        self.recorded: dict[tuple[int, int], dict] = {}  # group and attempt -> place -> answer
+        self.void: set[int] = set()  # answers that must not train
         self.removes, self.checkpoints = removes, list[int]()
         self.fell_back = False
         self.trained: dict[int, list[int]] = {}  # step -> groups, as the trainer saw them
@@ -86,6 +98,12 @@ class Run(RuleBasedStateMachine):
     async def _start(self):
         self.recovery = await self.run_.start()
         self.run_.answers.slow_rewards = True
+        for key, turn in self.recovery.turns:
+            one = self.run_.run_state.open.get(key.group)
+            if one is not None:  # else it is open once recorded batches are applied
+                place = key.sample, key.trajectory, key.turn
+                known = self.recorded.setdefault((key.group, one.attempt), {})
+                known[place] = answer_of(turn)
         await settle()
         totals = self.run_.run_state.totals
         ended = totals.trained + sum(totals.rejected.values()) + sum(totals.dropped.values())
@@ -128,6 +146,26 @@ class Run(RuleBasedStateMachine):
     def a_group_is_scored(self, data):
         self.act(self.run_.answers.reward, self.pick(self.run_.answers.unscored, data))
 
+    @precondition(lambda self: self.run_.answers.later)
+    @rule(data=st.data(), worker=WORKERS, newest=st.booleans(), length=LENGTHS)
+    def a_later_turn_is_generated(self, data, worker, newest, length):
+        key = self.pick(self.run_.answers.later, data)
+        request, _ = self.run_.answers.later[key]
+        if request.min_version <= self.run_.latest:
+            version = self.run_.latest if newest else request.min_version
+            self.act(self.run_.answers.generate_turn, key, version, worker, length)
+
+    @precondition(lambda self: self.run_.answers.later)
+    @rule(data=st.data())
+    def a_worker_is_lost_with_a_later_turn(self, data):
+        self.act(self.run_.lose_worker_of_turn, self.pick(self.run_.answers.later, data))
+
+    @precondition(lambda self: self.run_.answers.playing)
+    @rule(data=st.data())
+    def the_process_of_an_environment_ends(self, data):
+        place = self.pick(self.run_.answers.playing, data)
+        self.act(self.run_.answers.playing[place].cancel)
+
     def can_generate(self, group):
         """Whether a version that is new enough is there.
 
@@ -145,6 +183,12 @@ class Run(RuleBasedStateMachine):
                 self.act(
                     self.run_.answers.generate, group, self.run_.latest, rewards, worker, length
                 )
+        while later := sorted(self.run_.answers.later):
+            for key in later:
+                version = self.run_.latest
+                if self.run_.answers.later[key][0].min_version > version:
+                    return
+                self.act(self.run_.answers.generate_turn, key, version, worker, length)
         for group in sorted(self.run_.answers.unscored):
             self.act(self.run_.answers.reward, group)
 
@@ -155,7 +199,16 @@ class Run(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def a_worker_is_quarantined(self, worker):
+        if self.waiting is not None:
+            self.look()  # what is in a batch by now trains
         self.act(self.run_.quarantine, worker)
+        if self.run_.flow._live:
+            self.events_reach_the_ledger()
+            self.void |= {
+                number
+                for number, one in enumerate(self.told, 1)
+                if one.worker == worker and one.group in self.run_.run_state.open
+            }
 
     # --- trainer -------------------------------------------------------------------------------
 
@@ -182,6 +235,28 @@ class Run(RuleBasedStateMachine):
         k = self.settings["k"]
         assert all(1 <= self.step - group.oldest_version <= k for group in batch.groups)
         self.unpublished.append(self.step)
+        for group in batch.groups if self.told else ():
+            self.check(group)
+
+    def check(self, group):
+        """What trains is what was generated, in one play, and by workers that are trusted."""
+        recorded = self.recorded.get((group.id, group.attempt), {})
+        for episode in group.episodes:
+            given = {}
+            for number, trajectory in enumerate(episode.trajectories):
+                context = np.zeros(0, np.int32)
+                for place, turn in enumerate(trajectory.turns):
+                    answer = answer_of(turn)
+                    context = np.concatenate([context, turn.given])
+                    assert np.array_equal(self.told[answer - 1].context, context)
+                    assert answer not in self.void or self.recovery.holds(self.step)
+                    known = recorded.get((episode.index, number, place), answer)
+                    assert known == answer or ((place or number) and self.moods != {0})
+                    context = np.concatenate([context, turn.sampled.tokens])
+                turns = trajectory.turns[not number :]
+                given[number] = [int(token) for turn in turns for token in turn.given]
+            plays = [self.tool.given(group.prompt, episode.index, mood) for mood in self.moods]
+            assert any(is_part(given, play, episode.ended) for play in plays), (given, plays)
 
     async def _settled(self):
         if self.recovery.holds(self.step + 1):
@@ -234,9 +309,15 @@ class Run(RuleBasedStateMachine):
     def events_reach_the_ledger(self):
         self.act(self.run_.recorder._flush_now)
 
-    @rule(disk_is_lost=st.booleans(), checkpoint_is_damaged=st.booleans())
-    def the_process_dies(self, disk_is_lost, checkpoint_is_damaged):
+    @rule(
+        disk_is_lost=st.booleans(),
+        checkpoint_is_damaged=st.booleans(),
+        mood=st.sampled_from([0, 0, 1, 2]),
+    )
+    def the_process_dies(self, disk_is_lost, checkpoint_is_damaged, mood):
         self.end(killed=True)
+        self.tool.mood = mood
+        self.moods.add(mood)
         if checkpoint_is_damaged and len(self.checkpoints) > 1 and not self.fell_back:
             self.checkpoints.pop()
             self.fell_back = True
