@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlax_plugin.build import Registry
@@ -28,6 +28,7 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.rewards.episodes import PlayCounts
 from rlax_plugin.rollouts.fleet import FleetListener, Worker
 from rlax_plugin.types import Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
@@ -116,6 +117,7 @@ class Controller(FleetListener):
         self.before: Evaluated | None = None
         self._begun: asyncio.Task[None] | None = None  # once there are weights
         self._replaced_before = 0  # reward processes, at the last step's end
+        self._played_before = PlayCounts()  # episodes, at the last step's end
 
     # --- events --------------------------------------------------------------------------------
 
@@ -185,6 +187,7 @@ class Controller(FleetListener):
         """Takes a finished step: metrics, records, display."""
         metrics = self._step_metrics(done) | self.periodic.take_metrics()
         self._replaced_before = self.generation.rewards.replaced
+        self._played_before = replace(self.generation.rewards.played)
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)
         self._track(done.step, metrics)
@@ -200,11 +203,13 @@ class Controller(FleetListener):
             tracker.log(step, metrics)
 
     def _step_metrics(self, done: FinishedStep) -> dict[str, float]:
+        played = self.generation.rewards.played.since(self._played_before)
         return step_metrics(
             done,
             self.section,
             workers=len(self.fleet.workers),
             replaced=self.generation.rewards.replaced - self._replaced_before,
+            played=played if self.section.several_turns else None,
         )
 
     # --- evaluation ----------------------------------------------------------------------------

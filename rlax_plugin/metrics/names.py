@@ -184,6 +184,17 @@ STAGES: tuple[Stage, ...] = (
                 "number of episodes that were ended at a limit on turns or tokens, or whose "
                 "environment failed",
             ),
+            (
+                "errors",
+                "episodes",
+                "number of episodes, also of evaluations, whose environment raised an error, took "
+                "too long or ended its process since the last step; they have no reward",
+            ),
+            (
+                "late",
+                "episodes",
+                "number of these whose environment took longer than `rlax.deadlines.episode_s`",
+            ),
         ),
     ),
     Stage(

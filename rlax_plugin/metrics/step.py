@@ -14,6 +14,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import sizes
+from rlax_plugin.rewards.episodes import PlayCounts
 from rlax_plugin.types import Episode, Judged, Rejected, Score, ScoredGroup, TrainBatch, group_of
 
 _MOST_REWARD_METRICS = 32  # a reward may invent names
@@ -68,11 +69,13 @@ def step_metrics(
     *,
     workers: int,
     replaced: int,
+    played: PlayCounts | None = None,
 ) -> dict[str, float]:
     """Metrics of one step, named ``stage/name``. Waits for the device's figures.
 
     Args:
       replaced: reward processes, since the last step.
+      played: how episodes of an environment have ended since then; None: it is single_turn.
     """
     scored, groups = [group_of(judged) for judged in done.stats.scored], done.batch.groups
     rewards = np.concatenate([g.rewards for g in scored]) if scored else np.zeros(0)
@@ -108,6 +111,11 @@ def step_metrics(
         "time/publish_s": done.times.write_s,
         "time/step_s": done.times.whole_s,
     }
+    if played is not None:
+        metrics |= {
+            "episode/errors": float(played.errors),
+            "episode/late": float(played.late),
+        }
     # Of all scored groups, also those that were rejected: the policy's own figures.
     if lengths:
         metrics["length/issued_mean"] = float(np.mean(lengths))

@@ -26,7 +26,7 @@ _MOST_QUESTIONS = 64  # of one episode at a time
 
 @dataclass(slots=True)
 class PlayCounts:
-    """How episodes have ended, since the start.
+    """How episodes of an environment have ended.
 
     Attributes:
       done: as their environment would have it.
@@ -39,6 +39,15 @@ class PlayCounts:
     cut: int = 0
     errors: int = 0
     late: int = 0
+
+    def since(self, before: PlayCounts) -> PlayCounts:
+        """What has been counted since then."""
+        return PlayCounts(
+            self.done - before.done,
+            self.cut - before.cut,
+            self.errors - before.errors,
+            self.late - before.late,
+        )
 
 
 class PlayJob(Job):

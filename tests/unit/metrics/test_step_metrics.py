@@ -10,6 +10,7 @@ import pytest
 from sections import section_with
 
 from rlax_plugin.metrics.step import FinishedStep, StepStats, step_metrics
+from rlax_plugin.rewards.episodes import PlayCounts
 from rlax_plugin.testing import make_batch, make_episode, make_group, make_sampled
 from rlax_plugin.types import Rejected, Score, ScoredGroup, Trajectory, Turn, Unscored
 
@@ -95,3 +96,24 @@ def test_turns_and_given_tokens_are_counted_where_there_may_be_several():
     assert not any(name.startswith("episode/") for name in metrics(group))
     nothing = metrics(environment={"name": "calculator"})
     assert nothing["episode/cut"] == 0 and "episode/turns_mean" not in nothing
+
+
+def test_figures_that_rewards_report_have_their_means_and_only_the_commonest_are_shown():
+    group = make_group([1.0, 0.0, None])
+    scores = (
+        Score(1.0, (1.0,), {"turns": 2.0, "cut": 1.0}),
+        Score(0.0, (0.0,), {"turns": 4.0} | {f"odd{i:02}": 1.0 for i in range(31)}),
+        Unscored("it raised"),
+    )
+    found = metrics(replace(group, scores=scores))
+    assert found["reward_metric/turns"] == 3.0 and found["reward_metric/cut"] == 1.0
+    shown = [name for name in found if name.startswith("reward_metric/")]
+    assert len(shown) == 32 and "reward_metric/odd30" not in found
+
+
+def test_ends_of_episodes_are_counted_where_an_environment_plays_them():
+    before, now = PlayCounts(1, 1, 1, 1), PlayCounts(5, 4, 3, 2)
+    done = FinishedStep(make_batch(2), StepStats(), {})
+    found = step_metrics(done, section_with(), workers=1, replaced=0, played=now.since(before))
+    ends = {name: value for name, value in found.items() if name.startswith("episode/")}
+    assert ends == {"episode/errors": 2.0, "episode/late": 1.0}
