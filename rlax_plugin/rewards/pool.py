@@ -98,6 +98,8 @@ class RewardPool:
           PluginError: the prompt's metadata are not JSON.
           RlaxError: a reward process cannot be started again, or rewards do nothing but end it.
         """
+        if not self._section.rewards:  # the environment alone pays
+            return [Score(0.0) for _ in episodes]
         if not episodes:
             return []
         needs, scores, shown = self.needs, Scores(len(episodes)), prompt_to(prompt)

@@ -23,8 +23,7 @@ def late_at_once(patch: pytest.MonkeyPatch, hanging: Path) -> None:
     """A job's time is over once code in the process has made a file, with a text of the job in it.
 
     Args:
-      hanging: the file; it is removed, so that the next one may hang as well. Where it is empty,
-        the first job that looks is late.
+      hanging: the file; it is removed, so that the next one may hang as well.
     """
     begins = Runner._begins
 
@@ -35,7 +34,7 @@ def late_at_once(patch: pytest.MonkeyPatch, hanging: Path) -> None:
         def look() -> None:
             if job.number != number or job not in runner.jobs:
                 return
-            if hanging.exists() and hanging.read_text() in ("", *texts_of(job)):
+            if hanging.exists() and hanging.read_text() in texts_of(job):
                 hanging.unlink()
                 job.clock._limit_s = 0.0
                 runner._is_late(job, number)

@@ -44,8 +44,8 @@ def start_things():
             time.sleep(600)
         print(child, file=file)
 
-def hang():
-    open("hanging", "w").close()
+def hang(text):
+    open("hanging", "w").write(text)
     time.sleep(600)
 
 def open_to_others():
@@ -63,11 +63,11 @@ def judge(prompt, completion):
     if what == "start":
         start_things()
         if how == "hang":
-            hang()
+            hang(completion)
         if how == "die":
             os._exit(3)
     elif what == "hang":
-        hang()
+        hang(completion)
     elif what == "die":
         os._exit(3)
     elif what == "segfault":

@@ -24,7 +24,7 @@ from rlax_plugin.api import Extension, NoOptions, hookimpl
 def judge(prompt, completion):
     print("noise on standard output")
     if completion == "hang":
-        open("hanging", "w").close()
+        open("hanging", "w").write("hang")
         time.sleep(3600)
     if completion == "waits":
         open("waiting", "w").close()
