@@ -17,6 +17,8 @@ from rlax_plugin.types import Episode, Key, Sampled, Trajectory, Turn
 Ask = Callable[[Key, np.ndarray, int, int], Awaitable[Sampled]]
 """(key, context, max_new_tokens, min_version) -> what was sampled behind the context."""
 
+_MOST_TOKENS = 2**31
+
 
 class TurnLog(Protocol):
     """Remembers turns, so that a process that takes the run over need not sample them again."""
@@ -56,6 +58,7 @@ class Playing(PlayedEpisode):
       key: of the episode's first turn.
       first: the first turn.
       known: later turns that an earlier process has sampled.
+      vocabulary: token ids are below it; 0: it is not known.
       ask: has a turn sampled.
     """
 
@@ -69,11 +72,13 @@ class Playing(PlayedEpisode):
         ask: Ask,
         log: TurnLog,
         known: Sequence[tuple[Key, Turn]] = (),
+        vocabulary: int = 0,
     ):
         assert key.sample is not None
         self._section, self._source, self._key = section, source, key
         self._first, self._ask, self._log = first, ask, log
         self.index = key.sample
+        self._vocabulary = vocabulary or _MOST_TOKENS
         self._known = {(key.trajectory, key.turn): turn for key, turn in known}
         self._turns: list[list[Turn]] = []
         self._contexts: list[np.ndarray] = []  # what a trajectory's first turn was given before
@@ -180,7 +185,7 @@ class Playing(PlayedEpisode):
                 raise ValueError("the prompt source has no encode_given: give tokens, not a text")
             given = encode(given)
         tokens = np.asarray(given, np.int64).reshape(-1)
-        if len(tokens) and (why := outside(tokens, 0)):
+        if len(tokens) and (why := outside(tokens, self._vocabulary)):
             raise ValueError(why)
         return tokens.astype(np.int32)
 

@@ -105,6 +105,11 @@ class EpisodeRunner:
         group = _Group(self, prompt, answer, pool, seed_of, source, log or NoLog())
         return await group.run()
 
+    @property
+    def vocabulary(self) -> int:
+        """See ``Dispatcher``."""
+        return self._dispatcher.vocabulary
+
     async def ask(self, request: Request) -> Answer:
         """Has a later turn generated."""
         return await self._dispatcher.submit(request)
@@ -166,6 +171,7 @@ class _Group:
             ask=self._ask,
             log=self._log,
             known=later,
+            vocabulary=self._runner.vocabulary,
         )
 
     async def _ask(self, key: Key, context: np.ndarray, most: int, oldest: int) -> Sampled:

@@ -87,6 +87,12 @@ class Dispatcher(FleetListener):
         self.late = 0
         self._seen_late = ""
 
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that every worker's model has: ids are below it; 0: no worker has said."""
+        said = (worker.capabilities.vocabulary for worker in self._fleet.workers.values())
+        return min((vocabulary for vocabulary in said if vocabulary), default=0)
+
     def submit(self, request: Request) -> asyncio.Future[Answer]:
         """Queues a request; the future ends with its answer."""
         ticket = Ticket(request, asyncio.get_running_loop().create_future())

@@ -98,6 +98,8 @@ class Answers:
       told: what was ever answered; what is generated with its n-th answer has log-probs of -n.
     """
 
+    vocabulary = 0
+
     def __init__(self, rewards=None, play=None, told=None):
         self.told: list[Told] = [] if told is None else told
         self.open: dict[int, tuple[Request, asyncio.Future[Answer]]] = {}
