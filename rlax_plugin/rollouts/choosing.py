@@ -14,7 +14,7 @@ def sequence_tokens(ticket: Ticket) -> int:
 
 def takes(worker: Worker, ticket: Ticket) -> bool:
     """Whether a worker can generate the request at all."""
-    return worker.takes(sequence_tokens(ticket))
+    return not 0 < worker.capabilities.context_tokens < sequence_tokens(ticket)
 
 
 def goes_on(worker: Worker, ticket: Ticket) -> bool:

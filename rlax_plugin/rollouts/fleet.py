@@ -67,10 +67,6 @@ class Worker:
         """Sequences that it decodes at once."""
         return self.capabilities.slots
 
-    def takes(self, tokens: int) -> bool:
-        """Whether its engine has room for a sequence of so many tokens."""
-        return not 0 < self.capabilities.context_tokens < tokens
-
     @property
     def ready(self) -> bool:
         """Whether groups may be sent to it: it holds weights and is not about to leave."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_steps import Steps
+from toy_versions import publish
 
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
@@ -19,7 +20,6 @@ from rlax_plugin.testing import make_request, policy
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.types import (
-    Canary,
     Key,
     Request,
     Sampled,
@@ -27,27 +27,14 @@ from rlax_plugin.types import (
     TensorSpec,
     WeightVersion,
 )
-from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 from rlax_plugin.weights.taking import take_version
 
 CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
-CANARY_TOKENS = np.array([5, 17, 33, 2, 60, 9], np.int32)
 
 
 def engine(on_new_weights: str = "finish", section: Sequence[str] = (), **options: Any):
     keys = (f"rlax.rollouts.on_new_weights={on_new_weights}", *section)
     return ScriptedEngine(ScriptedConfig(**options), NpzStore(), load_section(CONFIG, keys)[0])
-
-
-def publish(folder: Path, version: int, store: NpzStore | None = None) -> WeightVersion:
-    """What the controller's publisher makes of the weights of seed ``version``."""
-    weights = policy.initial_weights(version)
-    path = str(folder / f"v{version}")
-    (store or NpzStore()).save(path, weights)
-    prints = fingerprint_numpy(weights)
-    tensors = {n: TensorSpec(a.shape, "float32", int(prints[n])) for n, a in weights.items()}
-    canary = Canary(CANARY_TOKENS, policy.sequence_log_probs(weights, CANARY_TOKENS), 1e-4)
-    return WeightVersion(version, version, path, tensors, canary)
 
 
 def request(group: int = 0, **changes: Any) -> Request:
