@@ -162,12 +162,12 @@ class Answers:
         """Answers a later turn."""
         request, future = self.later.pop(key)
         length = min(length, request.sampling.max_new_tokens)
+        assert version >= request.min_version
         self._answer(request, future, version, worker, length)
 
     def _answer(self, request, future, version, worker, length):
         generated_by = self.workers.setdefault(worker, Process())
         self.told.append(Told(request.key.group, worker, request.context))
-        assert version >= request.min_version
         samples = tuple(
             Sampled(
                 seed,
