@@ -159,13 +159,13 @@ class Answers:
     def generate_turn(self, key, version, worker="w", length=2):
         """Answers a later turn."""
         request, future = self.later.pop(key)
+        assert version >= request.min_version
         length = min(length, request.sampling.max_new_tokens)
         self._answer(request, future, version, worker, length)
 
     def _answer(self, request, future, version, worker, length):
         generated_by = self.workers.setdefault(worker, Process())
         self.told.append(Told(request.key.group, worker, request.context))
-        assert version >= request.min_version
         samples = tuple(
             Sampled(
                 seed,
