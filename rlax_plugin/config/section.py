@@ -269,7 +269,7 @@ class RlaxSection(Section):
     def _something_is_paid(self) -> RlaxSection:
         if not self.rewards and not self.several_turns:
             reason = f"must name at least one reward: {SINGLE_TURN} gives none"
-            raise ConfigError("rlax.rewards", "[]", reason)
+            raise ConfigError("rlax.rewards", [], reason)
         return self
 
     @model_validator(mode="after")

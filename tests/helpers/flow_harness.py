@@ -161,6 +161,7 @@ class Answers:
     def generate_turn(self, key, version, worker="w", length=2):
         """Answers a later turn."""
         request, future = self.later.pop(key)
+        assert version >= request.min_version
         length = min(length, request.sampling.max_new_tokens)
         assert version >= request.min_version
         self._answer(request, future, version, worker, length)

@@ -151,7 +151,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("rlax.rollouts.on_new_weights=stop", "= 'stop': must be 'finish'"),
         ("rlax.plugins=one", "rlax.plugins = 'one': must be a list"),
         ("rlax.plugins=[3]", "rlax.plugins.0 = 3: must be text"),
-        ("rlax.rewards=[]", "rlax.rewards = []: must name at least one ("),
+        ("rlax.rewards=[]", "rlax.rewards = []: must name at least one reward"),
         ("rlax.rewards=[{weight: 1}]", "rlax.rewards.0.name: must be given"),
         (
             "rlax.rollouts.engine=jetstream",

@@ -126,6 +126,11 @@ def test_neighbours_slots_and_workers_change_nothing(tmp_path: Path) -> None:
     assert np.array_equal(fewer[0].tokens, alone[2].tokens)
 
 
+def begun(s: Sampled, after: int) -> Sampled:
+    cut = {name: getattr(s, name)[:after] for name in ("tokens", "logprobs", "versions")}
+    return replace(s, **cut, finish=None, side={n: array[:after] for n, array in s.side.items()})
+
+
 @pytest.mark.parametrize("top_k", [0, 30])
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int, top_k: int) -> None:
@@ -136,19 +141,7 @@ def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int, to
     whole = generate(engine("continue"), version, asked).last()
     assert {len(s.side) for s in whole} == {min(top_k, 1)}
     assert any(len(s.tokens) > after for s in whole)
-    parts = tuple(
-        s
-        if len(s.tokens) <= after
-        else replace(
-            s,
-            tokens=s.tokens[:after],
-            logprobs=s.logprobs[:after],
-            versions=s.versions[:after],
-            finish=None,
-            side={name: array[:after] for name, array in s.side.items()},
-        )
-        for s in whole
-    )
+    parts = tuple(s if len(s.tokens) <= after else begun(s, after) for s in whole)
     resumed = generate(engine("continue"), version, replace(asked, resume=parts))
     assert same(resumed.last(), whole)
 
@@ -315,9 +308,7 @@ def test_wrong_weights_are_found_before_they_are_used(tmp_path: Path, fault: str
 
     found: Sequence[Sampled] = []
     asyncio.run(run())
-    assert same(
-        found, generate(engine(), versions[0], request()).last()
-    )  # generated with the old ones
+    assert same(found, generate(engine(), versions[0], request()).last())  # with the old ones
     assert (tmp_path / "v1/weights.npz").read_bytes() == bytes_before  # other workers' too
 
 
