@@ -307,3 +307,12 @@ def test_an_episode_that_is_cancelled_ends_in_its_process():
         assert pool.replaced == 0 and pool.played.errors == 0
 
     with_pool(config(), work)
+
+
+def test_without_rewards_the_environment_alone_pays():
+    async def work(pool):
+        assert [one.total for one in await pool.score(prompt(), episodes("a", "b"))] == [0.0, 0.0]
+        (outcome,) = await play(pool, "turns 1")
+        assert outcome.rewards == (0.0, 1.0)
+
+    with_pool(section(environment={"name": "wild"}), work)
