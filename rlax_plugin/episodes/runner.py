@@ -12,6 +12,7 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.episodes.playing import NoLog, Playing, TurnLog
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.environment import Environment, Outcome
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rewards.pool import RewardPool
@@ -56,6 +57,9 @@ class EpisodeRunner:
     Args:
       environment: chosen by ``rlax.environment``.
       dispatcher: has later turns generated.
+
+    Raises:
+      ConfigError: ``rlax.deterministic`` needs an environment that is.
     """
 
     def __init__(
@@ -65,6 +69,9 @@ class EpisodeRunner:
         environment: Environment,
         dispatcher: Dispatcher,
     ):
+        if section.deterministic and not getattr(environment, "deterministic", False):
+            reason = "must be deterministic with rlax.deterministic, and does not say that it is"
+            raise ConfigError("rlax.environment", section.environment.name, reason)
         self._section, self._source = section, source
         self.environment, self._dispatcher = environment, dispatcher
 

@@ -11,6 +11,7 @@ import pytest
 from sections import section_with
 
 from rlax_plugin.episodes.runner import EpisodeRunner
+from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.environment import EpisodeLimit, Outcome
 from rlax_plugin.rollouts.requests import sample_seed
 from rlax_plugin.rollouts.tickets import Answer
@@ -201,3 +202,14 @@ def test_all_workers_of_an_episode_are_known_and_a_distrusted_one_answers_in_vai
     # What it has answered is not taken up: the turn is asked for again.
     assert [r.key.turn for r in workers.requests] == [1, 1, 0]
     assert found.workers == (W, other)
+
+
+def test_a_deterministic_run_needs_an_environment_that_is() -> None:
+    class Promises:
+        deterministic = True
+
+    section = section_with(environment={"name": "calculator"}, deterministic=True)
+    assert EpisodeRunner(section, Source(), Promises(), Workers())  # type: ignore[arg-type]
+    for environment in (object(), type("Says", (), {"deterministic": False})()):
+        with pytest.raises(ConfigError, match=r"rlax\.environment = 'calculator'.*deterministic"):
+            EpisodeRunner(section, Source(), environment, Workers())  # type: ignore[arg-type]

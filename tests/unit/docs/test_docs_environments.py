@@ -1,0 +1,108 @@
+"""docs/environments.md takes an author from nothing to an environment that trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from documents import fences, read, sections
+
+from rlax_plugin.api import Outcome, Session
+from rlax_plugin.build import Registry, registry_of
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.config.validation import validate
+from rlax_plugin.records.read_samples import rows_of
+from rlax_plugin.testing.contracts.environment import ScriptedSession
+
+PAGE = sections(read("environments.md"), 2)
+EXAMPLE = PAGE["Write an environment"]
+CONFIG = yaml.safe_load(fences(EXAMPLE, "yaml")[0])
+
+
+def shell(folder: Path, script: str) -> str:
+    """Runs a block of commands as its reader would; returns what it prints."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder,
+        env=os.environ | {"PATH": path, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The folder in which the page's commands were run, and what the last ones printed."""
+    folder = tmp_path_factory.mktemp("environments")
+    create, train = fences(EXAMPLE, "sh")
+    shell(folder, create)
+    (path,) = re.findall(r"Replace `([\w/.]+)` by this file", EXAMPLE)
+    assert (folder / path).exists()
+    (folder / path).write_text(fences(EXAMPLE, "python")[0])
+    (folder / "tries.yml").write_text(fences(EXAMPLE, "yaml")[0])
+    yield folder, shell(folder, train)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    files = sorted(folder.glob("runs/tries/samples/*/*.parquet"))
+    tables = [rows_of(file.read_bytes(), f"samples/{file.name}") for file in files]
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def test_the_example_is_checked_and_trains(done: tuple[Path, str]) -> None:
+    folder, told = done
+    assert "environment" in told and "second_try" in told and "the same answers" in told
+    assert (folder / "runs/tries/report.html").exists()
+    lines = (folder / "runs/tries/metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert len(steps) == CONFIG["steps"]
+    right = [step["reward_metric/right"] for step in steps]
+    assert np.mean(right[-3:]) > np.mean(right[:3]) + 0.2
+    # As answers become right at once, episodes become shorter.
+    turns = [step["episode/turns_mean"] for step in steps]
+    assert np.mean(turns[-3:]) < np.mean(turns[:3]) <= 3
+
+
+def test_its_turns_are_paid_as_the_page_says(done: tuple[Path, str]) -> None:
+    found = rows(done[0])
+    assert {len(row["sampled_lengths"] or (0,)) for row in found} == {1, 2, 3}
+    for row in found:
+        answers = (row["texts"] or [row["completion"]])[::2]
+        rewards = [1.0 if text[:1] in tuple("02468") else -0.1 for text in answers]
+        assert row["reward"] == pytest.approx(sum(rewards))
+        ends = np.cumsum(row["sampled_lengths"] or [len(row["tokens"])]) - 1
+        assert np.array(row["token_rewards"])[ends].tolist() == rewards
+
+
+def test_the_config_of_the_calculator_is_valid() -> None:
+    (config,) = fences(PAGE["Use an environment"], "yaml")
+    content = yaml.safe_load(config)["rlax"]
+    needed = {"prompt_source": {"name": "numbers"}, "rewards": [{"name": "even"}]}
+    section = validate(RlaxSection, needed | content, "rlax")
+    registry: Registry = registry_of(("rlax_plugin.testing",))
+    options = registry.options("environment", section.environment, "rlax.environment")
+    assert options.begin == "<calc>" and options.max_calls == 1
+    assert section.episode_tokens == 96
+
+
+def test_every_member_of_a_session_and_an_outcome_is_explained() -> None:
+    members = {*Session.__annotations__, "sample", "begin"}
+    assert members == {"answer", "turns_left", "tokens_left", "sample", "begin"}
+    assert members <= set(dir(ScriptedSession)) | {"answer"}
+    table = "\n".join(line for line in EXAMPLE.splitlines() if line.startswith("| `"))
+    assert [name for name in members if not re.search(rf"`[^`]*\b{name}\b", table)] == []
+    (fields,) = (line for line in EXAMPLE.splitlines() if line.startswith("`Outcome` has"))
+    assert re.findall(r"`(\w+)` (?:is|has)", fields)[1:] == list(Outcome.__slots__)
