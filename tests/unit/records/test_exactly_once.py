@@ -42,11 +42,18 @@ BATCHES = st.sampled_from(
         {"tokens": 30, "rows": 3, "sequences_per_row": 4},  # either may be reached first
     ]
 )
+MOODS = st.sampled_from([0, 0, 1, 2])  # of an environment, see ``Tool``
 MEMORY = Path("/dev/shm")  # runs are many, small, and synced to disk at every turn
 
 
 class Run(RuleBasedStateMachine):
-    """One run, over any number of processes."""
+    """One run, over any number of processes.
+
+    Attributes:
+      episodes: they have several turns.
+    """
+
+    episodes = False
 
     @initialize(
         bounds=st.sampled_from([(1, 1), (1, 2), (2, 3), (1, 4)]),
@@ -54,9 +61,8 @@ class Run(RuleBasedStateMachine):
         deterministic=st.booleans(),
         batches=BATCHES,
         removes=st.booleans(),
-        episodes=st.booleans(),
     )
-    def begin(self, bounds, oversample, deterministic, batches, removes, episodes):
+    def begin(self, bounds, oversample, deterministic, batches, removes):
         self.directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.exists() else None))
         self.loop = asyncio.new_event_loop()
         self.settings = {
@@ -72,7 +78,7 @@ class Run(RuleBasedStateMachine):
         # A group of several trajectories in each sample might be too large for packed rows.
         self.tool = Tool(PLANS[:4] if batches else PLANS)
         self.told: list[Told] = []
-        if episodes:
+        if self.episodes:
             self.settings |= {"rewards": {}, "play": self.tool.play, "told": self.told}
         self.moods = {0}
         self.recorded: dict[tuple[int, int], dict] = {}  # group and attempt -> place -> answer
@@ -308,10 +314,23 @@ class Run(RuleBasedStateMachine):
     def events_reach_the_ledger(self):
         self.act(self.run_.recorder._flush_now)
 
+    @precondition(lambda self: self.run_.answers.open or self.run_.answers.later)
+    @rule(worker=WORKERS, length=LENGTHS, mood=MOODS)
+    def the_process_dies_between_turns(self, worker, length, mood):
+        answers = self.run_.answers
+        for group in sorted(answers.open):
+            if self.can_generate(group):
+                self.act(answers.generate, group, self.run_.latest, (0.0, 1.0), worker, length)
+        for key in sorted(answers.later)[::2]:
+            if answers.later[key][0].min_version <= self.run_.latest:
+                self.act(answers.generate_turn, key, self.run_.latest, worker, length)
+        self.events_reach_the_ledger()
+        self.the_process_dies(False, False, mood)
+
     @rule(
         disk_is_lost=st.booleans(),
         checkpoint_is_damaged=st.booleans(),
-        mood=st.sampled_from([0, 0, 1, 2]),
+        mood=MOODS,
     )
     def the_process_dies(self, disk_is_lost, checkpoint_is_damaged, mood):
         self.end(killed=True)
@@ -321,6 +340,7 @@ class Run(RuleBasedStateMachine):
             self.checkpoints.pop()
             self.fell_back = True
         if disk_is_lost:
+            self.recorded.clear()
             for path in self.directory.glob("ledger.sqlite*"):
                 path.unlink()
         self.start()
@@ -360,9 +380,16 @@ class Run(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
-TestRun = Run.TestCase
-TestRun.settings = settings(
+class RunOfEpisodes(Run):
+    episodes = True
+
+
+SETTINGS = settings(
     max_examples=25,
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )
+TestRun = Run.TestCase
+TestRun.settings = SETTINGS
+TestRunOfEpisodes = RunOfEpisodes.TestCase
+TestRunOfEpisodes.settings = SETTINGS
