@@ -10,7 +10,7 @@ from rlax_plugin.types import Unscored
 # What an environment does with an episode, by its number: trajectories and what they are given.
 # Those of one element follow the step before; several are sampled at once.
 PLANS = [[], [[0]], [[0], [0]], [[0], [0], [0], [0]], [[1], [0], [1]], [[0, 1], [0]]]
-FAILS = 1  # the plan after which the environment raises in one of three episodes
+FAILS = 7  # the last digit of an episode's number: then the environment raises at its end
 
 
 class Tool:
@@ -45,7 +45,7 @@ class Tool:
                 await asyncio.gather(*asked)
         except EpisodeLimit:
             return Outcome(ended="cut")
-        if (2 * int(prompt.text) + played.index) % 3 == FAILS:
+        if (2 * int(prompt.text) + played.index) % 10 == FAILS:
             return Unscored("it raised")
         return Outcome()
 
