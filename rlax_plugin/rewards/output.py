@@ -10,11 +10,15 @@ from pathlib import Path
 
 from rlax_plugin.text.harmless import harmless
 
+_MOST = 256 << 20  # bytes of the file: a tool may print a megabyte in every episode
+_FULL = b"\nthis file is full: what is printed from here on is not kept\n"
 _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray process is left
 
 
 class RewardOutput:
     """Copies to the end of a file what is written to ``descriptor``, on a thread of its own.
+
+    A file of 256 MiB gets no more.
 
     Attributes:
       descriptor: the pipe's end for reward processes.
@@ -33,11 +37,18 @@ class RewardOutput:
 
     def _copy(self, source: int, file) -> None:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        room = _MOST - os.fstat(file.fileno()).st_size
         with file, open(source, "rb", buffering=0) as pipe:
             while data := pipe.read(1 << 16):
+                text = harmless(decode(data)).encode()
+                if room > 0 and len(text) > room:
+                    text += _FULL
+                elif room <= 0:
+                    continue
+                room -= len(text)
                 # A full disk ends the run elsewhere; here it must not stop the rewards.
                 with suppress(OSError):
-                    file.write(harmless(decode(data)).encode())
+                    file.write(text)
 
     def close(self) -> None:
         """Blocks until everything is in the file, 2 s at most."""

@@ -1,0 +1,256 @@
+"""Episodes of several turns in whole runs of real processes: kills between turns, wild tools."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from histories import bits
+from processes import finished
+from runs import CONFIG, DEADLINE_S, HELPERS, Run, kill_group, plugins
+from wild_environment import KINDS
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.records import events as ev
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.packing import unpack
+from rlax_plugin.records.turns import RecordedTurn, from_bytes
+from rlax_plugin.types import Episode, Key, ScoredGroup
+
+STEPS = 4
+SETTINGS = (
+    f"steps={STEPS}",
+    "rlax.launcher.workers=1",
+    "rlax.trainer.checkpoint_every=2",
+    "rlax.evaluation.problems=0",
+    "rlax.episodes.max_tokens=30",
+    # Longer than the ledger waits, so that each round of turns is recorded by itself.
+    "rlax.rollouts.engine={name: scripted, latency_s: 0.25}",
+)
+# Every answer is an expression without a value: each episode has three turns.
+CALCULATOR = (
+    "rlax.deterministic=true",
+    "rlax.environment={name: calculator, begin: '', end: '', result: '0', after: '1', "
+    "max_calls: 2}",
+)
+WILD = (
+    plugins("wild_environment"),
+    "rlax.environment={name: wild}",
+    "steps=2",
+    "rlax.deadlines.episode_s=3.0",
+    "rlax.episodes.max_turns=3",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", HELPERS)
+        yield
+
+
+def train(directory: Path, *overrides: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    command = ("train", CONFIG, *SETTINGS, *overrides)
+    return finished(*command, cwd=directory, kill_at=kill_at, timeout_s=DEADLINE_S)
+
+
+def files_of(directory: Path) -> RunFiles:
+    return RunFiles(directory / "runs/testing")
+
+
+def recorded_turns(directory: Path) -> list[RecordedTurn]:
+    """Turns in the ledger, of groups that are not scored."""
+    path = directory / "runs/testing/ledger.sqlite"
+    if not path.exists():
+        return []
+    query = "SELECT group_id, sample, trajectory, turn, body FROM turns ORDER BY id"
+    with sqlite3.connect(path) as db:
+        try:
+            found = db.execute(query).fetchall()
+        except sqlite3.OperationalError:  # it is being made
+            return []
+    return [from_bytes(Key("train", *where), body) for *where, body in found]
+
+
+def scored_groups(files: RunFiles) -> dict[int, ScoredGroup]:
+    """All groups, as they train if they do."""
+    found: dict[int, ScoredGroup] = {}
+    for segment, _ in journal.read(files):
+        found |= {one.group.id: one.group for one in journal.read_samples(files, segment)}
+    return found
+
+
+def turns_of(group: ScoredGroup) -> dict[tuple[int, int, int], Any]:
+    return {
+        (episode.index, number, place): turn
+        for episode in group.episodes
+        for number, one in enumerate(episode.trajectories)
+        for place, turn in enumerate(one.turns)
+    }
+
+
+def trained_episodes(files: RunFiles) -> list[Any]:
+    """Every batch, but for who generated it."""
+    found: list[Any] = []
+    for segment, _ in journal.read(files):
+        if segment.step is None:
+            continue
+        for one in journal.read_samples(files, segment):
+            if one.advantages is not None:
+                samples = [
+                    (
+                        bits(t.given),
+                        t.sampled.seed,
+                        *map(bits, (t.sampled.tokens, t.sampled.logprobs)),
+                    )
+                    for t in turns_of(one.group).values()
+                ]
+                found.append((segment.step, one.group.id, bits(one.advantages), samples))
+    return found
+
+
+def weights(files: RunFiles) -> dict[str, bytes]:
+    names = sorted(files.names("checkpoints"), key=lambda name: int(name.partition(".")[0]))
+    arrays = unpack(files.get(f"checkpoints/{names[-1]}"))
+    return {name: np.asarray(array).tobytes() for name, array in arrays.items()}
+
+
+def all_events(files: RunFiles) -> list[ev.Event]:
+    return [event for segment, _ in journal.read(files) for event in segment.events]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    done = train(directory, *CALCULATOR)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = files_of(directory)
+    assert audit(files).violation is None
+    return files
+
+
+def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
+    assert weights(files) == weights(undisturbed)
+    assert trained_episodes(files) == trained_episodes(undisturbed)
+    report = audit(files)
+    assert report.violation is None, report.violation
+    assert report.figures.turns_discarded == 0
+
+
+def test_every_episode_has_its_turns(undisturbed: RunFiles) -> None:
+    groups = scored_groups(undisturbed)
+    episodes = [episode for group in groups.values() for episode in group.episodes]
+    assert {len(e.trajectories[0].turns) for e in episodes} == {3}
+    for episode in episodes:
+        _, *later = episode.trajectories[0].turns
+        assert [t.given.tolist() for t in later] == [[2, 3], [2, 3]]  # "01": there is no value
+        assert len(episode.texts) == 5 and episode.texts[1::2] == ("01", "01")
+    seeds = [s.seed for group in groups.values() for s in group.sampled]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_a_trainer_killed_between_turns_goes_on_with_those_it_has(
+    tmp_path: Path, undisturbed: RunFiles
+) -> None:
+    for number in (4, 5, 3, 6):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        killed = train(directory, *CALCULATOR, kill_at=f"ledger-written:{number}")
+        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        recorded = recorded_turns(directory)
+        if any(key.turn for key, _ in recorded):
+            break
+    assert {key.turn for key, _ in recorded} >= {0, 1}, "no group was between turns"
+    again = train(directory, *CALCULATOR)
+    assert again.returncode == 0, again.stdout + again.stderr
+    files = files_of(directory)
+    assert_same_run(files, undisturbed)
+    groups = scored_groups(files)
+    for key, turn in recorded:
+        place = key.sample, key.trajectory, key.turn
+        assert groups[key.group].attempt == 1
+        assert bits(turns_of(groups[key.group])[place]) == bits(turn)  # type: ignore[index]
+    open_ = {key.group for key, _ in recorded}
+    assert not open_ & {e.group for e in all_events(files) if isinstance(e, ev.Reissued)}
+
+
+def test_a_worker_killed_between_turns_costs_only_its_open_turns(
+    tmp_path: Path, undisturbed: RunFiles
+) -> None:
+    run = Run(tmp_path, *SETTINGS, *CALCULATOR)
+    run.until(lambda: recorded_turns(tmp_path), "a first turn")
+    recorded = recorded_turns(tmp_path)
+    (worker,) = run.workers()
+    worker.send_signal(signal.SIGKILL)
+    psutil.wait_procs([worker], 60)
+    status, out = run.end()
+    assert status == 0, out
+    assert "worker local-0 lost" in out
+    files = files_of(tmp_path)
+    assert_same_run(files, undisturbed)
+    groups = scored_groups(files)
+    for key, turn in recorded:
+        place = key.sample, key.trajectory, key.turn
+        assert bits(turns_of(groups[key.group])[place]) == bits(turn)  # type: ignore[index]
+
+
+def test_a_wild_tool_costs_its_episodes_and_nothing_else(tmp_path: Path) -> None:
+    run = Run(tmp_path, *SETTINGS, *WILD)
+    run.until(lambda: any(key.turn for key, _ in recorded_turns(tmp_path)), "a second turn")
+    kill_group(run.process)
+    run.process.communicate()
+    recorded = recorded_turns(tmp_path)
+    before = {key.group for key, _ in recorded if key.turn}
+    assert before, "no group was between turns"
+    (tmp_path / "changed").touch()
+    done = train(tmp_path, *WILD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = files_of(tmp_path)
+    report = audit(files)
+    assert report.violation is None, report.violation
+    later = sum(key.turn > 0 for key, _ in recorded)
+    assert 0 < report.figures.turns_discarded <= later
+    groups = scored_groups(files)
+    for group in groups.values():
+        kind = KINDS[int(group.prompt.text) % len(KINDS)]
+        for episode, score in zip(group.episodes, group.scores, strict=True):
+            check(episode, score, kind)
+            if group.id in before and len(list(episode.sampled)) > 1:
+                given = episode.trajectories[0].turns[1].given.tolist()
+                assert given == [9]  # "7": those of before are void
+    errors = [s.reason for g in groups.values() for s in g.scores if hasattr(s, "reason")]
+    assert len(errors) == report_errors(all_events(files), groups)
+
+
+def check(episode: Episode, score: Any, kind: str) -> None:
+    """What became of an episode, of which nothing but what it was paid for may train."""
+    affected = len(next(episode.sampled).tokens) % 2 == 0
+    reason = getattr(score, "reason", "")
+    wrong = {
+        "hangs": "rlax.deadlines.episode_s",
+        "raises": "the tool broke",
+        "says": "its outcome has",
+        "mistaken": "token id 1000000",
+        "huge": "too long for one turn",
+    }.get(kind, "")
+    if affected and wrong:
+        assert wrong in reason and "\x1b" not in reason and len(reason) < 1300
+        assert len(list(episode.sampled)) == 1 and len(episode.text) < 100
+    elif affected and kind == "begins":
+        assert episode.ended == "cut" and not reason
+    else:
+        assert not reason and len(episode.trajectories[0].turns) == 2
+        assert score.token_rewards[1][-1] == 0.25 and score.metrics == {"tools": 1.0}
+
+
+def report_errors(events: list[ev.Event], groups: dict[int, ScoredGroup]) -> int:
+    scored = [event for event in events if isinstance(event, ev.Scored)]
+    return sum(len(groups[event.group].episodes) - event.scored for event in scored)
