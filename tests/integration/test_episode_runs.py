@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import signal
 import sqlite3
 import subprocess
@@ -23,7 +25,10 @@ from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import unpack
 from rlax_plugin.records.turns import RecordedTurn, from_bytes
-from rlax_plugin.types import Episode, Key, ScoredGroup
+from rlax_plugin.rollouts.requests import sample_seed
+from rlax_plugin.testing import policy
+from rlax_plugin.testing.task import STOP, Numbers, NumbersConfig, encode
+from rlax_plugin.types import Episode, Key, SamplingParams, ScoredGroup, Unscored
 
 STEPS = 4
 SETTINGS = (
@@ -226,7 +231,7 @@ def test_a_wild_tool_costs_its_episodes_and_nothing_else(tmp_path: Path) -> None
             if group.id in before and len(list(episode.sampled)) > 1:
                 given = episode.trajectories[0].turns[1].given.tolist()
                 assert given == [9]  # "7": those of before are void
-    errors = [s.reason for g in groups.values() for s in g.scores if hasattr(s, "reason")]
+    errors = [s for g in groups.values() for s in g.scores if isinstance(s, Unscored)]
     assert len(errors) == report_errors(all_events(files), groups)
 
 
@@ -254,3 +259,41 @@ def check(episode: Episode, score: Any, kind: str) -> None:
 def report_errors(events: list[ev.Event], groups: dict[int, ScoredGroup]) -> int:
     scored = [event for event in events if isinstance(event, ev.Scored)]
     return sum(len(groups[event.group].episodes) - event.scored for event in scored)
+
+
+def test_an_evaluation_counts_what_episodes_end_with(undisturbed: RunFiles) -> None:
+    problems, samples = 6, 4
+    overrides = (f"rlax.evaluation.problems={problems}", f"rlax.evaluation.samples={samples}")
+    directory = Path(undisturbed.location("")).parents[1]
+    command = ("eval", "runs/testing", "--json", "rlax.launcher.workers=1", *overrides)
+    done = finished(*command, cwd=directory, timeout_s=DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    names = sorted(undisturbed.names("checkpoints"))
+    arrays = unpack(undisturbed.get(f"checkpoints/{names[-1]}"))
+    rng_of = functools.partial(sample_seed, 0, "eval/test")
+    rewards, lengths = [], []
+    for prompt in Numbers(NumbersConfig()).prompts("test")[:problems]:
+        for sample in range(samples):
+            context, answers = prompt.tokens.tolist(), list[list[int]]()
+            for turn in range(3):
+                context += encode("01").tolist() if turn else []
+                answers.append(answered(arrays, context[-1], rng_of(prompt.id, sample, 0, turn)))
+                context += answers[-1]
+            lengths.append(sum(map(len, answers)))
+            last = answers[-1][0]
+            rewards.append(float(last != STOP and last % 2 == 0))  # of the last answer alone
+    found = document["sets"]["test"]
+    assert document["version"] == STEPS and found["reward_errors"]["value"] == 0
+    assert found["pass_at_1"]["value"] == pytest.approx(np.mean(rewards))
+    assert found["length_mean"]["value"] == pytest.approx(np.mean(lengths))
+
+
+def answered(weights: Any, last: int, seed: int) -> list[int]:
+    """What the toy policy samples behind a token, with at most six tokens."""
+    tokens, sampling = list[int](), SamplingParams(max_new_tokens=6)
+    while len(tokens) < 6 and last != STOP:
+        (logprobs_v,) = policy.log_probs(weights, np.array([last]))
+        last, *_ = policy.choose(logprobs_v, policy.uniform(seed, len(tokens)), sampling)
+        tokens.append(last)
+    return tokens
