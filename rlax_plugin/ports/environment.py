@@ -80,7 +80,8 @@ class Session(Protocol):
 
         Raises:
           EpisodeLimit: no further turn fits.
-          ValueError: the text cannot be encoded, or a token is none of the model's.
+          ValueError: the text cannot be encoded, a token is none of the model's, or the last answer
+            of the trajectory is not there yet.
         """
         ...
 
