@@ -195,7 +195,7 @@ def test_a_gap_beyond_its_limit_ends_the_run_which_goes_on_where_it_is_lifted(tm
     status, out = (run := Run(tmp_path, "rlax.objective.max_gap=1e-7", "steps=12")).end()
     assert status == 0 and "resuming after step 5" in out, out
     assert [m["step"] for m in run.steps()] == list(range(1, 13))
-    trained = Counter(r["step"] for r in run.rollouts() if r["rejected"] is None)
+    trained = Counter(row["step"] for row in run.trained())
     assert trained == dict.fromkeys(range(1, 13), 16)
 
 

@@ -32,6 +32,11 @@ SAMPLING = SamplingParams(max_new_tokens=NEW)
 TRUNCATED = SamplingParams(0.7, 8, 0.95, max_new_tokens=NEW)
 
 
+def section_of(chosen, **more):
+    none = {"name": "none"}
+    return RlaxSection(prompt_source=none, rewards=(none,), rollouts=chosen, **more)
+
+
 def rollouts(on_new_weights):
     return Rollouts(
         slots=SLOTS,
@@ -52,9 +57,7 @@ def going_on():
 @pytest.fixture(scope="module")
 def other():
     """Slots as a worker makes them."""
-    section = RlaxSection(
-        prompt_source={"name": "none"}, rewards=({"name": "none"},), rollouts=rollouts("continue")
-    )
+    section = section_of(rollouts("continue"))
     config = resolve(TINY, ["scan_layers=false"])
     context = BuildContext(run_dir=None, seed=0, section=section, config=config)
     return worker_slots.make_slots(JetstreamConfig(), context)
@@ -73,9 +76,13 @@ def behind(prompt, tokens, slot, seed, sampling):
 
 def test_only_continue_makes_room_for_generated_tokens(other):
     assert (other.max_prompt_tokens, other.max_new_tokens) == (PROMPT + NEW - 1, NEW)
-    finish = worker_slots._sizes(rollouts("finish"), devices=1)
+    finish = worker_slots._sizes(section_of(rollouts("finish")), devices=1)
     assert finish["max_prefill_predict_length"] == PROMPT
     assert finish["max_target_length"] == PROMPT + NEW
+    several = {"environment": {"name": "calculator"}, "episodes": {"max_tokens": 4 * NEW}}
+    turns = worker_slots._sizes(section_of(rollouts("finish"), **several), devices=1)
+    assert turns["max_prefill_predict_length"] == PROMPT + 4 * NEW - 1
+    assert turns["max_target_length"] == PROMPT + 5 * NEW - 1
 
 
 @pytest.mark.parametrize("sampling", [SAMPLING, TRUNCATED])
