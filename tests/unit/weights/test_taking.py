@@ -70,6 +70,22 @@ def test_weights_are_used_after_every_check() -> None:
     assert figures["read_bytes"] == 12 and min(figures["read_s"], figures["verify_s"]) > 0
 
 
+def test_decoding_is_verified_with_the_first_two_versions_and_then_now_and_again() -> None:
+    reading, verified = Reading(), []
+    for number in range(34):
+        calls = take(engine := Engine(), reading=reading)
+        assert calls[-1] == "use" and calls.count("score") == 1 + len(engine.asked)
+        verified += [number] * len(engine.asked)
+    assert verified == [0, 1, 16, 32]
+    # One that was not taken up is no reason to verify the next one less.
+    broken = Engine()
+    broken.decoded = np.full(8, -9.0, np.float32)
+    fresh = Reading()
+    for _ in range(3):
+        with pytest.raises(WeightsMismatchError):
+            take(broken, reading=fresh)
+
+
 @pytest.mark.parametrize(
     ("tokens", "most", "context", "count"), [(16, 3, 13, 3), (6, 8, 1, 5), (2, 8, 1, 1)]
 )
