@@ -23,10 +23,9 @@ from rlax_plugin.weights.verification import (
 )
 
 _DECODED = 8  # tokens at most behind the canary's first ones
-# Decoding is verified with the first versions that a process takes up, and with every 16th: what is
-# wrong with its programs is wrong with each version, and a swap that does not reach them shows with
-# the second. In every step it would cost a small model a tenth of the step.
-_DECODED_FIRST, _DECODED_EVERY = 2, 16
+# Of a worker's time, what verifying its decoding may take: one part in so many. With small models
+# it would otherwise cost a tenth of each step, and what is wrong with it hardly ever heals itself.
+_DECODING_SHARE = 50
 
 
 @dataclass(slots=True)
@@ -37,18 +36,21 @@ class Reading:
       read_s: until the engine had it.
       verify_s: the checks behind that.
       size: bytes.
-      taken: versions that were taken up so far.
+      decoding_s: how long decoding was last verified.
+      decoded_at_s: when that had ended, of time.perf_counter.
     """
 
     read_s: float = 0.0
     verify_s: float = 0.0
     size: int = 0
-    taken: int = 0
+    decoding_s: float = 0.0
+    decoded_at_s: float = -math.inf
 
     @property
     def decodes(self) -> bool:
         """Whether decoding is verified with the next version."""
-        return self.taken < _DECODED_FIRST or self.taken % _DECODED_EVERY == 0
+        since_s = time.perf_counter() - self.decoded_at_s
+        return since_s >= _DECODING_SHARE * self.decoding_s
 
     def figures(self) -> dict[str, float]:
         """What a worker's heartbeats tell besides its engine's ``health``."""
@@ -70,7 +72,7 @@ async def take_version(
 
     Args:
       max_new_tokens: that a sample of the engine may have.
-      reading: gets how long it took, and knows what was taken up before; None: nothing was.
+      reading: gets how long it took, and knows how long earlier versions took; None: none did.
 
     Raises:
       WeightsMismatchError: the weights are readable and fit, and are not what was published.
@@ -86,10 +88,12 @@ async def take_version(
         reading.size = _size(loaded.arrays)
         await _verify(engine, version, loaded)
         if reading.decodes:
+            decodes_s = time.perf_counter()
             await _verify_decoding(engine, version, loaded, max_new_tokens)
+            reading.decoded_at_s = time.perf_counter()
+            reading.decoding_s = reading.decoded_at_s - decodes_s
         reading.verify_s = time.perf_counter() - began_s - reading.read_s
         await engine.use(loaded)
-        reading.taken += 1
     except BaseException:
         loaded.discard()
         raise

@@ -70,20 +70,23 @@ def test_weights_are_used_after_every_check() -> None:
     assert figures["read_bytes"] == 12 and min(figures["read_s"], figures["verify_s"]) > 0
 
 
-def test_decoding_is_verified_with_the_first_two_versions_and_then_now_and_again() -> None:
-    reading, verified = Reading(), []
-    for number in range(34):
-        calls = take(engine := Engine(), reading=reading)
-        assert calls[-1] == "use" and calls.count("score") == 1 + len(engine.asked)
-        verified += [number] * len(engine.asked)
-    assert verified == [0, 1, 16, 32]
-    # One that was not taken up is no reason to verify the next one less.
-    broken = Engine()
-    broken.decoded = np.full(8, -9.0, np.float32)
-    fresh = Reading()
-    for _ in range(3):
-        with pytest.raises(WeightsMismatchError):
-            take(broken, reading=fresh)
+def test_verifying_decoding_takes_a_fiftieth_of_the_time_at_most(monkeypatch) -> None:
+    now_s = 0.0
+
+    class Slow(Engine):
+        async def decode_greedy(self, tokens: np.ndarray, count: int, loaded: Loaded) -> Any:
+            nonlocal now_s
+            now_s += 0.5
+            return await super().decode_greedy(tokens, count, loaded)
+
+    monkeypatch.setattr("rlax_plugin.weights.taking.time.perf_counter", lambda: now_s)
+    reading, verified_at_s = Reading(), []
+    for number in range(12):
+        now_s = 10.0 * number
+        if "decode" in take(Slow(), reading=reading):
+            verified_at_s.append(10 * number)
+    # It ends at 0.5 s and 30.5 s: 25 s later it is due again, with the version after that.
+    assert verified_at_s == [0, 30, 60, 90]
 
 
 @pytest.mark.parametrize(
