@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench screenshots lock maxtext-check proto clean
+.PHONY: help demo demo-smollm2 test lint bench screenshots lock maxtext-check proto clean
 
 SEED ?= 0
 export PYTHON VERSION
@@ -13,12 +13,19 @@ PROTO := rlax_plugin/rpc/rlax.proto
 help: ## this list
 	@echo "rlax_plugin: reinforcement learning for language models on MaxText, as plug-ins"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  Start with make demo. To run your own: $(BIN)/rlax --help"
 
 demo: $(READY) ## a tiny model learns arithmetic by RL; before/after table (SEED=0)
 	@$(BIN)/rlax train configs/demo.yml run_name=demo-seed$(SEED) rlax.seed=$(SEED) init_weights_seed=$(SEED)
+
+demo-smollm2: $(READY) ## SmolLM2-135M, pretrained, learns a task by RL; minutes, 10 GB (SEED=0)
+	@.ci/smollm2
+	@$(BIN)/rlax train configs/smollm2_largest.yml run_name=smollm2-largest-seed$(SEED) rlax.seed=$(SEED)
+	@$(BIN)/rlax report runs/smollm2-largest-seed$(SEED)
+	@rm -rf runs/smollm2-largest-seed$(SEED)/huggingface
+	@$(BIN)/rlax export runs/smollm2-largest-seed$(SEED) --out runs/smollm2-largest-seed$(SEED)/huggingface
 
 test: lint ## everything that must pass before a change lands: lint, then pytest
 	@.ci/browser

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from maxtext_overrides.upstream.declared.sampler import TIED_HEAD
+from maxtext_overrides import folding
+from maxtext_overrides.upstream.declared.layers import TIED_HEAD
 from maxtext_overrides.upstream.override import resolve
 from maxtext_overrides.upstream.signatures import check
 
@@ -43,6 +44,12 @@ def install(allow_untested: bool = False) -> None:
         if query.dtype != jnp.float32 or config.shard_mode == embeddings.ShardMode.EXPLICIT:
             return stock(query, embedding_table, attend_dtype, config, out_sharding)
         table = embeddings._maybe_move_embedding_to_device(embedding_table, config)
-        return jnp.dot(query, table.astype(query.dtype).T, preferred_element_type=attend_dtype)
+        table = table.astype(query.dtype)
+        rows = folding.fold(query) if folding.pays() else query
+        over_features = (((rows.ndim - 1,), (1,)), ((), ()))
+        logits = jax.lax.dot_general(
+            rows, table, over_features, preferred_element_type=attend_dtype
+        )
+        return logits.reshape(*query.shape[:-1], len(table))
 
     setattr(decoders, name, attend_on_embedding)

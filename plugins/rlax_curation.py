@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from pydantic import Field, model_validator
 from rlax_plugin.api import (
     BuildContext,
     ConfigError,
+    Domains,
     Extension,
     Filter,
     NoOptions,
     PassRates,
     PositiveInt,
     Prompt,
+    PromptTable,
     Sampler,
     ScoredGroup,
     Section,
@@ -27,30 +30,100 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class ShuffledConfig(NoOptions):
-    """Chooses every prompt once per epoch, in a new random order in each epoch."""
+    """Chooses every prompt once per epoch, in a new random order in each epoch.
+
+    Where prompts have domains with weights, each domain has epochs of its own, and the next prompt
+    is of the domain that is furthest behind its weight.
+    """
+
+
+def domains_of(prompts: Sequence[Prompt]) -> Domains | None:
+    """The domains of prompts that have several."""
+    return prompts.domains if isinstance(prompts, PromptTable) else None
+
+
+class _Order:
+    """Numbers from 0 to size - 1 in epochs, each in a random order.
+
+    What is saved is the generator's state before an order was made and how many of it are used, so
+    that a million prompts take no more than ten.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] | None = None
+        self._order = np.zeros(0, np.int64)
+        self._left = 0  # the last is used first
+
+    def next(self, size: int, rng: np.random.Generator) -> int:
+        if not self._left:
+            self._before = copy.deepcopy(rng.bit_generator.state)
+            self._order, self._left = rng.permutation(size), size
+        self._left -= 1
+        return int(self._order[self._left])
+
+    def state(self) -> dict[str, Any]:
+        if self._before is None:
+            return {"left": self._order[: self._left].tolist()}
+        return {"rng": self._before, "size": len(self._order), "unused": self._left}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._before = state.get("rng")
+        if self._before is None:  # of an earlier version, or there was no order yet
+            self._order = np.array(state["left"], np.int64)
+            self._left = len(self._order)
+            return
+        bits = getattr(np.random, self._before["bit_generator"])()
+        bits.state = self._before
+        self._order = np.random.Generator(bits).permutation(state["size"])
+        self._left = state["unused"]
 
 
 class Shuffled(Sampler):
-    """Every prompt once per epoch, shuffled again for each epoch."""
+    """Every prompt once per epoch, shuffled again for each epoch; domains by their weights."""
 
     def __init__(self) -> None:
-        self._left: list[int] = []
+        self._all = _Order()
+        self._of: dict[str, _Order] = {}  # domain -> its order
+        self._chosen: dict[str, int] = {}
+        self._domains: Domains | None = None
+        self._places: list[np.ndarray] = []  # of the prompts of each domain
 
     def choose(
         self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
     ) -> list[int]:
-        chosen: list[int] = []
-        while len(chosen) < count:
-            if not self._left:
-                self._left = rng.permutation(len(prompts)).tolist()
-            chosen.append(self._left.pop())
-        return chosen
+        domains = domains_of(prompts)
+        if domains is None:
+            return [self._all.next(len(prompts), rng) for _ in range(count)]
+        if domains is not self._domains:
+            self._domains = domains
+            self._places = domains.places()
+            for name in domains.names:
+                self._of.setdefault(name, _Order())
+                self._chosen.setdefault(name, 0)
+        return [self._next(domains, rng) for _ in range(count)]
+
+    def _next(self, domains: Domains, rng: np.random.Generator) -> int:
+        chosen = np.array([self._chosen[name] for name in domains.names])
+        number = int(np.argmax(domains.lacking(chosen)))
+        name, places = domains.names[number], self._places[number]
+        self._chosen[name] += 1
+        return int(places[self._of[name].next(len(places), rng)])
 
     def state(self) -> dict[str, Any]:
-        return {"left": list(self._left)}
+        if not self._chosen:
+            return self._all.state()
+        orders = {name: order.state() for name, order in self._of.items()}
+        return {"domains": orders, "chosen": dict(self._chosen)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._left = list(state["left"])
+        self.__init__()
+        if "domains" not in state:
+            self._all.restore(state)
+            return
+        self._chosen = dict(state["chosen"])
+        for name, order in state["domains"].items():
+            self._of[name] = _Order()
+            self._of[name].restore(order)
 
 
 class LearnabilityConfig(Section):
@@ -81,14 +154,16 @@ class Learnability(Sampler):
     For each prompt chosen, ``candidates`` are sampled uniformly and one of them is picked with
     probability proportional to ``max(floor, p (1 - p))``, p being the measured pass rate shrunk
     towards 1/2 by ``prior_samples``. Easy and hopeless prompts become rare, but can still be
-    chosen.
+    chosen. Where prompts have domains, all candidates are of one, which is chosen by its weight.
     """
 
     def __init__(self, config: LearnabilityConfig) -> None:
         self._config = config
+        self._domains: Domains | None = None
+        self._places: list[np.ndarray] = []  # of the prompts of each domain
 
-    def _weight(self, prompt: Prompt, rates: PassRates) -> float:
-        known = rates.get(prompt.id)
+    def _weight(self, prompt_id: str, rates: PassRates) -> float:
+        known = rates.get(prompt_id)
         rate, seen = known if known is not None else (0.5, 0.0)
         prior = self._config.prior_samples
         p = (rate * seen + 0.5 * prior) / (seen + prior)
@@ -97,11 +172,24 @@ class Learnability(Sampler):
     def choose(
         self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
     ) -> list[int]:
+        id_at = prompts.id_at if isinstance(prompts, PromptTable) else lambda i: prompts[i].id
         chosen: list[int] = []
-        for candidates in rng.integers(len(prompts), size=(count, self._config.candidates)):
-            weights = np.array([self._weight(prompts[i], rates) for i in candidates])
+        for candidates in self._candidates(prompts, rng, count):
+            weights = np.array([self._weight(id_at(int(i)), rates) for i in candidates])
             chosen.append(int(rng.choice(candidates, p=weights / weights.sum())))
         return chosen
+
+    def _candidates(
+        self, prompts: Sequence[Prompt], rng: np.random.Generator, count: int
+    ) -> Iterable[np.ndarray]:
+        each = self._config.candidates
+        if (domains := domains_of(prompts)) is None:
+            return rng.integers(len(prompts), size=(count, each))
+        if domains is not self._domains:
+            self._domains = domains
+            self._places = domains.places()
+        numbers = rng.choice(len(domains.names), size=count, p=domains.weights)
+        return [rng.choice(self._places[number], size=each) for number in numbers.tolist()]
 
     def state(self) -> dict[str, Any]:
         return {}

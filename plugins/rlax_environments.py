@@ -9,6 +9,8 @@ from pydantic import Field
 
 from rlax_plugin.api import (
     Answer,
+    BuildContext,
+    ConfigError,
     Environment,
     EpisodeLimit,
     Extension,
@@ -48,11 +50,21 @@ class CalculatorConfig(Section):
     policy, and the policy goes on. The first answer without the marks ends the episode.
     """
 
+    role: str = Field(
+        default="",
+        description="role of the chat message in which the value is given, such as tool or user; "
+        "empty: it is given as plain text behind the answer",
+    )
+
     begin: str = Field(
         default="-",
         description="mark before an expression; with both marks empty, an answer is an expression",
     )
-    end: str = Field(default="=", description="mark behind an expression")
+    end: str = Field(
+        default="=",
+        description="mark behind an expression; empty: the end of the answer. So if the mark is a "
+        "stop string of the prompt source, before which the text of an answer ends",
+    )
     result: str = Field(
         default="=",
         description="text that the policy is given before the value of its expression",
@@ -73,7 +85,8 @@ class Calculator(Environment):
         begin, end = re.escape(config.begin), re.escape(config.end)
         # Without marks all of an answer is an expression.
         marked = begin or end
-        self._call = re.compile(f"{begin}(.{{1,64}}?){end}" if marked else "(.{0,64})")
+        pattern = f"{begin}(.{{1,64}}?){end or r'\Z'}"
+        self._call = re.compile(pattern if marked else "(.{0,64})")
 
     def first(self, prompt: Prompt) -> np.ndarray:
         return prompt.tokens
@@ -88,10 +101,31 @@ class Calculator(Environment):
             shown = "" if value is None else str(value)
             try:
                 given = f"{self._config.result}{shown}{self._config.after}"
-                answer = await session.sample(given)
+                role = self._config.role
+                answer = await session.sample([{"role": role, "content": given}] if role else given)
             except EpisodeLimit:
                 return Outcome(ended="cut", metrics=_metrics(calls, wrong))
         return Outcome(metrics=_metrics(calls, wrong))
+
+
+def _check(config: CalculatorConfig, context: BuildContext) -> None:
+    """Has a value encoded, as the policy is given one.
+
+    Raises:
+      ConfigError: messages with this role cannot be given.
+    """
+    if not config.role:
+        return
+    key, choice = "rlax.prompt_source", context.section.prompt_source
+    source = context.part("prompt_source", choice, key)
+    encode = getattr(source, "encode_messages", None)
+    if encode is None:
+        reason = f"must be empty: the prompt source {choice.name!r} has no encode_messages"
+        raise ConfigError("rlax.environment.role", config.role, reason)
+    try:
+        encode([{"role": config.role, "content": "0"}], np.array(source.stop_ids[:1], np.int32))
+    except ValueError as error:
+        raise ConfigError("rlax.environment.role", config.role, str(error)) from error
 
 
 def _metrics(calls: int, wrong: int) -> dict[str, float]:
@@ -111,5 +145,7 @@ def calculated(expression: str) -> int | None:
 def rlax_register_environment() -> dict[str, Extension]:
     return {
         "single_turn": Extension(SingleTurnConfig, lambda config, context: SingleTurn()),
-        "calculator": Extension(CalculatorConfig, lambda config, context: Calculator(config)),
+        "calculator": Extension(
+            CalculatorConfig, lambda config, context: Calculator(config), check=_check
+        ),
     }

@@ -78,17 +78,30 @@ from rlax_plugin.ports.protocols import (
     Tracker,
     WeightStore,
 )
-from rlax_plugin.ports.training import Trainer, TrainerPort
+from rlax_plugin.ports.training import ConvertibleModel, Exported, Trainer, TrainerPort
+
+# Prompts of data sets.
+from rlax_plugin.prompts.columns import BrokenRow
+from rlax_plugin.prompts.config import DatasetConfig
+from rlax_plugin.prompts.files import matching_files, opened
+from rlax_plugin.prompts.source import DatasetSource
+from rlax_plugin.prompts.table import Domains, PromptTable
 
 # Files.
 from rlax_plugin.records.files import PREPARED, RunFiles
-from rlax_plugin.records.places import check_file_writable, check_readable
+from rlax_plugin.records.places import check_file_writable, check_readable, new_directory
 
 # Continuous batching, for rollout engines.
 from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, Job, rejection
+from rlax_plugin.rollouts.requests import completion_text, stop_strings_of
 from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.rollouts.waited_for import WaitedFor
+
+# Untrusted code.
+from rlax_plugin.sandbox.layers import offered as sandbox_layers
+from rlax_plugin.sandbox.limits import Limits
+from rlax_plugin.sandbox.sandbox import Ended, Sandbox, SandboxError
 
 # What a trainer adds to a batch.
 from rlax_plugin.signals.chain import SignalChain
@@ -98,6 +111,9 @@ from rlax_plugin.signals.state import SignalState
 # Text from outside, and amounts in messages.
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.harmless import harmless, one_line, storable
+from rlax_plugin.tokens.chat import ChatTemplateError
+from rlax_plugin.tokens.source import TextRow, TextSource, model_tokenizer
+from rlax_plugin.tokens.tokenizer import Tokenizer
 
 # Records.
 from rlax_plugin.types import (
@@ -139,23 +155,32 @@ __all__ = [
     "Arrays",
     "BackgroundTracker",
     "BatchSignal",
+    "BrokenRow",
     "BuildContext",
     "Canary",
     "Capabilities",
+    "ChatTemplateError",
     "CheckResult",
     "Choice",
     "ConfigError",
+    "ConvertibleModel",
+    "DatasetConfig",
+    "DatasetSource",
     "DeadlineError",
     "DecodeSlots",
     "Descent",
+    "Domains",
+    "Ended",
     "Environment",
     "Episode",
     "EpisodeLimit",
+    "Exported",
     "Extension",
     "Filter",
     "Job",
     "Key",
     "Launcher",
+    "Limits",
     "Loaded",
     "NoOptions",
     "NonNegativeInt",
@@ -171,6 +196,7 @@ __all__ = [
     "Processes",
     "Prompt",
     "PromptSource",
+    "PromptTable",
     "Ratio",
     "Request",
     "ResolvedConfig",
@@ -183,6 +209,8 @@ __all__ = [
     "Sampled",
     "Sampler",
     "SamplingParams",
+    "Sandbox",
+    "SandboxError",
     "Scheduler",
     "Score",
     "ScoredGroup",
@@ -194,7 +222,10 @@ __all__ = [
     "SignalState",
     "Sink",
     "SlotOutput",
+    "TextRow",
+    "TextSource",
     "TokenInputs",
+    "Tokenizer",
     "TrackedRun",
     "Tracker",
     "TrackerConfig",
@@ -215,6 +246,7 @@ __all__ = [
     "alternatives",
     "check_file_writable",
     "check_readable",
+    "completion_text",
     "completions",
     "fingerprint",
     "fingerprint_numpy",
@@ -225,8 +257,12 @@ __all__ = [
     "kl_token_rewards",
     "load_section",
     "make_loss",
+    "matching_files",
+    "model_tokenizer",
+    "new_directory",
     "of_batch",
     "one_line",
+    "opened",
     "per_group",
     "presets_from_yaml",
     "ratio_of",
@@ -234,6 +270,8 @@ __all__ = [
     "rejection",
     "require",
     "resolve",
+    "sandbox_layers",
+    "stop_strings_of",
     "storable",
 ]
 

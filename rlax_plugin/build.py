@@ -104,7 +104,7 @@ class Registry:
                         "{name: Extension}"
                     )
                 for name, extension in result.items():
-                    _check_offer(f"plug-in {plugin!r}: {hook}[{name!r}]", name, extension)
+                    _check_offer(kind, f"plug-in {plugin!r}: {hook}[{name!r}]", name, extension)
                     yield name, Offer(plugin, extension)
 
     def offer(self, kind: str, name: str, key: str) -> Offer:
@@ -288,7 +288,7 @@ def _by_name(offered: Sequence[tuple[str, Offer]]) -> dict[str, Offer]:
     }
 
 
-def _check_offer(where: str, name: object, extension: object) -> None:
+def _check_offer(kind: str, where: str, name: object, extension: object) -> None:
     if not isinstance(name, str) or not name or ":" in name:
         raise PluginError(f"{where}: a name must be text without a colon")
     if not isinstance(extension, Extension):
@@ -307,6 +307,11 @@ def _check_offer(where: str, name: object, extension: object) -> None:
         raise PluginError(
             f"{where}: {model.__name__} has a field 'name', but this key chooses the part: "
             "rename the field"
+        )
+    if kind == "reward" and "weight" in model.model_fields:
+        raise PluginError(
+            f"{where}: {model.__name__} has a field 'weight', but in rlax.rewards this key is the "
+            "factor of the reward in the sum: rename the field"
         )
     for role in ("build", "check", "check_start"):
         function = getattr(extension, role)

@@ -51,7 +51,7 @@ def of_training(config: Config) -> TrainingMemory:
       Exception: what MaxText says of a model that it cannot build or call; see
         ``config.loading.passed_on``.
     """
-    model = _abstract_model(config, "train")
+    model = abstract_model(config, "train")
     from maxtext.optimizers import optimizers
     from maxtext.utils import maxtext_utils
 
@@ -77,7 +77,7 @@ def of_decoding(config: Config) -> tuple[int, int]:
     Raises:
       Exception: as ``of_training``.
     """
-    state = nnx.state(_abstract_model(config, "autoregressive"))
+    state = nnx.state(abstract_model(config, "autoregressive"))
     return _bytes(published(state)), _bytes(nnx.filter_state(state, nnx.Cache))
 
 
@@ -87,7 +87,15 @@ def _mesh(config: Config) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(axes)), axes)
 
 
-def _abstract_model(config: Config, mode: str) -> Any:
+def abstract_model(config: Config, mode: str) -> Any:
+    """A model whose variables have shapes and dtypes, and no arrays.
+
+    Args:
+      mode: MaxText's model mode, such as ``train``.
+
+    Raises:
+      Exception: as ``of_training``.
+    """
     with unavailable("tensorflow", "google.cloud.aiplatform"):
         from maxtext.utils.model_creation_utils import create_nnx_abstract_model
 

@@ -31,6 +31,11 @@ class JetstreamConfig(Section):
         description="number of decode steps for which a free slot may stay empty until more slots "
         "are free, so that one prefill fills several of them",
     )
+    stop_string_steps: PositiveInt = Field(
+        8,
+        description="number of decode steps between checks for stop strings, if the prompt source "
+        "has some; up to so many tokens are generated behind one, and dropped",
+    )
     interrupt_steps: PositiveInt = Field(
         32,
         description="number of decode steps between checks for calls that JetStream clients "

@@ -26,6 +26,8 @@ from rlax_plugin.api import (
     Sampled,
     SamplingParams,
     WorkerError,
+    completion_text,
+    stop_strings_of,
     storable,
 )
 
@@ -93,11 +95,14 @@ class JetStreamDriver:
     def _answer(self, request: Any, generated: list[Sampled]) -> None:
         from jetstream.core.utils.return_sample import ReturnSample
 
-        decode = self._engine.prompt_source().decode
+        source = self._engine.prompt_source()
         as_text = isinstance(request.prefill_content, str)
         request.return_channel.add_result(
             [
-                ReturnSample([storable(decode(s.tokens))] if as_text else [], s.tokens.tolist())
+                ReturnSample(
+                    [storable(completion_text(source, s.tokens))] if as_text else [],
+                    s.tokens.tolist(),
+                )
                 for s in generated
             ]
         )
@@ -114,13 +119,14 @@ class JetStreamDriver:
             )
         content = request.prefill_content
         tokens = self._encode(content) if isinstance(content, str) else content
-        stop_ids = () if rollouts.ignore_stop else self._engine.prompt_source().stop_ids
+        source, ends = self._engine.prompt_source(), not rollouts.ignore_stop
         sampling = SamplingParams(
             temperature=rollouts.temperature,
             top_k=rollouts.top_k,
             top_p=rollouts.top_p,
             max_new_tokens=max_tokens,
-            stop_ids=stop_ids,
+            stop_ids=source.stop_ids if ends else (),
+            stop_strings=stop_strings_of(source) if ends else (),
         )
         samples = max(int(getattr(request, "num_samples", 1) or 1), 1)
         group = Request(

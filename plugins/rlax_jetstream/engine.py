@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlax.jetstream")
 
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens
+_COUNTS = ("tokens_total", "steps_total", "prefill_tokens_total", "prefill_computed_total")
 _CLOSE_S = 10.0  # longest wait for the thread to leave a decode call
 
 
@@ -101,8 +102,6 @@ class JetstreamEngine(RolloutEngine):
         self._thread.start()
         atexit.register(self.close)
 
-    # ---------------------------------------------------------------- called on the event loop
-
     async def generate(
         self, requests: Sequence[Request], on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
@@ -114,6 +113,9 @@ class JetstreamEngine(RolloutEngine):
         for request in requests:
             if why := self.rejection(request):
                 raise WorkerError(f"{request.key}: {why}")
+        if any(request.sampling.stop_strings for request in requests):
+            # A tokenizer may take a second to load, too long for this loop and for the engine's.
+            await asyncio.to_thread(self.prompt_source)
         if not requests:
             return
         waited_for = WaitedFor(requests, on_reply)
@@ -188,12 +190,9 @@ class JetstreamEngine(RolloutEngine):
             "slots": float(self.rollouts.slots),
             "active": float(self._active),
             "waiting": float(waiting),
-            "tokens_total": float(slots.tokens_total) if slots else 0.0,
-            "steps_total": float(slots.steps_total) if slots else 0.0,
             "decode_s_total": self._decode_s,
             "silent_tokens": float(self._config.longest_call(self.rollouts)),
-            "prefill_tokens_total": float(slots.prefill_tokens_total) if slots else 0.0,
-            "prefill_computed_total": float(slots.prefill_computed_total) if slots else 0.0,
+            **{name: float(getattr(slots, name, 0)) for name in _COUNTS},
         }
 
     def progress(self) -> dict[tuple[Key, int], int]:
@@ -222,6 +221,7 @@ class JetstreamEngine(RolloutEngine):
             logprobs=True,
             resumes=True,
             scores=True,
+            stop_strings=True,
             verification="canary",
         )
 
@@ -280,7 +280,7 @@ class JetstreamEngine(RolloutEngine):
         if self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_S)
 
-    # ---------------------------------------------------------------- other threads
+    # ----------------------------------- on other threads; what is above, on the event loop
 
     def _read(self, version: WeightVersion) -> Loaded:
         if self._fingerprint is None:
@@ -308,6 +308,8 @@ class JetstreamEngine(RolloutEngine):
                 linger_steps=self._config.linger_steps,
                 longest_call=self._config.longest_call(self.rollouts),
                 longest_client_call=self._config.interrupt_steps,
+                decode=lambda tokens: self.prompt_source().decode(tokens),
+                stop_string_steps=self._config.stop_string_steps,
                 deterministic=self._deterministic,
             )
             self._ready.set_result(slots)
@@ -372,8 +374,8 @@ class JetstreamEngine(RolloutEngine):
     def _has_work(self, scheduler: Scheduler) -> bool:
         if self._closing or self._swaps.next is not None or scheduler.active:
             return True
-        admissible = not self._swaps.paused and self._admissible()
-        return admissible or any(job.abandoned() for job in self._waiting)
+        may_begin = not self._swaps.paused and self._admissible()
+        return may_begin or any(job.abandoned() for job in self._waiting)
 
     def _admissible(self) -> bool:
         """Whether a waiting group may be generated with the weights in use."""

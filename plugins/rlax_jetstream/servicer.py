@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from rlax_jetstream.driver import JetStreamDriver, RequestError
-from rlax_plugin.api import PromptSource, WorkerError
+from rlax_plugin.api import DatasetSource, PromptSource, WorkerError
 
 if TYPE_CHECKING:
     from rlax_jetstream.engine import JetstreamEngine
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlax.jetstream")
 
 SERVICE = "jetstream_proto.Orchestrator"
+_EXAMPLE = "Hello"  # a text to complete
 
 
 def servicer_class(orchestrator: ModuleType) -> type:
@@ -136,12 +137,16 @@ def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
 
 
 def client_example(address: str, source: PromptSource, max_tokens: int) -> str:
-    """A shell command that has the first training prompt completed, by JetStream's own stub."""
-    prompt = source.prompts("train")[0]
+    """A shell command that has the first training prompt completed, by JetStream's own stub.
+
+    Of a data set, which a worker may not have, no prompt is read.
+    """
+    known = isinstance(source, DatasetSource)
     if hasattr(source, "encode"):
-        content = f"text_content=pb.DecodeRequest.TextContent(text={json.dumps(prompt.text)})"
+        text = _EXAMPLE if known else source.prompts("train")[0].text
+        content = f"text_content=pb.DecodeRequest.TextContent(text={json.dumps(text)})"
     else:
-        ids = prompt.tokens.tolist()
+        ids = source.prompts("train")[0].tokens.tolist()
         content = f"token_content=pb.DecodeRequest.TokenContent(token_ids={ids})"
     code = (
         "import grpc; from jetstream.core.proto import jetstream_pb2 as pb, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlax_maxtext.agreement import answered_prompts, check_shapes, given_config
@@ -12,6 +13,7 @@ from rlax_plugin.api import (
     CheckResult,
     ConfigError,
     RlaxSection,
+    Tokenizer,
     in_bytes,
     resolve,
 )
@@ -40,7 +42,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
     if warm.enabled:
         answered_prompts(context)
         check_directory(warm, context)
-    _check_vocabulary(config, context)
+    check_vocabulary(config, context)
     return CheckResult(
         says=_says(config, section, needed.parameters, devices) | _says_of_start(warm),
         memory=_memory(config, context, options, needed, devices),
@@ -69,14 +71,43 @@ def _devices(config: Config, section: RlaxSection) -> int:
     return int(devices)
 
 
-def _check_vocabulary(config: Config, context: BuildContext) -> None:
+def check_vocabulary(config: Config, context: BuildContext) -> None:
+    """Whether the ids of the prompt source are the model's.
+
+    Raises:
+      ConfigError: some are not, or its tokenizer is another one than that of ``tokenizer_path``.
+    """
     choice, key = context.section.prompt_source, "rlax.prompt_source"
     source = context.part("prompt_source", choice, key)
+    if (tokenizer := getattr(source, "tokenizer", None)) is not None:
+        _check_tokenizer(config, tokenizer, choice.name)
+        return
     ids = [int(prompt.tokens.max()) for prompt in source.prompts("train") if len(prompt.tokens)]
     largest = max([*ids, *source.stop_ids], default=0)
     if largest >= config.vocab_size:
         reason = f"must be above {largest}, the largest token id of {key}: {choice.name}"
         raise ConfigError("vocab_size", config.vocab_size, reason)
+
+
+def _check_tokenizer(config: Config, tokenizer: Tokenizer, source: str) -> None:
+    key, model = "rlax.prompt_source", str(config.tokenizer_path)
+    if tokenizer.size > config.vocab_size:
+        raise ConfigError(
+            "vocab_size",
+            config.vocab_size,
+            f"must be at least {tokenizer.size}, the size of the tokenizer in "
+            f"{tokenizer.directory} that {key}: {source} uses",
+        )
+    is_huggingface = getattr(config.tokenizer_type, "value", config.tokenizer_type) == "huggingface"
+    if not is_huggingface or Path(model).expanduser().resolve() == tokenizer.directory.resolve():
+        return
+    if (found := tokenizer.difference(Tokenizer.load(model, "tokenizer_path"))) is not None:
+        raise ConfigError(
+            key,
+            source,
+            f"uses the tokenizer in {tokenizer.directory}, which is not that of the model in "
+            f"tokenizer_path = {model}: {found}",
+        )
 
 
 def _says(config: Config, section: RlaxSection, parameters: int, devices: int) -> dict[str, str]:

@@ -29,6 +29,7 @@ from rlax_plugin.api import (
 
 _FOLDER = f"{PREPARED}/warm_start"
 _RECORD = "warm_start.json"
+_LOGITS_AT_ONCE = 2**28  # bytes, float32
 
 
 class AnsweredPrompts(PromptSource, Protocol):
@@ -89,17 +90,20 @@ class PassAt1:
     Args:
       arrays: of ``rows``.
       temperature: that completions are generated with.
+      at_once: rows of one forward pass.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], temperature: float):
-        self._arrays, self._temperature = arrays, temperature
+    def __init__(self, arrays: Mapping[str, np.ndarray], temperature: float, at_once: int):
+        self._parts = _parts(arrays, at_once)
+        self._problems, self._temperature = len(arrays["inputs"]), temperature
         self._forward: Any = None
 
     def __call__(self, loop: Loop) -> float:
         with loop.shardings():
             if self._forward is None:
                 self._forward = self._compiled(loop.graph)
-            return float(np.mean(np.exp(self._forward(loop.model_state, dict(self._arrays)))))
+            found = [np.asarray(self._forward(loop.model_state, part)) for part in self._parts]
+        return float(np.mean(np.exp(np.concatenate(found)[: self._problems])))
 
     def _compiled(self, graph: Any) -> Callable[..., Any]:
         @jax.jit
@@ -108,6 +112,21 @@ class PassAt1:
             return jnp.sum(jnp.where(data["targets_segmentation"] != 0, logprobs_bt, 0.0), axis=1)
 
         return answer_logprob_b
+
+
+def _parts(arrays: Mapping[str, np.ndarray], rows: int) -> list[dict[str, np.ndarray]]:
+    """Equally many rows each; the last one is filled up with its last row."""
+    count = len(arrays["inputs"])
+    every = np.minimum(np.arange(-(-count // rows) * rows), count - 1)
+    parts = every.reshape(-1, rows)
+    return [{name: array[part] for name, array in arrays.items()} for part in parts]
+
+
+def _rows_at_once(config: Config, problems: int) -> int:
+    """How many rows' logits fit into ``_LOGITS_AT_ONCE`` on each device."""
+    devices = config.num_target_devices
+    row = config.max_target_length * config.vocab_size * 4
+    return devices * max(1, min(-(-problems // devices), _LOGITS_AT_ONCE // row))
 
 
 def _configure(given: ResolvedConfig, rl_config: Config, warm: WarmStart) -> Config:
@@ -184,7 +203,9 @@ def warm_start(
     examples = rows(source, shown, config.max_target_length)
     held_out = source.prompts("validation")[: warm.problems]
     pass_at_1 = PassAt1(
-        rows(source, held_out, config.max_target_length), config.rlax.rollouts.temperature
+        rows(source, held_out, config.max_target_length),
+        config.rlax.rollouts.temperature,
+        _rows_at_once(config, len(held_out)),
     )
     count = len(examples["inputs"])
     if count < warm.batch_rows:

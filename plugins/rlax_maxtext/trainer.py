@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlax_maxtext.agreement import answered_prompts, check_rows, check_shapes, given_config
 from rlax_maxtext.options import TrainerOptions, WarmStart, check_directory
@@ -13,7 +14,9 @@ from rlax_plugin.api import (
     PREPARED,
     BuildContext,
     ConfigError,
+    ConvertibleModel,
     Descent,
+    Exported,
     RlaxSection,
     Trainer,
     TrainerPort,
@@ -73,11 +76,13 @@ class MaxTextTrainer(Trainer):
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
         from rlax_maxtext import supervised
         from rlax_maxtext.batch_signals import signals_of
+        from rlax_maxtext.checking import check_vocabulary
 
         given = given_config(self._context)
         config = initialize(given, **self._first_weights())
         check_rows(config, self._section)
         check_shapes(config, self._section)
+        check_vocabulary(config, self._context)
         slots = resolve(self._section, self._context.part)
         if self._options.warm_start.enabled and self._descent is None:
             warm, source = self._warm_start(), answered_prompts(self._context)
@@ -169,6 +174,30 @@ class MaxTextTrainer(Trainer):
 
         updates = self._section.objective.updates_per_step
         return checkpoints(self._context.run_url, updates)
+
+    def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
+        """See ``ModelConverter``."""
+        from rlax_maxtext.models import examine_model
+
+        return examine_model(source, dtype, scan_layers)
+
+    def checkpoint_path(self, name: str) -> str:
+        """See ``ModelExporter``."""
+        from maxtext_overrides.trainer.checkpoints import items
+
+        return items(self._context.run_url, name)
+
+    def export_model(
+        self,
+        weights: str | Callable[[], dict[str, np.ndarray]],
+        out: Path,
+        dtype: Literal["float32", "bfloat16"],
+        most_bytes: int,
+    ) -> Exported:
+        """See ``ModelExporter``."""
+        from rlax_maxtext.exporting import export_model
+
+        return export_model(self._context, weights, out, dtype, most_bytes)
 
     def publish_checkpoint(self, port: TrainerPort, name: str) -> None:
         """See ``CheckpointReader``: MaxText's loop restores it, and has nothing left to train."""

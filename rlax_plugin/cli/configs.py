@@ -1,4 +1,4 @@
-"""Commands before anything runs: init, check, plugins, objective, version."""
+"""Commands before anything runs: init, check, prompts, plugins, objective, version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from rlax_plugin.cli.common import CONFIGURE, Config, Overrides, command, exit_status
+from rlax_plugin.cli.common import (
+    CONFIGURE,
+    RUN_FAILED,
+    Config,
+    Overrides,
+    command,
+    exit_status,
+)
 from rlax_plugin.text.command_lines import pasteable
 
 
@@ -21,10 +28,31 @@ def init(
     *,
     task: Annotated[
         str | None,
-        typer.Option(help="task: arithmetic, or a plug-in with a prompt source and a reward"),
+        typer.Option(
+            help="task: arithmetic, number_tasks for a converted model, or a plug-in with a "
+            "prompt source and a reward"
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="model: tiny, or a model of MaxText, such as llama3.1-8b")
+        str | None,
+        typer.Option(
+            help="model: tiny, a model of MaxText, such as llama3.1-8b, or a directory that "
+            "rlax convert has written"
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="data to train on in place of a task: files .jsonl or .parquet (path, pattern or "
+            "URL), or a directory that datasets has saved"
+        ),
+    ] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            help="reward for this data, such as numeric, exact_match or math_verify; default: "
+            "numeric if the references are numbers, else exact_match"
+        ),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="preset of the objective; rlax objective lists them")
@@ -69,6 +97,8 @@ def init(
         given = {
             "task": task,
             "model": model,
+            "data": data,
+            "reward": reward,
             "preset": preset,
             "steps": steps,
             "workers": workers,
@@ -82,7 +112,7 @@ def init(
         path = file or Path("run.yml")
         init.check_target(path, force)
         if not answers and not yes and sys.stdin.isatty():
-            for question in init.questions():
+            for question in init.questions(answers):
                 answers[question.name] = typer.prompt(
                     question.text, default=question.default, type=type(question.default)
                 )
@@ -105,14 +135,16 @@ def check(
     """Finds errors in a config and explains it, without starting a run or using a device.
 
     First it checks the section rlax: and its plug-ins, without loading a model. Then each part
-    checks its own keys, the trainer all of its own, and the prompts are read. The output says what
-    will run where, the sizes of batches, the memory needed, the minimum deadlines, and warnings.
+    checks its own keys, the trainer all of its own, the environment is built, and the prompts are
+    read. The output says what will run where, the sizes of batches, the memory needed, the minimum
+    deadlines, and warnings.
     """
     with exit_status():
         from rlax_plugin.build import registry_for
         from rlax_plugin.commands import check
         from rlax_plugin.commands.check.words import plural
         from rlax_plugin.config.loading import resolve
+        from rlax_plugin.text.terminal import console, counting
 
         resolved = resolve(config, overrides or ())
         section = resolved.section
@@ -122,7 +154,8 @@ def check(
         if not as_json:
             typer.echo(lines[-1])
         if not fast:
-            found = check.examine_parts(found)
+            with counting(console(sys.stderr)) as progress:
+                found = check.examine_parts(found, progress)
             what = ", ".join(found.checked or ()) or "none of them has checks of its own"
             lines.append(f"ok  the parts' own checks: {what}")
             if not as_json:
@@ -136,7 +169,90 @@ def check(
         console = Console()
         check.show(console if console.is_terminal else Console(width=100), document)
         if fast:
-            typer.echo("\nNot checked with --fast: the trainer's keys, memory, the prompts")
+            left = "the trainer's keys, memory, the environment, the prompts"
+            typer.echo(f"\nNot checked with --fast: {left}")
+
+
+@command(CONFIGURE, "rlax score configs/demo.yml completions.jsonl")
+def score(
+    config: Config,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="completions as JSON lines; -: standard input")
+    ],
+    overrides: Overrides = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Tries the rewards of a config on completions of a file.
+
+    They run as in a run: in reward processes, with the same deadlines and weights. The table has
+    the value of each reward without its weight, the reward of the sample, and errors.
+
+    Each line of FILE is an object with these keys: completion, a text, is needed. prompt, reference
+    (or answer) and metadata (an object) are what rewards see of the prompt; instead, id may name a
+    prompt of the config's prompt source. tokens, a list of token ids, and finish (stop or length)
+    are for rewards that see tokens; without tokens, the completion is encoded. Lines with the same
+    prompt form a group.
+
+    The exit status is 1 if a line has no reward, because a reward failed.
+    """
+    with exit_status():
+        from rlax_plugin.commands import score
+        from rlax_plugin.config.loading import resolve
+        from rlax_plugin.text.terminal import HarmlessConsole
+
+        scored = score.score_file(resolve(config, overrides or ()), file)
+        if as_json:
+            typer.echo(json.dumps(score.document(scored), indent=2))
+        else:
+            console = HarmlessConsole()
+            score.show(console if console.is_terminal else HarmlessConsole(width=120), scored)
+        if scored.failed:
+            raise typer.Exit(RUN_FAILED)
+
+
+@command(CONFIGURE, "rlax prompts run.yml --split test --count 5")
+def prompts(
+    config: Config,
+    overrides: Overrides = None,
+    *,
+    split: Annotated[
+        str | None, typer.Option(show_default=False, help="only this split; default: all of them")
+    ] = None,
+    count: Annotated[int, typer.Option(min=0, help="number of prompts to print of each split")] = 3,
+    prompt_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            show_default=False,
+            help="print only the prompt with this id, as records name it",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
+) -> None:
+    """Shows the prompts of a config as the model reads them, and which rows were left out and why.
+
+    For each split it prints the number of prompts, a histogram of their lengths in tokens, the
+    domains with their weights, and the rows that were left out: too long, duplicate, broken or
+    also in another split, with the file and line of some of them. Then it prints the first
+    prompts with all special tokens, the reference and the metadata that rewards get.
+
+    A data set is read and tokenised the first time, as rlax train would do it; later commands and
+    runs open what was prepared. Neither the model nor a device is needed.
+    """
+    with exit_status():
+        from rlax_plugin.commands import prompts as command
+        from rlax_plugin.config.loading import resolve
+        from rlax_plugin.text.terminal import HarmlessConsole, counting
+        from rlax_plugin.text.terminal import console as harmless_console
+
+        wanted = command.Wanted(split or "", count, prompt_id or "")
+        with counting(harmless_console(sys.stderr)) as progress:
+            found = command.document(resolve(config, overrides or ()), wanted, progress)
+        if as_json:
+            typer.echo(json.dumps(found, indent=2, default=str))
+            return
+        command.show(HarmlessConsole(highlight=False, soft_wrap=True), found)
 
 
 @command(CONFIGURE, "rlax plugins configs/demo.yml")

@@ -81,7 +81,7 @@ def evaluate(
     """
     with exit_status():
         from rlax_plugin.commands.evaluate.command import evaluate as measure
-        from rlax_plugin.commands.evaluate.target import find_target
+        from rlax_plugin.commands.target import find_target
 
         given = {
             "split": split,

@@ -6,30 +6,29 @@ are the descriptions of the config classes.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import yaml
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from rlax_plugin.build import Registry, registry_for, registry_of
-from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
-from rlax_plugin.config.loading import maxtext_configs
+from rlax_plugin.commands import converted, own_data
+from rlax_plugin.commands.commented_yaml import CommentedYaml, in_yaml
+from rlax_plugin.commands.converted import ConvertedModel
+from rlax_plugin.config import Choice, PositiveInt, RewardChoice, RlaxSection, Section
+from rlax_plugin.config.loading import ResolvedConfig, maxtext_configs
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.ports.manager import Manager, installed
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 
-_WIDTH = 100  # columns
 _TINY = "tiny"
 _MOST_SLOTS = 256
+_LOGITS = 2**28  # bytes, of one micro-batch
 # What lets any preset train on samples of older weights.
 _CORRECTED = {
     "old_policy": "proximal",
@@ -40,10 +39,26 @@ _CORRECTED = {
 class Answers(Section):
     """What a config is written from; what is null depends on the task and the model."""
 
-    task: str = Field(
-        "arithmetic", description="task: arithmetic, or a plug-in with a prompt source and a reward"
+    model: str = Field(
+        _TINY,
+        description="model: tiny, one of MaxText's, such as llama3.1-8b, or a directory that "
+        "rlax convert has written",
     )
-    model: str = Field(_TINY, description="model: tiny, or one of MaxText's, such as llama3.1-8b")
+    task: str = Field(
+        "",
+        description="task: arithmetic, number_tasks for a converted model, or a plug-in with a "
+        "prompt source and a reward",
+    )
+    data: str = Field(
+        "",
+        description="data to train on in place of a task: files .jsonl or .parquet, or a directory "
+        "that datasets has saved; empty: none",
+    )
+    reward: str = Field(
+        "",
+        description="reward for this data; empty: numeric if the references are numbers, else "
+        "exact_match",
+    )
     preset: str = Field("dapo", description="preset of the objective")
     steps: PositiveInt = Field(320, description="number of RL steps")
     workers: PositiveInt = Field(2, description="number of rollout workers")
@@ -104,15 +119,32 @@ _ARITHMETIC = _Task(
     },
 )
 _NEW_TOKENS = 256  # of a task that nothing is known about
+_PROBLEMS = 128
+_ASKED = {"split": "test", "problems": _PROBLEMS, "samples": 8, "k": [1, 8]}
+_NOTHING: dict[str, Any] = {"problems": 0}
+_NUMBER_TOKENS = 8
+_NUMBERS = ("number_tasks", "rlax_number_tasks")
 
 
-def questions() -> tuple[Question, ...]:
-    """What ``rlax init`` asks: every answer whose default does not depend on another."""
-    return tuple(
-        Question(name, one.description or name, one.default)
-        for name, one in Answers.model_fields.items()
-        if one.default is not None
-    )
+def questions(answers: Mapping[str, Any]) -> Iterator[Question]:
+    """What ``rlax init`` asks; a default depends at most on what was answered before.
+
+    Args:
+      answers: to the questions so far.
+    """
+    for name, one in Answers.model_fields.items():
+        if name == "task":
+            yield Question(name, one.description or name, _usual_task(str(answers["model"])))
+        elif name == "data" and not converted.is_directory(str(answers["model"])):
+            continue  # only a converted model has a tokenizer
+        elif name == "reward" and not answers.get("data"):
+            continue
+        elif one.default is not None:
+            yield Question(name, one.description or name, one.default)
+
+
+def _usual_task(model: str) -> str:
+    return _NUMBERS[0] if converted.is_directory(model) else "arithmetic"
 
 
 def check_target(path: Path, force: bool) -> None:
@@ -153,9 +185,10 @@ def config_text(run_name: str, answers: Answers) -> str:
       ConfigError, PluginError: as ``write``.
     """
     tiny = answers.model == _TINY
-    if not tiny:
+    model = converted.read(answers.model) if converted.is_directory(answers.model) else None
+    if not tiny and model is None:
         _check_model(answers.model)
-    task = _ARITHMETIC if answers.task in ("arithmetic", "rlax_arithmetic") else _of(answers.task)
+    task = _task(answers, model)
     values = _values(answers, task, tiny)
     section = validate(RlaxSection, values, "rlax")
     registry = registry_for(section)
@@ -170,7 +203,7 @@ def config_text(run_name: str, answers: Answers) -> str:
         section = validate(RlaxSection, values, "rlax")
         registry.validate(section)
         registry.slots(BuildContext.outside_run(section))
-    writer = _Writer(registry, {use.key: use.kind for use in registry.uses(section)})
+    writer = CommentedYaml(registry, {use.key: use.kind for use in registry.uses(section)})
     template = jinja2.Template(
         files("rlax_plugin.commands").joinpath("starter.yml.j2").read_text(encoding="utf-8"),
         trim_blocks=True,
@@ -178,19 +211,29 @@ def config_text(run_name: str, answers: Answers) -> str:
         undefined=jinja2.StrictUndefined,
     )
     return template.render(
-        run_name=_yaml(run_name),
-        output_directory=_yaml(answers.output_directory),
+        run_name=in_yaml(run_name),
+        output_directory=in_yaml(answers.output_directory),
         steps=answers.steps,
         model=answers.model,
+        converted=model.lines if model else None,
         arithmetic=task is _ARITHMETIC,
         vocab_size=task.vocab_size,
         rows=section.batch_rows,
+        micro_batches=_micro_batches(section, model.keys["vocab_size"]) if model else 1,
         row_tokens=section.row_tokens,
         learning_rate="5.e-4" if tiny else "1.e-6",
         final_fraction=0.05 if tiny else 1.0,
         clipping=0.0 if tiny else 1.0,
         checkpoint_period=min(50, answers.steps),
         rlax="\n".join(["rlax:", *writer.lines(values, RlaxSection, "rlax")]),
+    )
+
+
+def _micro_batches(section: RlaxSection, vocab_size: int) -> int:
+    """The fewest equal parts of a batch, each of whose logits fit into ``_LOGITS``."""
+    rows, row = section.batch_rows, section.row_tokens * vocab_size * 4
+    return next(
+        n for n in range(1, rows + 1) if rows % n == 0 and (rows // n * row <= _LOGITS or n == rows)
     )
 
 
@@ -202,18 +245,81 @@ def _check_model(name: str) -> None:
         raise ConfigError("--model", name, reason)
 
 
-def _of(plugin: str) -> _Task:
-    """The task of a plug-in, from its prompts."""
+def _task(answers: Answers, model: ConvertedModel | None) -> _Task:
+    """The task that is asked for.
+
+    Raises:
+      ConfigError, PluginError: as ``write``; also if a converted model lacks its tokens.
+    """
+    keys = model.keys if model else {}
+    if answers.data:
+        return _of_data(answers, model)
+    if answers.reward:
+        raise ConfigError("--reward", answers.reward, "needs --data, which it is to score")
+    name = answers.task or _usual_task(answers.model)
+    if name in _NUMBERS:
+        task = replace(_of(_NUMBERS[1], keys, "exact_answer"), max_new_tokens=_NUMBER_TOKENS)
+    elif name not in ("arithmetic", "rlax_arithmetic"):
+        task = _of(name, keys)
+    elif model is None:
+        return _ARITHMETIC
+    else:
+        reason = (
+            "has an alphabet of its own, whose ids are other words to a pretrained model: name a "
+            "plug-in whose prompts are made with the model's tokenizer"
+        )
+        raise ConfigError("--task", name, reason)
+    if model and task.vocab_size > model.keys["vocab_size"]:
+        reason = (
+            f"has token ids up to {task.vocab_size - 1}, and the model in {answers.model} has only "
+            f"{model.keys['vocab_size']} tokens"
+        )
+        raise ConfigError("--task", name, reason)
+    return task
+
+
+def _of_data(answers: Answers, model: ConvertedModel | None) -> _Task:
+    """The task that one's own data and a reward make.
+
+    Raises:
+      ConfigError: as ``write``; or there is a task as well, or no tokenizer for the data.
+    """
+    if answers.task not in ("", _usual_task(answers.model)):
+        raise ConfigError("--task", answers.task, "must not be given together with --data")
+    if model is None:
+        reason = "needs a tokenizer: give --model with a directory that rlax convert has written"
+        raise ConfigError("--data", answers.data, reason)
+    found = own_data.read(answers.data, answers.reward, model.keys)
+    problems = min(_PROBLEMS, found.test_prompts)
+    return _Task(
+        "",
+        found.prompt_source,
+        found.reward,
+        max_prompt_tokens=found.max_prompt_tokens,
+        max_new_tokens=_NEW_TOKENS,
+        vocab_size=model.keys["vocab_size"],
+        evaluation=_ASKED | {"split": "test", "problems": problems} if problems else _NOTHING,
+    )
+
+
+def _of(plugin: str, maxtext: Mapping[str, Any], reward: str = "") -> _Task:
+    """The task of a plug-in, from its prompts.
+
+    Args:
+      maxtext: the config's keys of the model.
+      reward: empty: the plug-in's own.
+    """
     registry = Registry(Manager([plugin]))
-    source, reward = (_only(registry, kind, plugin) for kind in ("prompt_source", "reward"))
+    source = _only(registry, "prompt_source", plugin)
+    reward = reward or _only(registry, "reward", plugin)
     section = RlaxSection(
-        plugins=(plugin,), prompt_source=Choice(name=source), rewards=(Choice(name=reward),)
+        plugins=(plugin,), prompt_source=Choice(name=source), rewards=(RewardChoice(name=reward),)
     )
     built = registry.part(
         "prompt_source",
         section.prompt_source,
         "rlax.prompt_source",
-        BuildContext.outside_run(section),
+        BuildContext.outside_run(section, ResolvedConfig(section, maxtext)),
     )
     prompts = built.prompts("train")
     if not prompts:
@@ -246,8 +352,8 @@ def _evaluation(source: PromptSource) -> dict[str, Any]:
         except ConfigError:  # there is no such split
             continue
         if prompts:
-            return {"split": split, "problems": min(128, len(prompts)), "samples": 8, "k": [1, 8]}
-    return {"problems": 0}
+            return _ASKED | {"split": split, "problems": min(_PROBLEMS, len(prompts))}
+    return _NOTHING
 
 
 def _only(registry: Registry, kind: str, plugin: str) -> str:
@@ -286,65 +392,3 @@ def _values(answers: Answers, task: _Task, tiny: bool) -> dict[str, Any]:
         "trackers": [{"name": "tensorboard"}],
         "trainer": {"name": "maxtext", **(task.trainer if tiny else {})},
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """Writes values as YAML, each key with the description of its config class."""
-
-    registry: Registry
-    kinds: Mapping[str, str]  # dotted key -> kind of the part that is chosen there
-
-    def lines(
-        self, values: Mapping[str, Any], model: type[BaseModel], key: str, depth: int = 1
-    ) -> Iterator[str]:
-        """Lines of a section.
-
-        Args:
-          model: whose fields are the keys of ``values``.
-          key: dotted, of the section.
-        """
-        for name, value in values.items():
-            here, about = f"{key}.{name}", model.model_fields[name].description or ""
-            kind = self.kinds.get(here) if isinstance(value, Mapping) else None
-            if name == "plugins":
-                yield from _with_comment(f"{name}:", about, depth)
-                for plugin in value:
-                    yield from _with_comment(f"- {plugin}", self._about_plugin(plugin), depth + 1)
-            elif kind and len(value) > 1:
-                yield from _with_comment(f"{name}:", about, depth)
-                yield f"{'  ' * (depth + 1)}name: {value['name']}"
-                options = {option: given for option, given in value.items() if option != "name"}
-                offer = self.registry.offer(kind, value["name"], here)
-                yield from self.lines(options, offer.extension.config_class, here, depth + 1)
-            elif isinstance(value, Mapping) and not kind:
-                section = type(model.model_fields[name].get_default(call_default_factory=True))
-                about = (inspect.getdoc(section) or "").partition("\n")[0]
-                yield from _with_comment(f"{name}:", about, depth)
-                yield from self.lines(value, section, here, depth + 1)
-            else:
-                yield from _with_comment(f"{name}: {_yaml(value)}", about, depth)
-
-    def _about_plugin(self, name: str) -> str:
-        """What its module says of itself."""
-        module = self.registry.manager.origin(name).target.partition(":")[0]
-        about = inspect.getdoc(importlib.import_module(module)) or ""
-        return about.partition("\n")[0].replace("``", "`")
-
-
-def _with_comment(text: str, about: str, depth: int) -> Iterator[str]:
-    """A line with a comment behind it, or above it where it is too long."""
-    indent = "  " * depth
-    about = about.rstrip(".")
-    if len(line := f"{indent}{text}  # {about}".removesuffix("  # ")) <= _WIDTH:
-        yield line
-        return
-    prefix = f"{indent}# "
-    yield from textwrap.wrap(about, _WIDTH, initial_indent=prefix, subsequent_indent=prefix)
-    yield f"{indent}{text}"
-
-
-def _yaml(value: Any) -> str:
-    """A value in YAML's flow style, on one line."""
-    # As the one item of a list: a text alone would be a document, and end with "...".
-    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=10_000)[1:-2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import queue
 import threading
@@ -48,9 +47,9 @@ class BackgroundWorker(Executor):
         self._name, self._most_waiting = name, most_waiting
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: deque[Future[Any]] = deque()
-        self._last: Future[Any] | None = None
         self._ended = False
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     @property
     def waiting(self) -> int:
@@ -77,31 +76,32 @@ class BackgroundWorker(Executor):
             self._waiting.popleft()
             _fulfil(future, functools.partial(fn, *args, **kwargs))
 
-        self._last = future
         self._waiting.append(future)
         self._work.put(run)
         return future
 
     def finish(self, last: Callable[[], object], deadline_s: float) -> bool:
-        """Ends the thread behind one more piece of work, however much is waiting.
+        """``end`` behind one more piece of work, however much is waiting."""
+        self._put(last)
+        return self.end(deadline_s)
+
+    def end(self, deadline_s: float) -> bool:
+        """Ends the thread behind what is submitted, and waits for it.
+
+        Python aborts a process that exits while such a thread frees arrays of a device.
 
         Returns:
           Whether everything is done in time.
         """
-        self._put(last)
         self.shutdown()
-        return self.wait(deadline_s)
-
-    def wait(self, deadline_s: float) -> bool:
-        """Waits for everything submitted so far; returns whether it is done in time."""
-        last = [] if self._last is None else [self._last]
-        return not concurrent.futures.wait(last, deadline_s).not_done
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
         """Ends the thread behind what is submitted, or behind what it is doing.
 
         Args:
-          wait: is not looked at: ``wait`` has a deadline.
+          wait: is not looked at: ``end`` has a deadline.
           cancel_futures: cancels what has not begun.
         """
         self._ended = True
@@ -111,5 +111,13 @@ class BackgroundWorker(Executor):
         self._work.put(None)
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        """What was worked on is forgotten when this returns, and not when more work comes."""
+        work = self._work.get()
+        if work is None:
+            return False
+        work()
+        return True

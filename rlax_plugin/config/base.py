@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
@@ -92,6 +99,29 @@ class Choice(BaseModel):
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+class RewardChoice(Choice):
+    """A reward, and how much it counts; ``weight`` is no option of the part.
+
+    Attributes:
+      weight: of its value in the sample's reward. 0: it is only recorded.
+    """
+
+    # The options beside it are the part's, which its own class checks.
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    weight: float = Field(
+        default=1.0,
+        description="factor of this reward in the reward of a sample; 0: it is only recorded",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_choice(cls, value: Any) -> Any:
+        return {"name": value.name, **value.options} if type(value) is Choice else value
+
+    def __str__(self) -> str:
+        return self.name if self.weight == 1 else f"{self.weight:g} * {self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import re
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.config.base import Choice, NonNegativeInt, PositiveInt, Section
+from rlax_plugin.config.base import Choice, NonNegativeInt, PositiveInt, RewardChoice, Section
 from rlax_plugin.errors import ConfigError
 
 
@@ -16,8 +16,8 @@ class EvaluationSet(Section):
     prompt_source: Choice | None = Field(
         default=None, description="prompt dataset of this set; null: rlax.prompt_source"
     )
-    rewards: tuple[Choice, ...] = Field(
-        default=(), description="rewards of this set; empty: rlax.rewards"
+    rewards: tuple[RewardChoice, ...] = Field(
+        default=(), description="rewards of this set, with their weights; empty: rlax.rewards"
     )
     split: str | None = Field(
         default=None, description="split of its prompt dataset; null: rlax.evaluation.split"
@@ -79,6 +79,12 @@ class Evaluation(Section):
     def most_samples(self) -> int:
         """Completions of one problem, at most."""
         return max(one.samples or 1 for one in self.all_sets().values())
+
+    @property
+    def fewest_samples(self) -> int | None:
+        """Completions of one problem, at least; None: nothing is evaluated."""
+        sets = self.all_sets().values() if self.problems else ()
+        return min((one.samples or 1 for one in sets), default=None)
 
     @model_validator(mode="after")
     def _can_be_measured(self) -> Evaluation:

@@ -23,6 +23,8 @@ from rlax_plugin.config.yaml_values import dumped, parse
 from rlax_plugin.errors import ConfigError
 
 _BASE = "base_config"
+CONVERTED = "model.yml"
+"""The name of the keys of a converted model."""
 # Read here as well as by MaxText, so that both must see one value.
 _SHARED = ("steps", "run_name", "base_output_directory")
 # Parts whose name may be left out: what is said of such a part is said of the default one.
@@ -222,8 +224,9 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         return _merge(_read(base_path, (*chain, path.resolve())), content, "")
     known = maxtext_configs()
     if known is not None and not os.path.isfile(known / str(base)):
+        hint = "; rlax convert writes it" if Path(str(base)).name == CONVERTED else ""
         raise ConfigError(
-            _BASE, base, f"no such file in {path.parent}, nor among MaxText's configs"
+            _BASE, base, f"no such file in {path.parent}, nor among MaxText's configs{hint}"
         )
     return content
 

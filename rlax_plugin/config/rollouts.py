@@ -99,6 +99,12 @@ class Episodes(Section):
         "answers, and what the environment gives; 0: rlax.rollouts.max_new_tokens. A row of a "
         "batch has max_prompt_tokens and these",
     )
+    max_trajectories: NonNegativeInt = Field(
+        default=0,
+        description="number of trajectories in one episode at most, each of which takes a row "
+        "unless rows are packed; 0: as many as always fit, the rows of a batch divided by "
+        "rlax.rollouts.group_size",
+    )
 
 
 class Staleness(Section):

@@ -12,6 +12,7 @@ from rlax_plugin.config.base import (
     PathText,
     PositiveInt,
     Processes,
+    RewardChoice,
     Seconds,
     Section,
     is_address,
@@ -69,6 +70,10 @@ class Deadlines(Section):
     heartbeat_s: Seconds = Field(default=2.0, description="time between two heartbeats of a worker")
     heartbeats_lost: PositiveInt = Field(
         default=3, description="number of missed heartbeats after which a worker is lost"
+    )
+    prompts_s: Seconds = Field(
+        default=120.0,
+        description="time without progress after which preparing a data set of prompts fails",
     )
     rpc_s: Seconds = Field(default=10.0, description="limit for a single control RPC")
     group_s: Seconds = Field(
@@ -186,10 +191,12 @@ class RlaxSection(Section):
         "run is on an object store, a directory under XDG_STATE_HOME",
     )
     prompt_source: Choice = Field(default=..., description="prompt dataset to train on")
-    rewards: tuple[Choice, ...] = Field(
+    rewards: tuple[RewardChoice, ...] = Field(
         default=...,
-        description="rewards that score every completion; their sum is the reward of a sample. "
-        "The list may be empty if an environment of several turns gives the rewards",
+        description="rewards that score every completion. Beside its options, each has a weight, "
+        "a number (1 unless given): the reward of a sample is the sum of weight * value. A reward "
+        "with weight 0 is only recorded. The list may be empty if an environment of several turns "
+        "gives the rewards",
     )
     reward_processes: Processes = Field(
         default=1, description="number of processes that compute rewards"
@@ -247,6 +254,11 @@ class RlaxSection(Section):
         return self.episodes.max_tokens or one if self.several_turns else one
 
     @property
+    def episode_trajectories(self) -> int:
+        """Trajectories of one episode at most, so that a batch holds any group."""
+        return self.episodes.max_trajectories or self.batch_rows // self.rollouts.group_size
+
+    @property
     def sampled_tokens(self) -> int:
         """Tokens that the policy samples in one episode of one trajectory, at most."""
         one = self.rollouts.max_new_tokens
@@ -294,6 +306,13 @@ class RlaxSection(Section):
         group, groups = self.rollouts.group_size, self.rollouts.groups_per_step
         if rows < group:  # samples may be as long as a row
             raise ConfigError("rlax.batches.rows", rows, f"must be at least group_size = {group}")
+        if self.several_turns and rows < group * self.episode_trajectories:
+            raise ConfigError(
+                "rlax.episodes.max_trajectories",
+                self.episodes.max_trajectories,
+                f"must not exceed {rows // group}: a batch has {rows} rows, and a group of "
+                f"{group} episodes must fit into it. Lower it, or raise rlax.batches.rows",
+            )
         in_row = min(self.batches.sequences_per_row, self.row_tokens)
         samples = rows * in_row // group * group  # of whole groups
         if not self.batches.tokens and samples < groups * group:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rlax_plugin.config import Choice
+from rlax_plugin.config import Choice, RewardChoice
 from rlax_plugin.errors import ConfigError, UnknownKeyError
 
 _MUST = {
@@ -24,6 +24,7 @@ _MUST = {
     "finite_number": "must be a finite number",
 }
 _TYPES = {"bool", "int", "float", "str"}  # as pydantic adds them to the place of a value
+_CHOICES = {Choice.__name__, RewardChoice.__name__}
 _TOLD = 5  # problems; one mistake may be the cause of many
 
 
@@ -72,7 +73,7 @@ def _own(problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         if one["type"] == "too_short" and len(one["input"]) >= one["ctx"]["min_length"]:
             continue
         *place, last = one["loc"] or ("",)
-        tried = {p["loc"][-1] for p in problems if [*p["loc"][:-1]] == place}
+        tried = {p["loc"][-1] for p in problems if p["loc"] and [*p["loc"][:-1]] == place}
         if not (last in _TYPES and tried <= _TYPES and len(tried) > 1):
             found.append(one)
         elif found and list(found[-1]["loc"]) == place:
@@ -93,7 +94,7 @@ def _explain(problem: Mapping[str, Any], model: type[BaseModel], key: str) -> Co
         return UnknownKeyError(dotted, value, owner.model_fields)
     if kind == "missing":
         value, reason = None, "must be given"
-    elif kind == "model_type" and problem["ctx"]["class_name"] == Choice.__name__:
+    elif kind == "model_type" and problem["ctx"]["class_name"] in _CHOICES:
         name = value if isinstance(value, str) else "..."
         reason = f"must be a mapping with a name, such as {{name: {name}}}"
     elif kind in ("model_type", "dict_type"):

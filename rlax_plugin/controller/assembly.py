@@ -26,17 +26,18 @@ from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
+from rlax_plugin.evaluation.problems import RunPrompts
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.environment import Environment
-from rlax_plugin.ports.protocols import Filter, PromptSource, Tracker, WeightStore
+from rlax_plugin.ports.protocols import Filter, Tracker, WeightStore
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.rollouts.requests import sampling_params, training_prompts
+from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept import listed_versions, record_versions
 from rlax_plugin.weights.publisher import Publisher
@@ -58,6 +59,7 @@ class _Assembly:
       trainer: that will run; asked only which checkpoints it has.
       supervision: runs what goes on beside the calls.
       closing: gets what ends all that is started.
+      prompts: of training and of evaluations.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class _Assembly:
         observers: Observers,
         supervision: Supervision,
         closing: Closing,
+        prompts: RunPrompts,
     ):
         self._setup, self._trainer, self._observers = setup, trainer, observers
+        self._prompts = prompts
         self._supervision, self._closing = supervision, closing
         self._section = setup.section
 
@@ -81,7 +85,7 @@ class _Assembly:
     async def controller(self) -> Assembled:
         s, setup, closing = self._section, self._setup, self._closing
         store: WeightStore = self._part("weight_store", s.weights.store, "rlax.weights.store")
-        source: PromptSource = self._part("prompt_source", s.prompt_source, "rlax.prompt_source")
+        source = self._prompts.source
         filters: list[Filter] = self._parts("filter", s.curation.filters, "rlax.curation.filters")
         sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
         slots: ObjectiveSlots = setup.registry.slots(setup.context)
@@ -89,7 +93,7 @@ class _Assembly:
         parameters = await self._parameter_server(store)
 
         rates = PassRateTable(s.curation.pass_rate_half_life)
-        run_state = RunState(s, training_prompts(s, source), sampler, rates)
+        run_state = RunState(s, self._prompts.train, sampler, rates)
         history = RunHistory(run_state, records.recorder)
         turns = Turns(history)
         environment: Environment = self._part("environment", s.environment, "rlax.environment")
@@ -110,7 +114,7 @@ class _Assembly:
         generation = Generation(
             setup.context,
             setup.registry,
-            source,
+            self._prompts,
             environment,
             parameters=parameters
             if isinstance(parameters, ParameterServer)
@@ -241,6 +245,7 @@ async def assemble(
     observers: Observers,
     supervision: Supervision,
     closing: Closing,
+    prompts: RunPrompts,
 ) -> Assembled:
     """Brings up the reward pool, the endpoints and the workers.
 
@@ -248,5 +253,5 @@ async def assemble(
       RlaxError: something did not start; ``closing`` ends what did.
     """
     supervision.watch_loop()
-    assembly = _Assembly(setup, trainer, observers, supervision, closing)
+    assembly = _Assembly(setup, trainer, observers, supervision, closing, prompts)
     return await supervision.own(assembly.controller())

@@ -18,14 +18,15 @@ from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import ConfigError, DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
-from rlax_plugin.evaluation.problems import problem_sets
+from rlax_plugin.evaluation.problems import RunPrompts, problem_sets
 from rlax_plugin.ports.environment import Environment
-from rlax_plugin.ports.protocols import BuildContext, Launcher, PromptSource
+from rlax_plugin.ports.protocols import BuildContext, Launcher
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.capabilities import Needs
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rollouts.pace import Pace
+from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.weights.service import ParameterServer
@@ -47,7 +48,7 @@ class Generation:
     Make it and use it on one event loop. Nothing runs before ``start``.
 
     Args:
-      source: of the training prompts.
+      prompts: of training and of evaluations.
       environment: what their answers lead to.
       parameters: the parameter server to serve beside the fleet, or host:port of one elsewhere.
       trains: whether samples are to be trained on, which needs their log-probs.
@@ -69,7 +70,7 @@ class Generation:
         self,
         context: BuildContext,
         registry: Registry,
-        source: PromptSource,
+        prompts: RunPrompts,
         environment: Environment,
         *,
         parameters: ParameterServer | str,
@@ -87,7 +88,7 @@ class Generation:
         def part(kind: str, choice: Choice, key: str) -> Any:
             return registry.part(kind, choice, key, context)
 
-        self.source = source
+        self.source = source = prompts.source
         self.launcher: Launcher = part("launcher", section.launcher, "rlax.launcher")
         self.rewards = self._reward_pool(section, "rlax.rewards")
         own_rewards = {
@@ -112,20 +113,23 @@ class Generation:
             parameters.add_to(self._server)
         else:
             self.parameter_server = parameters
+        stop_strings = sampling_params(section, source).stop_strings
         self.fleet = Fleet(
             deadlines=self._deadlines,
             config_hash=sample_hash(config.content),
             parameter_server=self.parameter_server,
             config=to_bytes(config),
-            needs=Needs.of(section, trains=trains),
+            needs=Needs.of(section, trains=trains, stop_strings=bool(stop_strings)),
             note=note,
         )
         rpc.add_FleetServicer_to_server(self.fleet, self._server)
         self.pace = Pace(section, self.fleet.workers, registry.workers(section), warn)
-        self.dispatcher = Dispatcher(self.fleet, self._deadlines, reissuing, self.pace)
+        self.dispatcher = Dispatcher(
+            self.fleet, self._deadlines, reissuing, self.pace, source.decode
+        )
         self._first_worker = _FirstWorker()
         self.fleet.listeners += [self._first_worker, self.dispatcher, self.pace]
-        sets = problem_sets(section, source, part, self.rewards, own_rewards)
+        sets = problem_sets(section, prompts.asked, self.rewards, own_rewards)
         self.episodes = EpisodeRunner(section, source, environment, self.dispatcher)
         self.evaluator = Evaluator(section, self.dispatcher, self.episodes, sets)
 

@@ -104,6 +104,10 @@ class Issuing(Reissuing):
             self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
         return self._request(group_id, one)
 
+    def end_stale(self) -> None:
+        """Ends episodes under way that are too stale for the next step; their groups begin anew."""
+        self._turns.drop_older(self._staleness.oldest(self._history.next_step))
+
     def refreshed(self, request: Request) -> Request:
         """See ``Reissuing``: with the version that the group needs by now."""
         return self._staleness.refreshed(request, self._history.next_step)

@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.supervision import Supervision
+from rlax_plugin.config import Choice
 from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.controller import descent
@@ -25,6 +27,7 @@ from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, RunSetup
 from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.preflight import check_start
+from rlax_plugin.controller.prompt_record import record_prompts
 from rlax_plugin.controller.results import print_results
 from rlax_plugin.controller.run_directory import (
     check_format,
@@ -38,6 +41,7 @@ from rlax_plugin.controller.run_directory import (
 from rlax_plugin.controller.summary import summary
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.evaluation.problems import RunPrompts
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.ports.protocols import BuildContext
@@ -95,12 +99,14 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
             base = maxtext["base_output_directory"]
             raise ConfigError("base_output_directory", base, str(error)) from error
         reached(FaultPoint.CONFIG_WRITTEN)
+        dashboard = Dashboard(out, last_step)
         context = BuildContext(
             run_dir=state_dir,
             seed=section.seed,
             section=section,
             config=config,
             run_url=files.url,
+            progress=dashboard.reading,
         )
         setup = RunSetup(
             context=context,
@@ -110,7 +116,7 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
             config_hash=digest,
             origin=origin,
             last_step=last_step,
-            dashboard=Dashboard(out, last_step),
+            dashboard=dashboard,
         )
         run = _Run(setup, out, began_s)
         with run.signals():
@@ -149,9 +155,12 @@ class _Run:
         try:
             with self._dashboard:
                 self._dashboard.phase(f"starting {self._setup.files.url}")
+                prompts = self._read_prompts()
                 deadline_s = self._section.deadlines.startup_s
                 key = "rlax.deadlines.startup_s"
-                work = assemble(self._setup, trainer, observers, self._supervision, self._closing)
+                work = assemble(
+                    self._setup, trainer, observers, self._supervision, self._closing, prompts
+                )
                 run = thread.run(work, deadline_s, "starting the controller", key)
                 stopped = self._train(thread, run, trainer)
             self._report(run.controller, stopped)
@@ -169,6 +178,17 @@ class _Run:
             finally:
                 thread.close()
         return INTERRUPTED if stopped else 0
+
+    def _read_prompts(self) -> RunPrompts:
+        """On this thread, because it may take minutes; those of a resumed run must be the same."""
+        setup = self._setup
+
+        def part(kind: str, choice: Choice, key: str) -> Any:
+            return setup.registry.part(kind, choice, key, setup.context)
+
+        prompts = RunPrompts.read(self._section, part)
+        record_prompts(setup.files, self._section, prompts)
+        return prompts
 
     async def _close(self) -> None:
         await self._supervision.close()

@@ -20,6 +20,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.ports.protocols import Sampler
+from rlax_plugin.prompts.table import with_ids
 from rlax_plugin.records import events as ev
 from rlax_plugin.types import Prompt, ScoredGroup
 
@@ -59,7 +60,7 @@ class RunState:
       ready: group id -> accepted, not yet trained.
       segment_of: group id of a ready group -> journal segment in whose file of samples it is.
       next_step: the step whose batch is next, from 1.
-      issued_for_step: groups issued since the last batch.
+      issued_for_step: groups issued since the last batch, or since the run was resumed.
 
     Args:
       prompts: of the split that is trained on.
@@ -135,6 +136,8 @@ class RunState:
                 self.totals.dropped[event.reason] += 1
             case ev.Resumed():
                 self.totals.restarts += 1
+                # If too few were accepted because a judge was away, it may be back by now.
+                self.issued_for_step = 0
 
     def _choose_again(self, event: ev.Issued) -> None:
         again = self.choose(len(event.prompts), event.min_version)
@@ -210,7 +213,7 @@ class RunState:
             totals[name] = Counter(totals[name])
         self.totals = Totals(**totals)
         wanted = {one["prompt"] for one in state["open"]}
-        by_id = {p.id: p for p in self._prompts if p.id in wanted}
+        by_id = with_ids(self._prompts, wanted)
         if missing := sorted(wanted - by_id.keys()):
             raise TrainingError(f"the prompt source no longer has prompt {missing[0]}")
         self.open = {

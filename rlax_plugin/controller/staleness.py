@@ -49,6 +49,10 @@ class Staleness:
         # A sample's versions never go backwards: it goes on with what it has, or with newer ones.
         return dataclasses.replace(request, min_version=max(wanted, *known))
 
+    def oldest(self, step: int) -> int:
+        """The oldest version whose tokens can train at ``step``."""
+        return step - self._max_staleness
+
     def excludes(self, group: ScoredGroup, step: int) -> bool:
         """Whether a group can train neither at ``step`` nor later."""
-        return step - group.oldest_version > self._max_staleness
+        return group.oldest_version < self.oldest(step)

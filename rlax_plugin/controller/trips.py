@@ -14,16 +14,17 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.refill import ALL_FAILED
 from rlax_plugin.controller.run_history import RunHistory
-from rlax_plugin.controller.turns import QUARANTINED, Turns
+from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
+from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.ports.protocols import Filter
 from rlax_plugin.records import events as ev
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.rollouts.tickets import Answer, trusted
+from rlax_plugin.rollouts.tickets import Completed, trusted
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import Prompt, Rejected, Request, ScoredGroup, Turn
+from rlax_plugin.types import Key, Prompt, Rejected, Request, ScoredGroup, Turn
 
 
 class Trips:
@@ -66,12 +67,16 @@ class Trips:
     async def _scored(self, request: Request, prompt: Prompt) -> ScoredGroup:
         stats, group = self._history.stats, request.key.group
         while True:
-            answer = await self._first_turns(request)
-            request = answer.request
+            completed = await self._first_turns(request)
+            request = completed.request
             seed_of = functools.partial(sample_seed, self._section.seed, "train", group)
-            scored = await self._episodes.run(
-                prompt, answer, self._rewards, seed_of, log=self._turns
-            )
+            try:
+                scored = await self._episodes.run(
+                    prompt, completed, self._rewards, seed_of, log=self._turns
+                )
+            except VoidTurns:
+                request = self._again(request)
+                continue
             stats.last_generated_s = time.perf_counter() - scored.reward_s
             stats.reward_s += scored.reward_s
             if self._section.deterministic:
@@ -102,21 +107,21 @@ class Trips:
         self._turns.forget(group)
         return again
 
-    async def _first_turns(self, request: Request) -> Answer:
+    async def _first_turns(self, request: Request) -> Completed:
         """The answers to the prompt; those of an earlier process if it has recorded them."""
         if not self._section.several_turns:
             return await self._dispatcher.submit(request)
         group, samples = request.key.group, len(request.seeds)
         if (known := self._turns.first_turns(group, samples)) is not None:
             given = dataclasses.replace(request, context=known[0].given)
-            return Answer(given, tuple(turn.sampled for turn in known), ())
+            return Completed(given, tuple(turn.sampled for turn in known), ())
         self._turns.forget(group)
-        answer = await self._dispatcher.submit(request)
-        while not trusted(answer.workers):  # since a moment ago: it must not even be recorded
-            answer = await self._dispatcher.submit(self._again(answer.request))
-        turns = [Turn(answer.request.context, sampled) for sampled in answer.samples]
-        self._turns.first_sampled(answer.request.key, turns)
-        return answer
+        completed = await self._dispatcher.submit(request)
+        while not trusted(completed.workers):  # since a moment ago: it must not even be recorded
+            completed = await self._dispatcher.submit(self._again(completed.request))
+        turns = [Turn(completed.request.context, sampled) for sampled in completed.samples]
+        self._turns.first_sampled(completed.request.key, turns)
+        return completed
 
     async def _my_turn(self, group_id: int) -> None:
         """Deterministic mode: groups are judged in issue order, whichever is generated first."""
@@ -136,17 +141,8 @@ class Trips:
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
         rejected = next(reasons, None) if valid.any() else ALL_FAILED
         if not self._section.several_turns:  # of others each turn is recorded when it is sampled
-            self._history.note(
-                ev.Generated(
-                    group=group.id,
-                    attempt=group.attempt,
-                    workers=tuple(dict.fromkeys(n for e in group.episodes for n in e.workers)),
-                    oldest_version=group.oldest_version,
-                    newest_version=group.newest_version,
-                    samples=len(group.episodes),
-                    tokens=sum(episode.tokens for episode in group.episodes),
-                )
-            )
+            key = Key("train", group.id)
+            self._history.note(generated(key, group.attempt, tuple(group.sampled)))
         passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected)
         self._history.score(event, group if rejected is None else Rejected(group, rejected))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from rlax_plugin.controller.run_history import RunHistory
-from rlax_plugin.episodes.playing import TurnLog
+from rlax_plugin.episodes.playing import TurnLog, VoidTurns
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.turns import RecordedTurn
 from rlax_plugin.types import Key, Sampled, Turn
 
 QUARANTINED = "its worker was quarantined"
+TOO_STALE = "too stale"
 
 
 class Turns(TurnLog):
@@ -21,13 +24,15 @@ class Turns(TurnLog):
         self._history = history
         self._known: defaultdict[int, list[RecordedTurn]] = defaultdict(list)
         self._workers: defaultdict[int, set[str]] = defaultdict(set)  # of a group's turns
+        self._oldest: dict[int, int] = {}  # version of a group's turns
         self._void: set[int] = set()
+        self._playing: dict[int, asyncio.Future[Any]] = {}
 
     def take_up(self, recorded: Sequence[RecordedTurn]) -> None:
         """What an earlier process has recorded of groups that are open."""
         for one in recorded:
             self._known[one.key.group].append(one)
-            self._workers[one.key.group].update(one.turn.sampled.workers)
+            self._sampled_by(one.key, one.turn.sampled.workers, int(one.turn.sampled.versions[0]))
 
     def recorded(self, group: int) -> bool:
         """Whether the first turns of a group are known."""
@@ -46,6 +51,7 @@ class Turns(TurnLog):
         """The group is generated anew, or is over."""
         self._known.pop(group, None)
         self._workers.pop(group, None)
+        self._oldest.pop(group, None)
         self._void.discard(group)
 
     def first_sampled(self, key: Key, turns: Sequence[Turn]) -> None:
@@ -55,18 +61,26 @@ class Turns(TurnLog):
         ]
         self._note(key, [turn.sampled for turn in turns], recorded)
 
-    # --- workers that are not trusted ----------------------------------------------------------
+    # --- turns that will not train --------------------------------------------------------------
 
     def distrust(self, worker: str) -> None:
-        """A worker was quarantined: groups of which it has sampled turns are generated anew.
-
-        That is recorded at once, so that no later process takes up what it has sampled.
-        """
+        """A worker was quarantined: groups of which it has sampled turns are generated anew."""
         for group in [g for g, names in self._workers.items() if worker in names]:
-            self.forget(group)
-            self._void.add(group)
-            attempt = self._history.open[group].attempt + 1
-            self._history.note(ev.Reissued(group, attempt, QUARANTINED))
+            self._generate_anew(group, QUARANTINED)
+
+    def drop_older(self, version: int) -> None:
+        """Groups with turns of an older version are too stale by now, and are generated anew."""
+        for group in [g for g, oldest in self._oldest.items() if oldest < version]:
+            self._generate_anew(group, TOO_STALE)
+
+    def _generate_anew(self, group: int, reason: str) -> None:
+        """It is recorded at once, so that no later process takes up what was sampled."""
+        self.forget(group)
+        self._void.add(group)
+        attempt = self._history.open[group].attempt + 1
+        self._history.note(ev.Reissued(group, attempt, reason))
+        if (playing := self._playing.get(group)) is not None:
+            playing.cancel()
 
     def void(self, group: int) -> bool:
         """Whether what is being played of a group is void, and its next attempt recorded."""
@@ -88,18 +102,42 @@ class Turns(TurnLog):
     def _note(self, key: Key, samples: Sequence[Sampled], turns: Sequence[RecordedTurn]) -> None:
         if self.void(key.group):
             return
-        workers = tuple(dict.fromkeys(name for s in samples for name in s.workers))
-        self._workers[key.group].update(workers)
-        event = ev.Generated(
-            group=key.group,
-            attempt=self._history.open[key.group].attempt,
-            workers=workers,
-            oldest_version=min(int(s.versions.min()) for s in samples),
-            newest_version=max(int(s.versions.max()) for s in samples),
-            samples=len(samples),
-            tokens=sum(len(s.tokens) for s in samples),
-            sample=key.sample,
-            trajectory=key.trajectory,
-            turn=key.turn,
-        )
+        event = generated(key, self._history.open[key.group].attempt, samples)
+        self._sampled_by(key, event.workers, event.oldest_version)
         self._history.generated(event, turns)
+
+    def _sampled_by(self, key: Key, workers: Sequence[str], oldest: int) -> None:
+        self._workers[key.group].update(workers)
+        self._oldest[key.group] = min(oldest, self._oldest.get(key.group, oldest))
+
+    async def unless_void[T](self, group: int, playing: asyncio.Future[T]) -> T:
+        self._playing[group] = playing
+        try:
+            return await playing
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.void(group) and task is not None and not task.cancelling():
+                raise VoidTurns from None
+            raise  # the run ends
+        finally:
+            del self._playing[group]
+
+
+def generated(key: Key, attempt: int, samples: Sequence[Sampled]) -> ev.Generated:
+    """What the history says of samples that a request was answered with.
+
+    Args:
+      attempt: the group's.
+    """
+    return ev.Generated(
+        group=key.group,
+        attempt=attempt,
+        workers=tuple(dict.fromkeys(name for s in samples for name in s.workers)),
+        oldest_version=min(int(s.versions.min()) for s in samples),
+        newest_version=max(int(s.versions.max()) for s in samples),
+        samples=len(samples),
+        tokens=sum(len(s.tokens) for s in samples),
+        sample=key.sample,
+        trajectory=key.trajectory,
+        turn=key.turn,
+    )

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.ports.environment import Answer, EpisodeLimit, PlayedEpisode
+from rlax_plugin.ports.environment import (
+    Answer,
+    EpisodeLimit,
+    Given,
+    PlayedEpisode,
+    messages_of,
+)
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rollouts.defects import outside
+from rlax_plugin.rollouts.requests import completion_text
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.types import Episode, Key, Sampled, Trajectory, Turn
 
@@ -18,6 +26,10 @@ Ask = Callable[[Key, np.ndarray, int, int], Awaitable[Sampled]]
 """(key, context, max_new_tokens, min_version) -> what was sampled behind the context."""
 
 _MOST_TOKENS = 2**31
+
+
+class VoidTurns(Exception):
+    """What is being played of a group will not train."""
 
 
 class TurnLog(Protocol):
@@ -35,6 +47,14 @@ class TurnLog(Protocol):
         """A turn is void: the environment gave something else, or did not come to it."""
         ...
 
+    async def unless_void[T](self, group: int, playing: asyncio.Future[T]) -> T:
+        """What comes of the episodes of a group; ends them where they are void.
+
+        Raises:
+          VoidTurns: they are.
+        """
+        ...
+
 
 class NoLog(TurnLog):
     """For episodes that do not train."""
@@ -45,6 +65,9 @@ class NoLog(TurnLog):
     def sampled(self, key: Key, turn: Turn) -> None: ...
 
     def discarded(self, key: Key) -> None: ...
+
+    async def unless_void[T](self, group: int, playing: asyncio.Future[T]) -> T:
+        return await playing
 
 
 class Playing(PlayedEpisode):
@@ -103,7 +126,7 @@ class Playing(PlayedEpisode):
         """The newest."""
         sampled = self._newest.sampled
         assert sampled.finish is not None
-        return Answer(sampled.tokens, self._text(sampled.tokens), sampled.finish)
+        return Answer(sampled.tokens, self._said(sampled), sampled.finish)
 
     @property
     def turns_left(self) -> int:
@@ -117,15 +140,21 @@ class Playing(PlayedEpisode):
     def _left(self, trajectory: int) -> int:
         begun = [len(self._first.given), *map(len, self._contexts[1:])][trajectory]
         most = min(begun + self._section.episode_tokens, self._section.row_tokens)
-        return most - len(self._context(trajectory))
+        length = sum(len(t.given) + len(t.sampled.tokens) for t in self._turns[trajectory])
+        return most - (length or len(self._contexts[trajectory]))
 
     def _context(self, trajectory: int) -> np.ndarray:
         parts = [p for t in self._turns[trajectory] for p in (t.given, t.sampled.tokens)]
-        return np.concatenate([*parts]) if parts else self._contexts[trajectory]
+        return np.concatenate(parts) if parts else self._contexts[trajectory]
 
-    def begin(self, context: Sequence[int] | str) -> int:
-        tokens = self._tokens(context)
+    def begin(self, context: Given) -> int:
+        tokens = self._tokens(context, None)
         begun = sum(not turns for turns in self._turns)
+        if len(self._turns) >= (most := self._section.episode_trajectories):
+            raise EpisodeLimit(
+                f"an episode has at most {most} trajectories: rlax.episodes.max_trajectories sets "
+                "the limit"
+            )
         fits = len(tokens) <= self._section.rollouts.max_prompt_tokens
         if self.turns_left <= begun or not fits:
             raise EpisodeLimit(f"a sequence that begins with {len(tokens)} tokens does not fit")
@@ -133,19 +162,21 @@ class Playing(PlayedEpisode):
         self._contexts.append(tokens)
         return len(self._turns) - 1
 
-    async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
         if not 0 <= trajectory < len(self._turns):
             raise ValueError(f"trajectory {trajectory}: there are {len(self._turns)}")
         if trajectory in self._asked:
             raise ValueError(f"trajectory {trajectory}: its last answer is not there yet")
-        turns, tokens = self._turns[trajectory], self._tokens(given)
+        turns, before = self._turns[trajectory], self._context(trajectory)
+        if messages_of(given) and not turns and len(before):
+            raise ValueError("messages cannot follow a context: begin with all of them")
+        tokens = self._tokens(given, turns[-1].sampled.tokens if turns else None)
         left = self._left(trajectory) - len(tokens)
         if self.turns_left < 1 or left < 1:
             raise EpisodeLimit(
                 f"{len(tokens)} tokens are given, room is left for {self.turns_left} turns and "
                 f"{max(0, left)} tokens: rlax.episodes sets the limits"
             )
-        before = self._context(trajectory)
         if not turns:
             tokens = np.concatenate([before, tokens])
         context = np.concatenate([before, tokens]) if turns else tokens
@@ -178,8 +209,14 @@ class Playing(PlayedEpisode):
             self._log.discarded(self._key._replace(trajectory=trajectory, turn=turn))
         self._known.clear()
 
-    def _tokens(self, given: Sequence[int] | str) -> np.ndarray:
-        if isinstance(given, str):
+    def _tokens(self, given: Given, after: np.ndarray | None) -> np.ndarray:
+        if (messages := messages_of(given)) is not None:
+            encode = getattr(self._source, "encode_messages", None)
+            if encode is None:
+                reason = "the prompt source has no encode_messages: give tokens or a text"
+                raise ValueError(reason)
+            given = encode(messages, after)
+        elif isinstance(given, str):
             encode = getattr(self._source, "encode_given", None)
             if encode is None:
                 raise ValueError("the prompt source has no encode_given: give tokens, not a text")
@@ -189,8 +226,8 @@ class Playing(PlayedEpisode):
             raise ValueError(why)
         return tokens.astype(np.int32)
 
-    def _text(self, tokens: np.ndarray) -> str:
-        return harmless(self._source.decode(tokens))
+    def _said(self, sampled: Sampled) -> str:
+        return harmless(completion_text(self._source, sampled.tokens))
 
     # --- when it is over -----------------------------------------------------------------------
 
@@ -206,8 +243,8 @@ class Playing(PlayedEpisode):
         texts: list[str] = []
         if sum(map(len, kept)) > 1:
             for turn in (turn for turns in kept for turn in turns):
-                given = "" if turn is self._first else self._text(turn.given)
-                texts += [given, self._text(turn.sampled.tokens)]
+                given = "" if turn is self._first else harmless(self._source.decode(turn.given))
+                texts += [given, self._said(turn.sampled)]
         return Episode(
             index=self.index,
             trajectories=trajectories,

@@ -19,7 +19,7 @@ from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Worker
 from rlax_plugin.rollouts.requests import single_turn
-from rlax_plugin.rollouts.tickets import Answer, trusted
+from rlax_plugin.rollouts.tickets import Completed, trusted
 from rlax_plugin.types import (
     EMPTY,
     Episode,
@@ -28,7 +28,6 @@ from rlax_plugin.types import (
     Request,
     Sampled,
     Score,
-    Trajectory,
     Turn,
     Unscored,
 )
@@ -51,6 +50,17 @@ class Scored(NamedTuple):
     reward_s: float
 
 
+def check_environment(section: RlaxSection, environment: Environment) -> None:
+    """Whether a config may use the environment that it names.
+
+    Raises:
+      ConfigError: ``rlax.deterministic`` needs an environment that is.
+    """
+    if section.deterministic and not getattr(environment, "deterministic", False):
+        reason = "must be deterministic with rlax.deterministic, and does not say that it is"
+        raise ConfigError("rlax.environment", section.environment.name, reason)
+
+
 class EpisodeRunner:
     """Takes the first answers to a prompt to scored episodes.
 
@@ -59,7 +69,7 @@ class EpisodeRunner:
       dispatcher: has later turns generated.
 
     Raises:
-      ConfigError: ``rlax.deterministic`` needs an environment that is.
+      ConfigError: see ``check_environment``.
     """
 
     def __init__(
@@ -69,16 +79,14 @@ class EpisodeRunner:
         environment: Environment,
         dispatcher: Dispatcher,
     ):
-        if section.deterministic and not getattr(environment, "deterministic", False):
-            reason = "must be deterministic with rlax.deterministic, and does not say that it is"
-            raise ConfigError("rlax.environment", section.environment.name, reason)
+        check_environment(section, environment)
         self._section, self._source = section, source
         self.environment, self._dispatcher = environment, dispatcher
 
     async def run(
         self,
         prompt: Prompt,
-        answer: Answer,
+        completed: Completed,
         pool: RewardPool,
         seed_of: SeedOf,
         *,
@@ -90,7 +98,7 @@ class EpisodeRunner:
         An episode that its environment failed at has no score; the others of its group have.
 
         Args:
-          answer: to the group's request.
+          completed: the group's request.
           pool: whose processes play and score.
           source: the prompt's; None: that of training.
           log: None: the episodes do not train, and what only training needs is dropped: a long
@@ -98,26 +106,24 @@ class EpisodeRunner:
 
         Raises:
           RlaxError: a turn cannot be generated, or no process can be started.
+          VoidTurns: the log says that what is being played will not train.
         """
         source = source or self._source
+        if log is None:
+            completed = completed._replace(samples=tuple(map(_light, completed.samples)))
         if not self._section.several_turns:
-            episodes = single_turn(source, answer.request.context, answer.samples)
-            workers = answer.workers
-            if log is None:
-                episodes = tuple(map(_light, episodes))
-                del answer
+            episodes = single_turn(source, completed.request.context, completed.samples)
             began_s = time.perf_counter()
             scores = tuple(await pool.score(prompt, episodes))
-            return Scored(episodes, scores, workers, time.perf_counter() - began_s)
-        group = _Group(self, prompt, answer, pool, seed_of, source, log or NoLog())
-        return await group.run()
+            return Scored(episodes, scores, completed.workers, time.perf_counter() - began_s)
+        return await _Group(self, prompt, completed, pool, seed_of, source, log).run()
 
     @property
     def vocabulary(self) -> int:
         """See ``Dispatcher``."""
         return self._dispatcher.vocabulary
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> Completed:
         """Has a later turn generated."""
         return await self._dispatcher.submit(request)
 
@@ -129,17 +135,18 @@ class _Group:
         self,
         runner: EpisodeRunner,
         prompt: Prompt,
-        answer: Answer,
+        completed: Completed,
         pool: RewardPool,
         seed_of: SeedOf,
         source: PromptSource,
-        log: TurnLog,
+        log: TurnLog | None,
     ):
         self._runner, self._prompt, self._pool = runner, prompt, pool
-        self._first, self._seed_of = answer.request, seed_of
-        self._section, self._source, self._log = runner._section, source, log
-        self._samples = answer.samples
-        self._workers = dict.fromkeys(answer.workers)
+        self._first, self._seed_of = completed.request, seed_of
+        self._section, self._source = runner._section, source
+        self._trains, self._log = log is not None, log or NoLog()
+        self._samples = completed.samples
+        self._workers = dict.fromkeys(completed.workers)
 
     async def run(self) -> Scored:
         known = self._log.turns_of(self._first.key.group)
@@ -151,7 +158,8 @@ class _Group:
             asyncio.ensure_future(self._pool.play(self._prompt, episode)) for episode in playing
         ]
         try:
-            outcomes = await asyncio.gather(*tasks)
+            group = self._first.key.group
+            outcomes = await self._log.unless_void(group, asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
@@ -194,12 +202,12 @@ class _Group:
             exactly=first.exactly,
             session=f"{key.purpose}/{key.group}/{key.sample}",
         )
-        answer = await self._runner.ask(request)
-        while not trusted(answer.workers):  # since a moment ago: it must not even be recorded
-            answer = await self._runner.ask(request)
-        self._workers |= dict.fromkeys(answer.workers)
-        (sampled,) = answer.samples
-        return sampled
+        completed = await self._runner.ask(request)
+        while not trusted(completed.workers):  # since a moment ago: it must not even be recorded
+            completed = await self._runner.ask(request)
+        self._workers |= dict.fromkeys(completed.workers)
+        (sampled,) = completed.samples
+        return sampled if self._trains else _light(sampled)
 
     async def _scores(
         self,
@@ -223,19 +231,14 @@ class _Group:
         )
 
 
-def _light(episode: Episode) -> Episode:
-    """The episode without log-probs, versions and side channels."""
-    none, nats = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    trajectories = tuple(
-        Trajectory(
-            tuple(
-                Turn(t.given, replace(t.sampled, logprobs=nats, versions=none, side=EMPTY))
-                for t in one.turns
-            )
-        )
-        for one in episode.trajectories
+def _light(sampled: Sampled) -> Sampled:
+    """Without log-probs and side channels, and with its last version alone."""
+    return replace(
+        sampled,
+        logprobs=np.zeros(0, np.float32),
+        versions=sampled.versions[-1:].copy(),
+        side=EMPTY,
     )
-    return replace(episode, trajectories=trajectories)
 
 
 def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -> Score | Unscored:
@@ -246,6 +249,9 @@ def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -
     """
     if isinstance(score, Unscored) or not (outcome.rewards or outcome.metrics):
         return score
+    metrics = dict(score.metrics)
+    for name, value in outcome.metrics.items():  # added, as those of several rewards are
+        metrics[name] = metrics.get(name, 0.0) + value
     paid = score.token_rewards
     if outcome.rewards:
         of_turns = [np.zeros(len(sampled.tokens)) for sampled in episode.sampled]
@@ -259,6 +265,6 @@ def _with_rewards(score: Score | Unscored, episode: Episode, outcome: Outcome) -
     return replace(
         score,
         total=score.total + sum(outcome.rewards),
-        metrics={**score.metrics, **outcome.metrics},
+        metrics=metrics,
         token_rewards=paid,
     )

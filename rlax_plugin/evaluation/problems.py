@@ -12,12 +12,15 @@ from rlax_plugin.config import Choice, EvaluationSet, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.measures import Outcomes
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.requests import (
     checked_prompts,
     read_prompts,
     sample_seed,
     sampling_params,
+    stop_strings_of,
+    training_prompts,
 )
 from rlax_plugin.types import Episode, Key, Prompt, Request, SamplingParams, Score, Unscored
 
@@ -156,21 +159,43 @@ def asked_sets(section: RlaxSection, source: PromptSource, part: Part) -> list[A
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class RunPrompts:
+    """All prompts of a run, read and checked.
+
+    Attributes:
+      train: training prompts; () where nothing is trained.
+      asked: the sets of its evaluations.
+    """
+
+    source: PromptSource
+    train: Sequence[Prompt]
+    asked: Sequence[AskedSet]
+
+    @classmethod
+    def read(cls, section: RlaxSection, part: Part, *, trains: bool = True) -> RunPrompts:
+        """Reads them; blocking, and perhaps for minutes.
+
+        Raises:
+          RlaxError: see ``training_prompts`` and ``asked_sets``.
+        """
+        key = "rlax.prompt_source"
+        source: PromptSource = part("prompt_source", section.prompt_source, key)
+        train = training_prompts(section, source) if trains else ()
+        return cls(source, train, asked_sets(section, source, part))
+
+
 def problem_sets(
     section: RlaxSection,
-    source: PromptSource,
-    part: Part,
+    asked: Sequence[AskedSet],
     rewards: RewardPool,
     rewards_of: Mapping[str, RewardPool],
 ) -> tuple[ProblemSet, ...]:
-    """``asked_sets`` with all that is needed to ask and to judge them.
+    """Sets with all that is needed to ask and to judge them.
 
     Args:
       rewards: of training.
       rewards_of: set -> its own, where it has some.
-
-    Raises:
-      ConfigError: see ``asked_sets``.
     """
     return tuple(
         ProblemSet(
@@ -182,7 +207,7 @@ def problem_sets(
             sampling=sampling_params(section, one.source),
             rewards=rewards_of.get(one.name, rewards),
         )
-        for one in asked_sets(section, source, part)
+        for one in asked
     )
 
 
@@ -196,6 +221,20 @@ def _check_source(
             f"has stop ids {list(its.stop_ids)}, but must have those of rlax.prompt_source, "
             f"{list(training.stop_ids)}, with which the policy has learned to end",
         )
+    ours, theirs = set(stop_strings_of(its)), set(stop_strings_of(training))
+    if not section.rollouts.ignore_stop and ours != theirs:
+        raise ConfigError(
+            f"{key}.prompt_source",
+            name,
+            f"has stop strings {sorted(ours)}, but must have those of rlax.prompt_source, "
+            f"{sorted(theirs)}, with which the policy has learned to end",
+        )
+
+
+def _first(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+    if isinstance(prompts, PromptTable):
+        return prompts.read(prompts.first(len(prompts) if count is None else count))
+    return prompts[:count]
 
 
 def _prompts(
@@ -203,10 +242,13 @@ def _prompts(
 ) -> Sequence[Prompt]:
     try:
         split = chosen.split or ""
-        prompts = read_prompts(source, split, f"{key}.split", split)[: chosen.problems]
+        prompts = _first(read_prompts(source, split, f"{key}.split", split), chosen.problems)
     except ConfigError as error:
         if error.value == chosen.split:  # a source does not know which key asks for the split
             raise ConfigError(f"{key}.split", chosen.split, error.reason) from None
+        if chosen.prompt_source is not None and error.key.startswith("rlax.prompt_source"):
+            own = f"{key}{error.key.removeprefix('rlax')}"
+            raise ConfigError(own, error.value, error.reason) from None
         raise
     if not prompts:
         raise ConfigError(f"{key}.split", chosen.split, "has no problems: choose another split")

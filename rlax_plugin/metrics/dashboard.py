@@ -90,6 +90,14 @@ class Dashboard:
             self._last_line_s = now
             self.message(f"{phase}: step {done} of at most {of} {note}")
 
+    def reading(self, what: str, rows: int) -> None:
+        """How much of a data set was read."""
+        self._phase.update(self._task, description=what, completed=rows, total=None)
+        now = time.monotonic()
+        if self._live is None and now - self._last_line_s > self._every_s:
+            self._last_line_s = now
+            self.message(f"{what}: {rows:,} rows")
+
     def advance(self, done: int, of: int | None = None) -> None:
         self._phase.update(self._task, completed=done, total=of)
 

@@ -119,9 +119,10 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "reward_part",
-        "The values of the single rewards, if `rlax.rewards` lists several; the reward of a sample "
-        "is their sum. They are computed over the same samples as `reward/mean`.",
-        f"{_IN_STEP}, with several rewards",
+        "The values of the single rewards, without their weights, if `rlax.rewards` lists several "
+        "or a weight; the reward of a sample is their weighted sum. They are computed over the "
+        "same samples as `reward/mean`.",
+        f"{_IN_STEP}, with several rewards or a weight",
         (
             (
                 "<reward>",

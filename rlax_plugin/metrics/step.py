@@ -147,8 +147,11 @@ def _episodes(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _reward_parts(scored: Sequence[ScoredGroup], section: RlaxSection) -> dict[str, float]:
-    """The mean of each of several rewards; one that is used twice is told from the other."""
-    if len(section.rewards) < 2:
+    """The mean of each reward without its weight; {} if it is the total.
+
+    One that is used twice is told from the other.
+    """
+    if len(section.rewards) < 2 and all(choice.weight == 1 for choice in section.rewards):
         return {}
     names = [choice.plain_name for choice in section.rewards]
     names = [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]

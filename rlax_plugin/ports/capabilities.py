@@ -27,6 +27,7 @@ class Capabilities:
       resumes: it goes on behind the tokens of ``Request.resume``. Other engines are sent such
         a group without them.
       scores: it computes the log-probs of given tokens.
+      stop_strings: it ends a sample at ``SamplingParams.stop_strings``.
       verification: how thoroughly its worker can verify new weights; ``canary`` includes the
         others.
       side: name -> side channel that its samples have.
@@ -39,6 +40,7 @@ class Capabilities:
     logprobs: bool = False
     resumes: bool = False
     scores: bool = False
+    stop_strings: bool = False
     verification: Verification = "none"
     side: Mapping[str, SideSpec] = field(default_factory=dict)
 

@@ -10,11 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from rlax_plugin.types import EMPTY, Finish, Prompt
+
+Given = Sequence[int] | str | Sequence[Mapping[str, Any]]
+"""Tokens; or a text (``PromptSource.encode_given``); or messages of a chat, each a mapping with
+``role`` and ``content`` (``PromptSource.encode_messages``)."""
+
+
+def messages_of(given: Given) -> Sequence[Mapping[str, Any]] | None:
+    """The messages, where what is given are messages."""
+    is_chat = isinstance(given, list | tuple) and given and isinstance(given[0], Mapping)
+    return given if is_chat else None  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +33,8 @@ class Answer:
 
     Attributes:
       tokens: int32 [length], the stop token included.
-      text: what they say, without stop tokens.
-      finish: "stop" (a stop token), or "length": it was cut at the most tokens allowed.
+      text: what they say, without stop tokens; it ends before a stop string.
+      finish: "stop" (a stop token or string), or "length": it was cut at the most tokens allowed.
     """
 
     tokens: np.ndarray
@@ -51,7 +61,7 @@ class Outcome:
 
 
 class EpisodeLimit(Exception):
-    """No further turn fits: ``rlax.episodes`` limits turns and tokens.
+    """No further turn fits: ``rlax.episodes`` limits turns, tokens and trajectories.
 
     An environment may catch it and return an outcome; otherwise the episode is cut there.
     """
@@ -70,25 +80,28 @@ class Session(Protocol):
     turns_left: int
     tokens_left: int
 
-    async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
         """Gives the policy something behind its last answer, and returns what it samples next.
 
         Args:
-          given: tokens; or a text, which the prompt source turns into tokens
-            (``PromptSource.encode_given``). What was sampled before is never encoded again.
+          given: see ``Given``. What was sampled before is never encoded again.
           trajectory: 0, or what ``begin`` has returned.
 
         Raises:
           EpisodeLimit: no further turn fits.
-          ValueError: the text cannot be encoded, a token is none of the model's, or the last answer
-            of the trajectory is not there yet.
+          ValueError: it cannot be encoded, a token is none of the model's, or the trajectory's last
+            answer is not there yet.
         """
         ...
 
-    async def begin(self, context: Sequence[int] | str) -> int:
+    async def begin(self, context: Given) -> int:
         """Begins a further sequence that trains, such as that of a summary; returns its number.
 
         Its first turn is what ``sample(given, trajectory)`` samples behind ``context + given``.
+
+        Raises:
+          EpisodeLimit: no further trajectory fits.
+          ValueError: see ``sample``.
         """
         ...
 
@@ -139,10 +152,10 @@ class PlayedEpisode(Protocol):
         """Its process was lost: the environment plays from the first answer on once more."""
         ...
 
-    async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
         """See ``Session.sample``; raises what that raises, or an RlaxError that ends the run."""
         ...
 
-    def begin(self, context: Sequence[int] | str) -> int:
+    def begin(self, context: Given) -> int:
         """See ``Session.begin``."""
         ...

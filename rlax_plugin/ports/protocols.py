@@ -74,6 +74,10 @@ def _no_part(kind: str, choice: Choice, key: str) -> Any:
     raise PluginError(f"{key}: the {kind} {choice.name!r} cannot be built in this process")
 
 
+def _no_progress(what: str, done: int) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class BuildContext:
     """What every part may know of the run.
@@ -91,6 +95,8 @@ class BuildContext:
         None where there is only a section, such as in reward processes.
       part: (kind, choice, dotted config key) -> another part of the config, built; for parts that
         are made of others, such as a trainer.
+      progress: (what, how far) is shown to whoever waits, where somebody does; any thread may call
+        it.
     """
 
     run_dir: Path
@@ -100,6 +106,7 @@ class BuildContext:
     run_url: str = ""
     replays: str = ""
     part: Callable[[str, Choice, str], Any] = _no_part
+    progress: Callable[[str, int], None] = _no_progress
 
     @classmethod
     def outside_run(cls, section: Any, config: ResolvedConfig | None = None) -> BuildContext:
@@ -121,7 +128,16 @@ class PromptSource(Protocol):
     majority@k; without it a completion is its own answer. ``encode_given(text) -> list[int]`` gives
     the tokens of a text that an environment gives the policy behind a completion, such as the
     result of a tool, with whatever the model expects around it; what was sampled before is not
-    encoded again.
+    encoded again. ``encode_messages(messages, after) -> list[int]`` does so for messages of a chat
+    behind a completion with the tokens ``after``, up to where the policy answers next; where
+    ``after`` is None, the messages begin a sequence. Both raise a ValueError for what they cannot
+    encode.
+
+    ``stop_strings``, a tuple of texts, ends samples as ``stop_ids`` do: with the first token at
+    which ``decode`` of all tokens contains one of them. That token trains; the text that rewards
+    and people read ends before the string. ``tokenizer``, an ``rlax_plugin.api.Tokenizer``, says
+    whose ids these are, and is held against the model's. ``rlax_plugin.api.TextSource`` has all of
+    this.
     """
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -176,7 +192,11 @@ class Sampler(Protocol):
     def choose(
         self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
     ) -> list[int]:
-        """Indices into ``prompts``, ``count`` of them; all randomness comes from ``rng``."""
+        """Indices into ``prompts``, ``count`` of them; all randomness comes from ``rng``.
+
+        A data set gives an ``rlax_plugin.api.PromptTable``: ``id_at(index)`` is cheaper there than
+        the whole prompt, and its ``domains`` say which share of the prompts each should have.
+        """
         ...
 
     def state(self) -> dict[str, Any]:

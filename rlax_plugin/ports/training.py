@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.types import Canary, Descent
@@ -51,6 +52,105 @@ class CheckpointStarter(Protocol):
 
         Raises:
           ConfigError: the checkpoint is gone or of another model, or the config says otherwise.
+        """
+        ...
+
+
+class ConvertibleModel(Protocol):
+    """A model of another library, read and checked; nothing of it is written yet.
+
+    Attributes:
+      description: in words, such as its architecture and number of parameters.
+      nbytes: how much will be written, about.
+      notes: sentences on what a user would not expect.
+    """
+
+    description: str
+    nbytes: int
+    notes: Sequence[str]
+
+    def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:
+        """Fills a directory with what a run starts from.
+
+        ``model.yml`` in it has the config's keys of the model, and ``huggingface/`` its tokenizer.
+
+        Args:
+          directory: exists and is empty.
+          home: where it will be in the end, an absolute path.
+          progress: (bytes written, bytes of all).
+
+        Raises:
+          ConfigError: the model cannot be read any more.
+          OSError: the disk failed.
+        """
+        ...
+
+
+@runtime_checkable
+class ModelConverter(Protocol):
+    """What a trainer offers besides ``run`` if ``rlax convert`` is to be possible with it."""
+
+    def examine_model(self, source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
+        """Reads a model's config, tokenizer and the shapes of its tensors.
+
+        Args:
+          source: a Hugging Face directory, or a GGUF file.
+          dtype: of what will be written: float32 or bfloat16.
+          scan_layers: whether layers are stored as one scanned layer.
+
+        Raises:
+          ConfigError: the model is damaged or not supported; names the file and what is wrong.
+        """
+        ...
+
+
+class Exported(NamedTuple):
+    """What ``ModelExporter.export_model`` has written.
+
+    Attributes:
+      model: in words, such as its architecture and number of parameters.
+      files: names of the files with weights.
+      notes: sentences on what a user would not expect.
+    """
+
+    model: str
+    files: Sequence[str]
+    notes: Sequence[str] = ()
+
+
+@runtime_checkable
+class ModelExporter(Protocol):
+    """What a trainer offers besides ``run`` if ``rlax export`` is to be possible with it."""
+
+    def checkpoints(self) -> Mapping[int, str]:
+        """See ``CheckpointReader``."""
+        ...
+
+    def checkpoint_path(self, name: str) -> str:
+        """Path or URL of a checkpoint of the run, as ``export_model`` takes it."""
+        ...
+
+    def export_model(
+        self,
+        weights: str | Callable[[], dict[str, np.ndarray]],
+        out: Path,
+        dtype: Literal["float32", "bfloat16"],
+        most_bytes: int,
+    ) -> Exported:
+        """Writes a model so that ``transformers`` loads it, with its tokenizer.
+
+        Args:
+          weights: path or URL of a checkpoint, of which no more than the parameters are read; or
+            what reads a weight version into memory, name -> array, called once the config is known
+            to be right.
+          out: directory, which does not exist; it appears when all is written, or not at all.
+          dtype: of the tensors.
+          most_bytes: largest size of a file of weights.
+
+        Raises:
+          ConfigError: the model or its tokenizer cannot be exported, or the weights are not those
+            of the model that the config describes; before anything is written.
+          RlaxError: the weights cannot be read.
         """
         ...
 

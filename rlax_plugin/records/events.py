@@ -32,7 +32,10 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class Reissued:
-    """A group is issued again, to another worker or after a restart; ``attempt`` counts from 1."""
+    """A group is issued again: to another worker, after a restart, or because its turns are void.
+
+    ``attempt`` counts from 1.
+    """
 
     group: int
     attempt: int

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlax_plugin.concurrency.threads import on_daemon
@@ -68,6 +70,44 @@ def check_file_writable(key: str, path: str, deadline_s: float) -> None:
         check_writable(key, parent, deadline_s)
     except ConfigError as error:
         raise ConfigError(key, path, error.reason) from None
+
+
+def check_new_directory(key: str, path: str | os.PathLike[str]) -> None:
+    """Whether a local directory can be made.
+
+    Raises:
+      ConfigError: it exists, or it cannot be made there.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        raise ConfigError(key, text, "must be a local directory")
+    target = Path(text)
+    if target.exists() or target.is_symlink():
+        raise ConfigError(key, text, "exists already: name a directory that does not")
+    if (reason := _obstacle(target)) is not None:
+        raise ConfigError(key, text, reason)
+
+
+@contextmanager
+def new_directory(key: str, path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A directory that is filled beside its place and moved there at the end, or removed.
+
+    Raises:
+      ConfigError: see ``check_new_directory``.
+      RlaxError: the disk failed, or was full.
+    """
+    check_new_directory(key, path)
+    target = Path(path).absolute()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
+            filled = Path(beside, "filled")
+            filled.mkdir()
+            yield filled
+            check_new_directory(key, path)
+            filled.rename(target)
+    except OSError as error:
+        raise RlaxError(f"{path} cannot be written: {error}") from error
 
 
 def _reject(key: str, path: str, deadline_s: float, look: Callable[[], str | None]) -> None:

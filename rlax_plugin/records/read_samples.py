@@ -57,24 +57,26 @@ def as_batch(step: int, recorded: Sequence[RecordedGroup]) -> TrainBatch:
     return TrainBatch(step, groups, advantages)
 
 
-def rows_of(data: bytes, name: str) -> pa.Table:
-    """The rows of a file of samples, in a table with all columns, whichever format it has.
+def rows_of(data: bytes, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a file of samples, whichever format it has; what it lacks is null.
 
     Args:
       name: of the file below the run's directory.
+      columns: those that are wanted; None: all, side channels among them.
 
     Raises:
       RlaxError: damaged, or no such file.
     """
     try:
-        table = pq.ParquetFile(pa.BufferReader(data)).read()
+        file = pq.ParquetFile(pa.BufferReader(data))
         if name.partition("/")[0] in format1.DIRECTORIES:
-            return format1.upgraded_rows(name, table)
-        for field in SCHEMA:
-            if field.name not in table.column_names and field.name in OPTIONAL:
-                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        if lacking := set(SCHEMA.names) - set(table.column_names):
+            return format1.upgraded_rows(name, file.read())
+        there, wanted = file.schema_arrow.names, columns or SCHEMA.names
+        if lacking := set(SCHEMA.names) - OPTIONAL - set(there):
             raise ValueError(f"it has no column {min(lacking)}")
+        table = file.read(None if columns is None else [n for n in columns if n in there])
+        for field in (SCHEMA.field(n) for n in wanted if n not in there):
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
         return table
     except (pa.ArrowException, LookupError, ValueError) as error:
         raise RlaxError(f"{name} is damaged: {error}") from error

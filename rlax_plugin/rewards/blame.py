@@ -46,7 +46,7 @@ class Blame:
 
     def done(self, job: Job) -> None:
         """A job has ended as it should."""
-        if job.late is None:
+        if job.late is None and not job.abandoned:
             self._slowest_s = max(self._slowest_s, job.clock.used_s)
         if job.succeeded:
             self._succeeded = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlax_plugin.ports.environment import EpisodeLimit, Outcome, PlayedEpisode
+from rlax_plugin.ports.environment import EpisodeLimit, Given, Outcome, PlayedEpisode
 from rlax_plugin.rewards.jobs import LONGEST_ERROR, Job, Send
 from rlax_plugin.rewards.messages import (
     LONGEST,
@@ -133,12 +133,12 @@ class PlayJob(Job):
             if not self._questions and not self.result.done():
                 self.clock.go()
 
-    async def _sampled(self, given: Sequence[int] | str, trajectory: int) -> dict[str, Any]:
+    async def _sampled(self, given: Given, trajectory: int) -> dict[str, Any]:
         answer = await self._played.sample(given, trajectory)
         self._turns += 1
         return {**self._state(), "answer": answer_to(answer)}
 
-    async def _begun(self, context: Sequence[int] | str) -> dict[str, Any]:
+    async def _begun(self, context: Given) -> dict[str, Any]:
         return {"trajectory": self._played.begin(context)}
 
     async def _answer(
@@ -154,6 +154,10 @@ class PlayJob(Job):
             self.fail_run(error)
             return
         send({"job": self.number, "call": call, **said})
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._stop_questions()  # what the policy would answer is not wanted either
 
     def fail(self, reason: str) -> None:
         self._end(Unscored(reason))
@@ -180,5 +184,12 @@ class PlayJob(Job):
         return done and isinstance(self.result.result(), Outcome)
 
 
-def _given(said: Any) -> Sequence[int] | str:
-    return said if isinstance(said, str) else unpacked(said["tokens"], "<i4").tolist()
+def _given(said: Any) -> Given:
+    if isinstance(said, str):
+        return said
+    if "messages" not in said:
+        return unpacked(said["tokens"], "<i4").tolist()
+    messages = said["messages"]
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise ValueError("these are no messages")
+    return messages

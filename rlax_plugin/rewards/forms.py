@@ -21,23 +21,25 @@ class Form:
       what: it sees the text of an episode, the episode, or all episodes of a prompt at once.
       method: takes the prompt, and that.
       waits: whether it is an ``async`` function, of which many run at a time.
+      weight: of its value in the total; see ``RewardChoice``.
     """
 
     what: What
     method: Callable[..., Any]
     waits: bool
+    weight: float = 1.0
 
     def arguments(self, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
         """To score one episode with."""
         return prompt, episode.text if self.what == "text" else episode
 
 
-def form_of(reward: Any) -> Form:
+def form_of(reward: Any, weight: float = 1.0) -> Form:
     """The form of a reward: ``score_group``, ``score``, or the reward itself if it has neither."""
     for what, name in _METHODS:
         if callable(method := getattr(reward, name, None)):
-            return Form(what, method, _waits(method))
-    return Form("text", reward, _waits(reward))
+            return Form(what, method, _waits(method), weight)
+    return Form("text", reward, _waits(reward), weight)
 
 
 def _waits(function: Any) -> bool:

@@ -79,10 +79,6 @@ class RewardProcess:
         self.lines = Lines()
         self.needs = Needs()
 
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
     async def start(self) -> None:
         """Starts it, after what was left of the last one was ended.
 

@@ -61,8 +61,8 @@ class Clock:
             self._timer.cancel()
 
 
-class Turn:
-    """The place of a group in the line.
+class Priority:
+    """Which group comes first; the jobs of a group share it.
 
     Attributes:
       order: the lowest one is next.
@@ -86,7 +86,8 @@ class Job:
       late: why it is being cancelled.
       cancelling: the process has said that it is being cancelled.
       abandoned: its result is not wanted any more.
-      turn, place: the place of its group in the line, and its own in the group.
+      priority: of its group.
+      place: its own in the group.
     """
 
     limit_key = "rlax.deadlines.reward_s"
@@ -95,7 +96,7 @@ class Job:
     def __init__(self, prompt: Prompt, limit_s: float, *, on_loop: bool):
         self.prompt, self.limit_s, self.on_loop = prompt, limit_s, on_loop
         self.clock = Clock(limit_s, lambda: None)
-        self.turn, self.place = Turn(0), 0
+        self.priority, self.place = Priority(0), 0
         self.deaths = self.number = 0
         self.alone = self.abandoned = False
         self.begin(0, lambda: None, lambda message: None)
@@ -109,7 +110,7 @@ class Job:
         self.cancelling = False
 
     def __lt__(self, other: Job) -> bool:
-        return (self.turn.order, self.place) < (other.turn.order, other.place)
+        return (self.priority.order, self.place) < (other.priority.order, other.place)
 
     def message(self, *, with_prompt: bool) -> dict[str, Any]:
         """What the process is told."""
@@ -122,6 +123,10 @@ class Job:
           ValueError, TypeError, LookupError: that is no answer.
         """
         raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Its result is not wanted any more."""
+        self.abandoned = True
 
     def fail(self, reason: str) -> None:
         """It ends without a result, for a reason in one line."""

@@ -16,17 +16,17 @@ from rlax_plugin.rewards.witness import Witness
 from rlax_plugin.types import Episode, Prompt
 
 Send = Callable[[Mapping[str, Any]], None]
-ScoreJob = tuple[Prompt, list[Episode], list[list[int]]]
+Asked = tuple[Prompt, list[Episode], list[list[int]]]
 """A prompt, its episodes, and the sampled tokens of each of their turns."""
 
 
-class ScoreJobs:
-    """Reads jobs. A prompt is sent with the first of its samples only."""
+class JobReader:
+    """Reads what is to be scored. A prompt is sent with the first of its samples only."""
 
     def __init__(self) -> None:
         self._prompt: Prompt | None = None
 
-    def read(self, message: Mapping[str, Any]) -> ScoreJob:
+    def read(self, message: Mapping[str, Any]) -> Asked:
         if "prompt" in message:
             self._prompt = prompt_from(message["prompt"])
         assert self._prompt is not None
@@ -41,7 +41,7 @@ class MainThread:
     def __init__(self, send: Send, witness: Witness, failures: Failures):
         self._send, self._witness, self._failures = send, witness, failures
         self._work: queue.SimpleQueue[Callable[[], None] | Sequence[bytes]] = queue.SimpleQueue()
-        self._jobs = ScoreJobs()
+        self._jobs = JobReader()
 
     def take(self, lines: Sequence[bytes]) -> None:
         """Jobs of which no reward is async."""

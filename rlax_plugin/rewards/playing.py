@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.ports.environment import Answer, EpisodeLimit, Outcome
+from rlax_plugin.ports.environment import Answer, EpisodeLimit, Given, Outcome, messages_of
 from rlax_plugin.rewards.messages import (
     LONGEST,
     answer_from,
@@ -48,18 +48,22 @@ class ProcessSession:
         """What the last answer says."""
         return self._last.text
 
-    async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+    async def sample(self, given: Given, trajectory: int = 0) -> Answer:
         said = await self._ask({"sample": _given(given), "trajectory": int(trajectory)})
         self._see(said)
         return self._last
 
-    async def begin(self, context: Sequence[int] | str) -> int:
+    async def begin(self, context: Given) -> int:
         return (await self._ask({"begin": _given(context)}))["trajectory"]
 
     async def _ask(self, question: dict[str, Any]) -> Mapping[str, Any]:
         number = next(self._calls)
         question["call"] = number
-        if (size := len(line(question))) > LONGEST:
+        try:
+            size = len(line(question))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"JSON cannot hold these messages: {error}") from None
+        if size > LONGEST:
             raise ValueError(f"{size} bytes are too long for one turn: {LONGEST} are the most")
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
@@ -80,15 +84,22 @@ class ProcessSession:
             asked.set_result(message)
 
 
-def _given(given: Sequence[int] | str) -> Any:
-    return given if isinstance(given, str) else {"tokens": packed(_tokens(given), "<i4")}
+def _given(given: Given) -> Any:
+    if isinstance(given, str):
+        return given
+    if (messages := messages_of(given)) is None:
+        return {"tokens": packed(_tokens(given), "<i4")}
+    try:
+        return {"messages": [dict(message) for message in messages]}
+    except (TypeError, ValueError):
+        raise ValueError("each message must be a mapping with a role and a content") from None
 
 
-def _tokens(given: Sequence[int]) -> np.ndarray:
+def _tokens(given: Any) -> np.ndarray:
     tokens = np.asarray(given)
     whole = not tokens.size or np.issubdtype(tokens.dtype, np.integer)
     if tokens.ndim != 1 or not whole or np.any(tokens != tokens.astype(np.int32)):
-        raise ValueError("what is given must be text, or a list of token ids")
+        raise ValueError("what is given must be text, messages, or a list of token ids")
     return tokens.astype(np.int32)
 
 

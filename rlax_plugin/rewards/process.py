@@ -24,13 +24,12 @@ from typing import Any
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.rewards.event_loop import WaitingJobs, loop_with
 from rlax_plugin.rewards.forms import Needs, form_of
 from rlax_plugin.rewards.main_thread import MainThread
 from rlax_plugin.rewards.messages import ON_LOOP, line
 from rlax_plugin.rewards.process_tree import kill_tree
 from rlax_plugin.rewards.scoring import Failures
-from rlax_plugin.rewards.stepping import loop_with
-from rlax_plugin.rewards.waiting_jobs import WaitingJobs
 from rlax_plugin.rewards.witness import Witness
 
 
@@ -104,7 +103,10 @@ def main() -> None:
         build_part("reward", choice, f"{start['key']}.{i}", context)
         for i, choice in enumerate(section.rewards)
     ]
-    forms = [form_of(reward) for reward in rewards]
+    forms = [
+        form_of(reward, choice.weight)
+        for reward, choice in zip(rewards, section.rewards, strict=True)
+    ]
     needs = Needs.of(forms)
     environment = None
     if section.several_turns:

@@ -145,9 +145,10 @@ class Runner:
                 (job.clock.go if message["runs"] is True else job.clock.stop)()
             elif "cancelling" in message:
                 job.cancelling = True
-            elif job.late is not None and "call" not in message:
+            elif (job.late or job.abandoned) and "call" not in message:
                 self._finish(job)
-                job.fail(str(job.late))
+                if job.late:
+                    job.fail(str(job.late))
                 self._owner.done(job, self)
             elif job.take(message, len(data)):
                 self._finish(job)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.rewards.blame import Blame
-from rlax_plugin.rewards.jobs import Job, Turn
+from rlax_plugin.rewards.jobs import Job, Priority
 from rlax_plugin.rewards.runner import Runner
 
 _STARTS = 3
@@ -74,9 +74,9 @@ class Scheduler:
         """
         if self._failure is not None:
             raise self._failure
-        turn = Turn(next(self._orders))
+        priority = Priority(next(self._orders))
         for place, job in enumerate(jobs):
-            job.turn, job.place = turn, place
+            job.priority, job.place = priority, place
             self._enqueue(job)
         self._pump()
 
@@ -91,7 +91,7 @@ class Scheduler:
     def abandon(self, jobs: Sequence[Job]) -> None:
         """Their results are not wanted any more."""
         for job in jobs:
-            job.abandoned = True
+            job.abandon()
         for runner in self.runners:
             its = [job for job in runner.jobs if job in jobs]
             if runner.on_main and runner.on_main[0] in its:
@@ -216,7 +216,7 @@ class Scheduler:
             runner.drop(job)
             job.fail(str(error))
         if ended:  # a group that ends all processes holds up no other
-            ended[0].turn.order = next(self._orders)
+            ended[0].priority.order = next(self._orders)
             heapq.heapify(self._waiting)
         self._again(runner)
 

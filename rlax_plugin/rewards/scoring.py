@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -65,6 +66,7 @@ class _Sum:
     def __init__(self, lengths: Sequence[int], said: Callable[[BaseException], str]):
         self._lengths, self._said = lengths, said
         self._parts: list[float] = []
+        self._weights: list[float] = []
         self._metrics: dict[str, float] = {}
         self._tokens: list[np.ndarray] = []
         self.error = ""
@@ -72,25 +74,34 @@ class _Sum:
     def fail(self, error: BaseException) -> None:
         self.error = self.error or self._said(error)
 
-    def add(self, given: Any) -> None:
-        """Adds what a reward has returned, which may be anything."""
+    def add(self, given: Any, weight: float) -> None:
+        """Adds what a reward has returned, which may be anything.
+
+        Parts and metrics are recorded as they are; the total and token rewards are weighted.
+        """
         try:
             if not isinstance(given, Score):
-                self._parts.append(float(given))
+                self._add(float(given), weight)
                 return
             score = checked(given.total, given.metrics, given.token_rewards, self._lengths)
-            self._parts.append(score.total)
+            self._add(score.total, weight)
             for name, value in score.metrics.items():
                 self._metrics[name] = self._metrics.get(name, 0.0) + value
-            if score.token_rewards:
+            if score.token_rewards and weight:
                 before = self._tokens or [np.zeros(length) for length in self._lengths]
-                self._tokens = [a + b for a, b in zip(before, score.token_rewards, strict=True)]
+                self._tokens = [
+                    a + weight * b for a, b in zip(before, score.token_rewards, strict=True)
+                ]
         except BaseException as error:  # noqa: BLE001  ``__float__`` of the reward's may raise it
             self.fail(error)
 
+    def _add(self, part: float, weight: float) -> None:
+        self._parts.append(part)
+        self._weights.append(weight)
+
     def shown(self) -> dict[str, Any]:
         """As JSON."""
-        total = float(sum(self._parts))
+        total = sum(map(operator.mul, self._weights, self._parts), 0.0)
         try:
             if not self.error:
                 finite(total)
@@ -133,7 +144,7 @@ async def scores_of(
         except BaseException as error:  # noqa: BLE001
             to.fail(error)
         else:
-            to.add(given)
+            to.add(given, form.weight)
 
     sums = [_Sum(one, said) for one in lengths]
     for number, form in enumerate(forms):
@@ -164,4 +175,4 @@ async def _add_group(
     else:
         for one, value in zip(sums, given, strict=True):
             if not one.error:
-                one.add(value)
+                one.add(value, form.weight)

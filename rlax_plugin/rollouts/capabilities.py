@@ -28,15 +28,17 @@ class Needs:
       seeded: for ``rlax.deterministic``.
       at_once: samples of a group that must fit into the slots together; 0: any number may wait.
       new_tokens: ``rlax.rollouts.max_new_tokens``, which no context may be too short for.
+      stop_strings: of the prompt source.
     """
 
     logprobs: bool = False
     seeded: bool = False
     at_once: int = 0
     new_tokens: int = 0
+    stop_strings: bool = False
 
     @classmethod
-    def of(cls, section: RlaxSection, *, trains: bool) -> Needs:
+    def of(cls, section: RlaxSection, *, trains: bool, stop_strings: bool = False) -> Needs:
         """Those of a run, or (not ``trains``) of an evaluation."""
         deterministic = section.deterministic
         return cls(
@@ -44,6 +46,7 @@ class Needs:
             seeded=deterministic,
             at_once=section.rollouts.group_size if deterministic and trains else 0,
             new_tokens=section.rollouts.max_new_tokens,
+            stop_strings=stop_strings,
         )
 
     def lacking(self, has: Capabilities) -> str | None:
@@ -59,6 +62,9 @@ class Needs:
             f"have {self.new_tokens} (rlax.rollouts.max_new_tokens)": 0
             < has.context_tokens
             <= self.new_tokens,
+            "its engine does not end samples at stop strings, which the prompt source has": (
+                self.stop_strings and not has.stop_strings
+            ),
         }
         lacking = [reason for reason, is_so in reasons.items() if is_so]
         return "; ".join(lacking) or None
@@ -73,6 +79,7 @@ def to_proto(has: Capabilities) -> pb.Capabilities:
         logprobs=has.logprobs,
         resumes=has.resumes,
         scores=has.scores,
+        stop_strings=has.stop_strings,
         verification=has.verification,
         side={
             name: pb.SideChannel(dtype=one.dtype, trailing=one.trailing, over=one.over)
@@ -105,6 +112,7 @@ def of_proto(message: pb.Capabilities) -> Capabilities:
         logprobs=message.logprobs,
         resumes=message.resumes,
         scores=message.scores,
+        stop_strings=message.stop_strings,
         verification=cast(Verification, message.verification),
         side={name: _side(name, one) for name, one in message.side.items()},
     )

@@ -169,7 +169,9 @@ def _group(section: RlaxSection, rates: Rates, slots: int, silent_tokens: int | 
     """A group expires if its worker has shown no progress of it for this long."""
     most = section.rollouts.max_new_tokens
     tokens = most if silent_tokens is None else min(silent_tokens, most)
-    prefill_tokens = _prefill_tokens(section, slots)
+    # The fewer samples of a prompt, the more prompts are prefilled for all slots.
+    evaluated = section.evaluation.fewest_samples or section.rollouts.group_size
+    prefill_tokens = _prefill_tokens(section, slots, min(evaluated, section.rollouts.group_size))
     prefill_s = prefill_tokens / rates.prefill_tokens_per_s
     needed_s = prefill_s + tokens / rates.tokens_per_s
     why = f"{tokens:,} tokens of a sequence take {in_seconds(needed_s)}"
@@ -231,19 +233,22 @@ def _startup(section: RlaxSection, rates: Rates, weights_bytes: int) -> Need:
 def sample_s(section: RlaxSection, rates: Rates, slots: int) -> float:
     """Seconds of one sample, from entering a slot of so many to its last token."""
     return (
-        _prefill_tokens(section, slots) / rates.prefill_tokens_per_s
+        _prefill_tokens(section, slots, section.rollouts.group_size) / rates.prefill_tokens_per_s
         + section.rollouts.max_new_tokens / rates.tokens_per_s
     )
 
 
-def _prefill_tokens(section: RlaxSection, slots: int) -> int:
+def _prefill_tokens(section: RlaxSection, slots: int, samples: int) -> int:
     """Tokens that a worker with so many slots prefills, at most, while one sample waits.
 
     These are the prompts of all groups that fit in its slots; with ``continue`` also all running
     samples once, because it continues them with new weights.
+
+    Args:
+      samples: of each prompt.
     """
     rollouts = section.rollouts
-    prompts = math.ceil(slots / rollouts.group_size)
+    prompts = math.ceil(slots / samples)
     again = slots * section.row_tokens if rollouts.on_new_weights == "continue" else 0
     if section.several_turns:  # the prefill of a later turn, in every slot
         again += rollouts.slots * section.max_context_tokens

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from rlax_plugin.tokens.stopping import Decode, end_of
 from rlax_plugin.types import EMPTY, Sampled, SamplingParams, SideSpec
 
 ROUNDING = 1e-3
@@ -23,6 +24,7 @@ def defect(
     *,
     context_length: int = 0,
     side: Mapping[str, SideSpec] = EMPTY,
+    decode: Decode | None = None,
 ) -> str | None:
     """What makes samples useless that were generated with ``sampling``; None if nothing does.
 
@@ -33,6 +35,7 @@ def defect(
       vocabulary: token ids are below it; 0: it is not known.
       context_length: tokens before each sample.
       side: the side channels that its worker has declared.
+      decode: tokens to text, for stop strings; None: whether samples end at them is not checked.
 
     Returns:
       Such as ``sample 3 has log-probs above 0``.
@@ -50,6 +53,10 @@ def defect(
         if (found := _tokens_defect(some, ends, sampling, vocabulary)) is not None:
             place, problem = found
             return f"sample {portion[int(np.searchsorted(ends, place, 'right'))]} {problem}"
+    if sampling.stop_strings and decode is not None:
+        for index, s in enumerate(samples):
+            if problem := _string_defect(s, sampling, decode):
+                return f"sample {index} {problem}"
     return None
 
 
@@ -148,17 +155,23 @@ def _tokens_defect(
     if (back := back[~np.isin(back, ends)]).size or versions.min() < 0:
         place = int(back[0]) if back.size else int(versions.argmin())
         return place, "has versions that are negative or go backwards"
-    return _end_defect(samples, ends, tokens, sampling.stop_ids)
+    return _end_defect(samples, ends, tokens, sampling)
 
 
 def _end_defect(
-    samples: Sequence[Sampled], ends: np.ndarray, tokens: np.ndarray, stop_ids: Sequence[int]
+    samples: Sequence[Sampled], ends: np.ndarray, tokens: np.ndarray, sampling: SamplingParams
 ) -> tuple[int, str] | None:
-    """A stop id stands at the end of each sample that ended by "stop", and nowhere else."""
+    """A stop id stands at the end of each sample that ended by "stop", and nowhere else.
+
+    Where there are stop strings, it may have ended at one of them.
+    """
+    stop_ids = sampling.stop_ids
     stops = np.zeros(len(tokens), bool)
     for stop_id in stop_ids:
         stops |= tokens == stop_id
     expected = [int(end) - 1 for s, end in zip(samples, ends, strict=True) if s.finish == "stop"]
+    if sampling.stop_strings:
+        expected = [place for place in expected if stops[place]]
     stops[expected] ^= True
     if not stops.any():
         return None
@@ -166,3 +179,19 @@ def _end_defect(
     if place in expected:
         return place, f"ended by 'stop' with token {tokens[place]}; stop ids are {list(stop_ids)}"
     return place, f"has stop id {tokens[place]} and did not end with it by 'stop'"
+
+
+def _string_defect(s: Sampled, sampling: SamplingParams, decode: Decode) -> str | None:
+    """A sample ends with the first token that completes a stop string."""
+    count, end = len(s.tokens), end_of(s.tokens, sampling.stop_strings, decode)
+    shown = list(sampling.stop_strings)
+    if end is not None and end < count:
+        return f"goes on for {count - end} tokens behind a stop string; they are {shown}"
+    if end is not None and s.finish != "stop":
+        return f"has a stop string at its end and did not end by 'stop'; they are {shown}"
+    if end is None and s.finish == "stop" and int(s.tokens[-1]) not in sampling.stop_ids:
+        return (
+            f"ended by 'stop' with token {s.tokens[-1]}; stop ids are {list(sampling.stop_ids)}, "
+            f"stop strings {shown}"
+        )
+    return None

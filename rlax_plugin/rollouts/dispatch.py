@@ -17,11 +17,12 @@ from rlax_plugin.rollouts.choosing import choose, goes_on, sequence_tokens, take
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rollouts.replies import check_reply, contributors
-from rlax_plugin.rollouts.tickets import Answer, Call, Ticket, fail, tokens, trusted
+from rlax_plugin.rollouts.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.rpc.message_sizes import in_messages
 from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto, request_to_proto
+from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import Key, Request, Sampled
 
 log = logging.getLogger("rlax.controller")
@@ -62,6 +63,7 @@ class Dispatcher(FleetListener):
     Args:
       reissuing: has a say in requests that are issued again.
       pace: knows what a worker needs to start, for messages.
+      decode: tokens to text; without it, it is not checked where stop strings end a sample.
 
     Attributes:
       reissued: how often a request was issued again.
@@ -75,8 +77,9 @@ class Dispatcher(FleetListener):
         deadlines: Deadlines,
         reissuing: Reissuing | None = None,
         pace: Pace | None = None,
+        decode: Decode | None = None,
     ):
-        self._fleet, self._deadlines = fleet, deadlines
+        self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
         self._reissuing, self._pace = reissuing or Reissuing(), pace
         self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
         self._calls: set[asyncio.Task[None]] = set()
@@ -93,7 +96,7 @@ class Dispatcher(FleetListener):
         said = (worker.capabilities.vocabulary for worker in self._fleet.workers.values())
         return min((vocabulary for vocabulary in said if vocabulary), default=0)
 
-    def submit(self, request: Request) -> asyncio.Future[Answer]:
+    def submit(self, request: Request) -> asyncio.Future[Completed]:
         """Queues a request; the future ends with its answer."""
         ticket = Ticket(request, asyncio.get_running_loop().create_future())
         self._waiting[request.exactly].append(ticket)
@@ -328,6 +331,7 @@ class Dispatcher(FleetListener):
             exactly=None if ticket.done.done() else request.exactly,
             vocabulary=worker.capabilities.vocabulary,
             side=worker.capabilities.side,
+            decode=self._decode,
         )
         workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
         if any(s.finish is None for s in samples):
@@ -341,7 +345,7 @@ class Dispatcher(FleetListener):
                 worker, [ticket], "a worker that generated a part is not trusted", False
             )
         elif not ticket.done.done():
-            ticket.done.set_result(Answer(request, samples, workers))
+            ticket.done.set_result(Completed(request, samples, workers))
         self._give_up(call)
         self.wake()
 

@@ -16,6 +16,7 @@ import numpy as np
 from rlax_plugin.config import Rollouts
 from rlax_plugin.rollouts.defects import outside
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Prefill, SlotOutput
+from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SideSpec
 
 TRUNCATED_LOGPROBS = "truncated_logprobs"
@@ -156,6 +157,8 @@ def rejection(
     }
     if problem := next((problem for problem, found in problems.items() if found), None):
         return problem
+    if sampling.stop_strings and (why := problem_of(sampling.stop_strings)):
+        return why
     why = outside(request.context, vocabulary)
     return f"the prompt has {why}" if why else None
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rollouts.defects import defect
+from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import EMPTY, Request, Sampled, SideSpec
 
 
@@ -21,6 +22,7 @@ def check_reply(
     exactly: int | None = None,
     vocabulary: int = 0,
     side: Mapping[str, SideSpec] = EMPTY,
+    decode: Decode | None = None,
 ) -> None:
     """Checks an answer, or a report of unfinished samples, against the request.
 
@@ -31,12 +33,20 @@ def check_reply(
       worker: its name, for messages.
       vocabulary: of the worker's model; 0: it has not said.
       side: the side channels that it has declared.
+      decode: tokens to text, where there may be stop strings.
 
     Raises:
       WorkerError: names the sample and what it contradicts.
     """
     length = len(request.context)
-    found = defect(samples, request.sampling, vocabulary, context_length=length, side=side)
+    found = defect(
+        samples,
+        request.sampling,
+        vocabulary,
+        context_length=length,
+        side=side,
+        decode=decode,
+    )
     found = found or _version_defect(samples, request, newest_version, exactly)
     pairs = zip(samples, request.resume, strict=bool(request.resume))
     for index, (sampled, before) in enumerate(pairs):

@@ -11,8 +11,10 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.rollouts.prompt_identity import contradiction
 from rlax_plugin.text.harmless import harmless, one_line, storable
+from rlax_plugin.tokens.stopping import cut, problem_of
 from rlax_plugin.types import Episode, Prompt, Sampled, SamplingParams, Trajectory, Turn
 
 _LONGEST_ID = 256
@@ -40,7 +42,30 @@ def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParam
         top_p=r.top_p,
         max_new_tokens=r.max_new_tokens,
         stop_ids=() if r.ignore_stop else source.stop_ids,
+        stop_strings=() if r.ignore_stop else stop_strings_of(source),
     )
+
+
+def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
+    """Those of a prompt source; () where it has none.
+
+    Raises:
+      ConfigError: they cannot be used.
+    """
+    found = getattr(source, "stop_strings", ())
+    if problem := problem_of(found):
+        raise ConfigError("rlax.prompt_source", type(source).__name__, f"has {problem}")
+    return found
+
+
+def completion_text(source: PromptSource, tokens: np.ndarray) -> str:
+    """What sampled tokens say, without the stop string that ended them and what is behind it."""
+    return cut(source.decode(tokens), getattr(source, "stop_strings", ()))
+
+
+def splits_of(source: PromptSource) -> tuple[str, ...]:
+    """The splits that a source says it has, else the usual ones, of which some may be missing."""
+    return tuple(getattr(source, "splits", ("train", "validation", "test")))
 
 
 def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequence[Prompt]:
@@ -69,11 +94,18 @@ def training_prompts(section: RlaxSection, source: PromptSource) -> Sequence[Pro
     prompts = checked_prompts(read_prompts(source, "train", key, name), "train", key, name)
     if not prompts:
         raise ConfigError(key, name, "has no prompts")
-    longest, limit = max(len(p.tokens) for p in prompts), section.rollouts.max_prompt_tokens
+    longest, limit = longest_prompt(prompts), section.rollouts.max_prompt_tokens
     if longest > limit:
         reason = f"must be at least {longest}, the tokens of the longest training prompt"
         raise ConfigError("rlax.rollouts.max_prompt_tokens", limit, reason)
     return prompts
+
+
+def longest_prompt(prompts: Sequence[Prompt]) -> int:
+    """Tokens of the longest prompt."""
+    if isinstance(prompts, PromptTable):
+        return int(prompts.lengths.max())
+    return max(len(prompt.tokens) for prompt in prompts)
 
 
 def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) -> Sequence[Prompt]:
@@ -89,6 +121,8 @@ def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) 
       ConfigError: an id is not a short line of printable characters, or two different prompts have
         one id.
     """
+    if isinstance(given, PromptTable):
+        return given  # each of its prompts was checked when it was prepared
     found = []
     for number, prompt in enumerate(given):
         for field in ("id", "text", "reference"):
@@ -123,7 +157,7 @@ def single_turn(
         Episode(
             index=index,
             trajectories=(Trajectory((Turn(context, sampled),)),),
-            text=harmless(source.decode(sampled.tokens)),
+            text=harmless(completion_text(source, sampled.tokens)),
         )
         for index, sampled in enumerate(samples)
     )

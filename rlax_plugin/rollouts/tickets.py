@@ -13,7 +13,7 @@ from rlax_plugin.rollouts.progress import Attempt
 from rlax_plugin.types import Key, Request, Sampled
 
 
-class Answer(NamedTuple):
+class Completed(NamedTuple):
     """What was generated for a request.
 
     Attributes:
@@ -42,7 +42,7 @@ class Ticket:
     """
 
     request: Request
-    done: asyncio.Future[Answer]
+    done: asyncio.Future[Completed]
     resume_workers: tuple[Worker, ...] = ()
     partials: tuple[Sampled, ...] = ()
     partials_workers: tuple[Worker, ...] = ()

@@ -26,18 +26,20 @@ STOP: Finish
 LENGTH: Finish
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "max_new_tokens", "stop_ids")
+    __slots__ = ("temperature", "top_k", "top_p", "max_new_tokens", "stop_ids", "stop_strings")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     max_new_tokens: int
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    stop_strings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., max_new_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("purpose", "group", "sample", "trajectory", "turn")
@@ -154,7 +156,7 @@ class SideChannel(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., trailing: _Optional[_Iterable[int]] = ..., over: _Optional[str] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("slots", "vocabulary", "context_tokens", "seeded", "logprobs", "resumes", "scores", "verification", "side")
+    __slots__ = ("slots", "vocabulary", "context_tokens", "seeded", "logprobs", "resumes", "scores", "verification", "side", "stop_strings")
     class SideEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +173,7 @@ class Capabilities(_message.Message):
     SCORES_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     SIDE_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     slots: int
     vocabulary: int
     context_tokens: int
@@ -180,7 +183,8 @@ class Capabilities(_message.Message):
     scores: bool
     verification: str
     side: _containers.MessageMap[str, SideChannel]
-    def __init__(self, slots: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seeded: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., resumes: _Optional[bool] = ..., scores: _Optional[bool] = ..., verification: _Optional[str] = ..., side: _Optional[_Mapping[str, SideChannel]] = ...) -> None: ...
+    stop_strings: bool
+    def __init__(self, slots: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seeded: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., resumes: _Optional[bool] = ..., scores: _Optional[bool] = ..., verification: _Optional[str] = ..., side: _Optional[_Mapping[str, SideChannel]] = ..., stop_strings: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities")

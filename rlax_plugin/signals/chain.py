@@ -10,13 +10,13 @@ import numpy as np
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.advantages import AdvantageSlot, of_batch
 from rlax_plugin.objective.arrays import ArraySpec
-from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
+from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, TOKEN_REWARDS
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.signals.signal import ADVANTAGE_INPUTS, BatchSignal
 from rlax_plugin.signals.state import SignalState, prune
 
-_REWARDS, _VALUES = "rl_token_rewards", "rl_values"
+_VALUES = "rl_values"
 
 
 class SignalChain[Model]:
@@ -100,7 +100,7 @@ class SignalChain[Model]:
 
     def _with_advantages(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
         """Replaces the advantages of a batch; their metrics."""
-        found_bt = of_batch(self._advantages, batch, batch.get(_REWARDS), batch.get(_VALUES))
+        found_bt = of_batch(self._advantages, batch, batch.get(TOKEN_REWARDS), batch.get(_VALUES))
         batch["rl_advantages"] = found_bt.astype(ARRAYS["rl_advantages"].dtype)
         trained_n = found_bt[batch["rl_mask"] > 0]
         sums = {"advantage": trained_n.sum(), "advantage_abs": np.abs(trained_n).sum()}
@@ -136,7 +136,7 @@ def _checked[Model](signals: Sequence[BatchSignal[Model]]) -> dict[str, ArraySpe
             )
         names.add(signal.name)
         for name, spec in signal.arrays.items():
-            if name in owner and name != _REWARDS:
+            if name in owner and name != TOKEN_REWARDS:
                 raise TrainingError(
                     f"signal {signal.name!r} adds {name}, which {owner[name]} has already"
                 )
@@ -161,6 +161,6 @@ def _added[Model](
     for name, spec in signal.arrays.items():
         if wrong := spec.mismatch(found[name], rows, length):
             raise TrainingError(f"step {step}: {name} of signal {signal.name!r} is {wrong}")
-    if _REWARDS in found and _REWARDS in batch:
-        found[_REWARDS] = batch[_REWARDS] + found[_REWARDS]
+    if TOKEN_REWARDS in found and TOKEN_REWARDS in batch:
+        found[TOKEN_REWARDS] = batch[TOKEN_REWARDS] + found[TOKEN_REWARDS]
     return found

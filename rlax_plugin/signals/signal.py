@@ -8,13 +8,14 @@ from types import MappingProxyType
 import numpy as np
 
 from rlax_plugin.objective.arrays import ArraySpec
+from rlax_plugin.objective.batches import TOKEN_REWARDS
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.signals.state import SignalState
 
 ADVANTAGE_INPUTS: dict[str, ArraySpec] = {
     # Read at the completion tokens of scored samples; they need not reach a device. The token
     # rewards of several signals add up.
-    "rl_token_rewards": ArraySpec(np.dtype(np.float64)),
+    TOKEN_REWARDS: ArraySpec(np.dtype(np.float64)),
     "rl_values": ArraySpec(np.dtype(np.float64)),
 }
 """What ``Outcomes`` has beside rewards. A signal that adds one of them has the trainer compute the

@@ -28,12 +28,15 @@ For the test of a plug-in there are
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlax_plugin.build import build_weight_store
 from rlax_plugin.ports.hookspecs import hookimpl
-from rlax_plugin.ports.protocols import BuildContext, Extension
+from rlax_plugin.ports.protocols import BuildContext, Extension, PromptSource
 from rlax_plugin.testing import object_store
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzConfig, NpzStore
@@ -132,7 +135,15 @@ def rlax_register_reward() -> dict[str, Extension]:
 @hookimpl
 def rlax_register_rollout_engine() -> dict[str, Extension]:
     def build(config: ScriptedConfig, context: BuildContext) -> ScriptedEngine:
-        return ScriptedEngine(config, build_weight_store(context), context.section)
+        @functools.cache
+        def source() -> PromptSource:
+            choice, key = context.section.prompt_source, "rlax.prompt_source"
+            return context.part("prompt_source", choice, key)
+
+        def decode(tokens: np.ndarray) -> str:
+            return source().decode(tokens)
+
+        return ScriptedEngine(config, build_weight_store(context), context.section, decode)
 
     def check(config: ScriptedConfig, context: BuildContext) -> None:
         check_vocabulary(context)

@@ -25,6 +25,7 @@ from rlax_plugin.testing.contracts import engine, observers, store, trainer
 from rlax_plugin.testing.contracts.inspection import Inspection
 from rlax_plugin.testing.contracts.trial import STEPS, Trial, Unbuilt
 from rlax_plugin.testing.fakes import FakeTrainerPort
+from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import Request, WeightVersion
 
 HOOK = "hook"
@@ -83,6 +84,7 @@ def check_engine(
     *,
     tolerance: float = 1e-5,
     deadline_s: float = 60.0,
+    decode: Decode | None = None,
 ) -> tuple[str, ...]:
     """Tries what a rollout engine promises, with weights of its own model.
 
@@ -91,7 +93,8 @@ def check_engine(
       versions: two that are published, the older one first; see ``publish_version``.
       request: prompt and sampling to generate with; its seeds and ids are replaced.
       tolerance: between log-probs of one seed, generated beside others and alone; nats.
-      deadline_s: for each of about seven scenarios.
+      deadline_s: for each of about eight scenarios.
+      decode: that of the engine's prompt source; without it, stop strings are not tried.
 
     Returns:
       What was tried.
@@ -107,6 +110,7 @@ def check_engine(
         part,
         tolerance=tolerance,
         deadline_s=deadline_s,
+        decode=decode,
     )
     return part.close()
 

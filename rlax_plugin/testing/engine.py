@@ -18,8 +18,9 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
 from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
 from rlax_plugin.testing import policy
-from rlax_plugin.testing.task import VOCABULARY
+from rlax_plugin.testing.task import VOCABULARY, decode
 from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
+from rlax_plugin.tokens.stopping import Decode, StopFinder
 from rlax_plugin.types import (
     EMPTY,
     Finish,
@@ -62,6 +63,10 @@ class ScriptedConfig(Section):
         default=True,
         description="false: behave like an engine that cannot report log-probs; all of them are 0",
     )
+    stop_strings: bool = Field(
+        default=True,
+        description="false: behave like an engine that does not end samples at stop strings",
+    )
     context_tokens: NonNegativeInt = Field(
         default=0,
         description="maximum number of tokens of one sequence, prompt and completion together; 0: "
@@ -101,10 +106,13 @@ class _Sample:
     truncated: list[float] = field(default_factory=list)  # log-probs, where top-k or top-p cuts
     versions: list[int] = field(default_factory=list)
     finish: Finish | None = None
+    finder: StopFinder | None = None  # where there are stop strings
 
     @classmethod
-    def resumed(cls, sampled: Sampled) -> _Sample:
+    def resumed(cls, sampled: Sampled, finder: StopFinder | None) -> _Sample:
         """Goes on behind what another worker has generated."""
+        if finder is not None and len(sampled.tokens):
+            finder.find(sampled.tokens)
         return cls(
             sampled.seed,
             sampled.tokens.tolist(),
@@ -112,6 +120,7 @@ class _Sample:
             sampled.side.get(TRUNCATED_LOGPROBS, sampled.logprobs).tolist(),
             sampled.versions.tolist(),
             sampled.finish,
+            finder,
         )
 
     @property
@@ -137,7 +146,8 @@ class _Sample:
         self.logprobs.append(full)
         self.truncated.append(truncated)
         self.versions.append(version)
-        if token in sampling.stop_ids:
+        told = self.finder is not None and self.finder.find(np.array([token], np.int32))
+        if token in sampling.stop_ids or told:
             self.finish = "stop"
         elif len(self.tokens) >= sampling.max_new_tokens:
             self.finish = "length"
@@ -164,12 +174,19 @@ class ScriptedEngine(RolloutEngine):
       config: the script.
       store: where weight versions are read from.
       section: the run's config: slots, and what to do on new weights.
+      decode: tokens to text, to find stop strings.
     """
 
-    def __init__(self, config: ScriptedConfig, store: WeightStore, section: RlaxSection):
+    def __init__(
+        self,
+        config: ScriptedConfig,
+        store: WeightStore,
+        section: RlaxSection,
+        decode: Decode = decode,
+    ):
         if config.broken:
             raise WorkerError("this engine is broken")
-        self._config, self._store = config, store
+        self._config, self._store, self._decode_text = config, store, decode
         self._rollouts = section.rollouts
         self._unseeded = np.random.default_rng()
         self._held = _Held(-1, {})
@@ -206,6 +223,7 @@ class ScriptedEngine(RolloutEngine):
             side=SIDE_CHANNELS,
             seeded=self._config.seeded,
             logprobs=self._config.logprobs,
+            stop_strings=self._config.stop_strings,
             resumes=True,
             scores=True,
             verification="canary",
@@ -330,8 +348,13 @@ class ScriptedEngine(RolloutEngine):
         loop = asyncio.get_running_loop()
         mode = self._rollouts.on_new_weights
         held = self._held
-        samples = [_Sample.resumed(one) for one in request.resume]
-        samples = samples or [_Sample(seed) for seed in request.seeds]
+        stops = request.sampling.stop_strings
+
+        def finder() -> StopFinder | None:
+            return StopFinder(stops, self._decode_text) if stops else None
+
+        samples = [_Sample.resumed(one, finder()) for one in request.resume]
+        samples = samples or [_Sample(seed, finder=finder()) for seed in request.seeds]
         await asyncio.sleep(self._config.latency_s)
         reported_s = loop.time()
         while open_samples := [s for s in samples if s.unfinished]:
@@ -341,7 +364,9 @@ class ScriptedEngine(RolloutEngine):
             if held is not self._held and mode != "finish":
                 held = self._held
                 if mode == "discard":
-                    samples = [_Sample(s.seed) if s.unfinished else s for s in samples]
+                    samples = [
+                        _Sample(s.seed, finder=finder()) if s.unfinished else s for s in samples
+                    ]
                     continue
             began_s = loop.time()
             self._decode(request, held, open_samples)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_plugin.build import registry_for
-from rlax_plugin.config import Choice, Objective, Overlong, RlaxSection, Rollouts
+from rlax_plugin.config import Choice, Objective, Overlong, RewardChoice, RlaxSection, Rollouts
 from rlax_plugin.config.validation import validate
 from rlax_plugin.objective import advantages, diagnostics
 from rlax_plugin.objective.loss import (
@@ -181,7 +181,7 @@ def section_of(
     return RlaxSection(
         plugins=plugins,
         prompt_source=Choice(name="none"),
-        rewards=(Choice(name="none"),),
+        rewards=(RewardChoice(name="none"),),
         # One update is asked for, whose rows need not be a run's.
         objective=_objective(name_or_config).model_copy(update={"mini_batches": 1}),
         **sections,

@@ -46,7 +46,10 @@ def check_vocabulary(context: BuildContext) -> None:
     """
     choice, key = context.section.prompt_source, "rlax.prompt_source"
     source: PromptSource = context.part("prompt_source", choice, key)
-    largest = [int(p.tokens.max()) for p in source.prompts("train") if len(p.tokens)]
+    if (tokenizer := getattr(source, "tokenizer", None)) is not None:
+        largest = [tokenizer.size - 1]
+    else:
+        largest = [int(p.tokens.max()) for p in source.prompts("train") if len(p.tokens)]
     if (token := max([*largest, *source.stop_ids], default=0)) >= VOCABULARY:
         reason = f"has the token {token}, but the toy policy only has tokens below {VOCABULARY}"
         raise ConfigError(f"{key}.name", choice.name, reason)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console, RenderableType
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -41,6 +42,25 @@ class HarmlessConsole(Console):
 def console(out: IO[str]) -> Console:
     """Paths and messages are printed as they are, in one line each where nobody watches."""
     return HarmlessConsole(file=out, highlight=False, soft_wrap=not out.isatty())
+
+
+@contextmanager
+def counting(out: Console) -> Iterator[Callable[[str, int], None]]:
+    """Yields what shows, on a terminal, what is counted and how far; the line is removed."""
+    columns = (TextColumn("{task.description}", markup=False), TextColumn("{task.completed:,}"))
+    progress = Progress(*columns, TimeElapsedColumn(), console=out, transient=True)
+    task = progress.add_task("", total=None)
+
+    def show(what: str, done: int) -> None:
+        if out.is_terminal:
+            progress.start()
+            progress.update(task, description=what, completed=done)
+
+    try:
+        yield show
+    finally:
+        if progress.live.is_started:  # else it would leave an empty line
+            progress.stop()
 
 
 @contextmanager

@@ -83,7 +83,8 @@ class Score:
 
     Attributes:
       total: all that the episode was paid, ``token_rewards`` included; finite.
-      parts: what each of ``rlax.rewards`` gave, in their order: they sum up to ``total``.
+      parts: what each of ``rlax.rewards`` gave, in their order. They are not weighted: without
+        an environment that gives rewards, ``total`` is their sum, each times its ``weight``.
       metrics: further figures of rewards, by name; they do not train.
       token_rewards: float64 [sampled tokens] for each turn of all trajectories, in order: the part
         of ``total`` that was paid at a token; (): none.

@@ -45,6 +45,8 @@ class SamplingParams:
       top_p: keep the smallest set whose probability is at least this; 1.0 keeps all.
       max_new_tokens: tokens generated at most, the stop token included.
       stop_ids: generating one of these ends the sample; the token is kept.
+      stop_strings: the first token with which the sample's text contains one of these ends the
+        sample, too; the token is kept. See ``rlax_plugin/tokens/stopping.py``.
     """
 
     temperature: float = 1.0
@@ -52,6 +54,7 @@ class SamplingParams:
     top_p: float = 1.0
     max_new_tokens: int = 16
     stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
 
     @property
     def truncates(self) -> bool:
@@ -144,8 +147,8 @@ class Sampled:
       tokens: int32 [length], stop token included.
       logprobs: float32 [length], nats, temperature applied, nothing truncated. Training uses this.
       versions: int32 [length], the weight version that produced each token.
-      finish: "stop" (a stop id), "length" (max_new_tokens), or None: it is unfinished, with the
-        tokens generated so far, perhaps none. An unfinished one never trains.
+      finish: "stop" (a stop id or string), "length" (max_new_tokens), or None: it is unfinished,
+        with the tokens generated so far, perhaps none. An unfinished one never trains.
       workers: names of all workers that have generated a part of it, in order.
       side: side channel -> its array; only channels that were declared.
     """

@@ -92,7 +92,7 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
     text = files.get(_LIST).decode() if files.exists(_LIST) else '{"versions": []}'
     kept = {version.version: version for version in versions_from_json(text, files.location(_LIST))}
     if not kept:
-        reason = "has no weight versions left: use rlax eval --step to evaluate a checkpoint"
+        reason = "has no weight versions left: name a checkpoint, RUN/checkpoints/NAME"
         raise ConfigError("RUN", files.url, reason)
     if number is None:
         number = max(kept)
@@ -101,8 +101,8 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
         raise ConfigError(
             "--version",
             number,
-            f"{reason} (rlax.weights.keep sets how many are kept); use rlax eval --step to "
-            "evaluate a checkpoint",
+            f"{reason} (rlax.weights.keep sets how many are kept); or name a checkpoint, "
+            "RUN/checkpoints/NAME",
         )
     found = kept[number]
     inside = _inside(files, found.path)

@@ -112,6 +112,8 @@ class Publisher:
     def _run(
         self, step: int, arrays: Arrays, prints: Mapping[str, Any], canary: Canary | None
     ) -> None:
+        if canary is not None:  # it is there once the weights are computed
+            canary = _on_host(step, canary)
         started = time.perf_counter()
         self._write(step, arrays, prints, canary)
         self.last_s = time.perf_counter() - started
@@ -119,8 +121,6 @@ class Publisher:
     def _write(
         self, step: int, arrays: Arrays, prints: Mapping[str, Any], canary: Canary | None
     ) -> None:
-        if canary is not None:
-            canary = _on_host(step, canary)
         path = self._save(step, arrays)
         faults.reached(FaultPoint.WEIGHTS_WRITTEN)
         tensors = {
@@ -201,8 +201,7 @@ class Publisher:
         A save that fails is not repeated any more.
         """
         self._closed.set()
-        self._worker.wait(self._deadline_s)
-        self._worker.shutdown()
+        self._worker.end(self._deadline_s)
 
 
 def _on_host(step: int, canary: Canary) -> Canary:

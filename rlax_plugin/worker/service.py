@@ -21,6 +21,7 @@ from rlax_plugin.rollouts.jobs import context_problem
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.wire import key_from_proto, reply_to_proto, request_from_proto
+from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
 
@@ -53,6 +54,8 @@ def rejection(
         f"top_p {sampling.top_p}": not 0 < sampling.top_p <= 1,
     }
     problems = [problem for problem, is_so in found.items() if is_so]
+    if sampling.stop_strings and (why := problem_of(tuple(sampling.stop_strings))):
+        problems.append(why)
     if not problems and (why := _tokens_problem(message, vocabulary, side)):
         problems = [why]
     return f"{_name(message.key)}: {'; '.join(problems)}" if problems else None

@@ -46,8 +46,9 @@ def test_the_jetstream_engine_keeps_the_contract(scripted, mode: str) -> None:
     def make_engine():
         return scripted.make_engine(slots_of(scripted)(), rollouts={"on_new_weights": mode})
 
-    rules = check_engine(make_engine, [scripted.version(3), scripted.version(4)])
-    assert len(rules) == 7
+    versions = [scripted.version(3), scripted.version(4)]
+    rules = check_engine(make_engine, versions, decode=scripted.Source().decode)
+    assert len(rules) == 8
 
 
 def test_an_engine_that_generates_by_slot_is_found(scripted) -> None:
@@ -63,11 +64,25 @@ def test_an_engine_that_generates_by_slot_is_found(scripted) -> None:
         )
 
 
+def test_an_engine_that_goes_on_behind_a_stop_string_is_found(scripted) -> None:
+    def make_engine():
+        engine = scripted.make_engine(slots_of(scripted)())
+        engine.prompt_source().decode = lambda tokens: ""
+        return engine
+
+    with pytest.raises(ContractError, match=r"goes on for \d+ tokens behind a stop string"):
+        check_engine(
+            make_engine,
+            [scripted.version(3), scripted.version(4)],
+            decode=scripted.Source().decode,
+        )
+
+
 def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
     store = FakeWeightStore()
     assert len(check_store(store)) == 8
     versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
-    assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 7
+    assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 8
 
 
 def test_the_orbax_store_keeps_the_contract() -> None:

@@ -217,6 +217,13 @@ CONTRADICTIONS = [
         "steps=3",
     ),
     bad("rlax.batches.rows", "at least group_size", "rlax.batches.rows=1"),
+    bad(
+        "rlax.episodes.max_trajectories = 4",
+        "must not exceed 3: a batch has 12 rows",
+        "rlax.environment.name=calculator",
+        "rlax.rollouts={groups_per_step: 3, group_size: 4}",
+        "rlax.episodes.max_trajectories=4",
+    ),
     bad("rlax.evaluation.k", "at most", "rlax.evaluation.k=[100]"),
     bad(
         "rlax.evaluation.samples = 512",
@@ -230,6 +237,15 @@ CONTRADICTIONS = [
         "rlax.deterministic=true",
         "rlax.evaluation.every=0",
         "rlax.rollouts.slots=2",
+    ),
+    bad(
+        "rlax.environment",
+        "must be deterministic with rlax.deterministic",
+        "rlax.plugins=[rlax_plugin.testing, wild_environment]",
+        "rlax.environment.name=wild",
+        "rlax.deterministic=true",
+        "rlax.evaluation.every=0",
+        fast=False,
     ),
     bad("rlax.objective.reference.path", "no effect", "rlax.objective.reference.path={tmp}/file"),
     bad(

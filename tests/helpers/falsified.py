@@ -21,7 +21,7 @@ from histories import (
 
 from rlax_plugin.commands.audit import Rule
 from rlax_plugin.records import events as ev
-from rlax_plugin.types import Episode, ScoredGroup, group_of
+from rlax_plugin.types import Episode, Score, ScoredGroup, group_of
 
 Falsify = Callable[[History], object]
 
@@ -79,6 +79,7 @@ def seventh(*versions: list[int], **changes: Any) -> tuple[Episode, ...]:
     return tuple(episode(i, sampled(7, i, v, **changes)) for i, v in enumerate(versions))
 
 
+OTHER_TOTAL = changed_seventh(scores=(Score(0.0, (0.0,)), Score(1.0, (3.0,))))  # weight: 0.5
 MIXED = changed_seventh(episodes=seventh([2, 2], [1, 2, 2]))
 BACKWARDS = changed_seventh(episodes=seventh([2, 2], [2, 1, 2]))
 
@@ -284,6 +285,8 @@ FALSIFIED = [
     ("another reason on disk",
      lambda h: first(h).others.__setitem__(0, rejected(2, 0, "c", "too hard")),
      Rule.JUDGEMENT_DIFFERS, 1, None, 2),
+    ("a reward that is not the sum of its parts", OTHER_TOTAL,
+     Rule.JUDGEMENT_DIFFERS, 4, None, 7),
     ("one seed for two samples", changed_seventh(episodes=seventh([2, 2], [2, 2, 2], seed=1)),
      Rule.REPEATED_SEED, 4, None, 7),
     ("a version before its step", say(first, ev.Published(2, "d2")),

@@ -33,7 +33,7 @@ from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.rollouts.dispatch import Answer
+from rlax_plugin.rollouts.dispatch import Completed
 from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, Unscored
 
@@ -102,8 +102,8 @@ class Answers:
 
     def __init__(self, rewards=None, play=None, told=None):
         self.told: list[Told] = [] if told is None else told
-        self.open: dict[int, tuple[Request, asyncio.Future[Answer]]] = {}
-        self.later: dict[Key, tuple[Request, asyncio.Future[Answer]]] = {}
+        self.open: dict[int, tuple[Request, asyncio.Future[Completed]]] = {}
+        self.later: dict[Key, tuple[Request, asyncio.Future[Completed]]] = {}
         self.unscored: dict[int, asyncio.Future[None]] = {}
         self.playing: dict[tuple[int, int], asyncio.Task[Outcome | Unscored]] = {}
         self._rewards: dict[int, tuple[int, float | None]] = {} if rewards is None else rewards
@@ -180,7 +180,7 @@ class Answers:
             )
             for seed in request.seeds
         )
-        future.set_result(Answer(request, samples, (generated_by,)))
+        future.set_result(Completed(request, samples, (generated_by,)))
 
     def reward(self, group_id):
         future = self.unscored.pop(group_id)

@@ -66,7 +66,7 @@ def group(number: int, version: int, prompt: str, attempt: int = 1, **changes: A
             "episodes": tuple(
                 episode(i, sampled(number, i, [version] * (2 + i))) for i in range(SIZE)
             ),
-            "scores": tuple(Score(float(i)) for i in range(SIZE)),
+            "scores": tuple(Score(float(i), (2.0 * i,)) for i in range(SIZE)),
             "pass_rate_before": 0.25,
             **changes,
         }
@@ -196,6 +196,7 @@ class History:
         self.groups = g
         self.config: dict[str, Any] = {
             "staleness": {"max_staleness": 2},
+            "rewards": [{"name": "half", "weight": 0.5}],
             "rollouts": {"group_size": SIZE, "groups_per_step": 2, "max_prompt_tokens": 2},
         }
         self.segments = [

@@ -38,8 +38,10 @@ class Wild:
                 await session.begin([5])
             if kind == "huge":
                 await session.sample("0" * MEGABYTE)
-        await session.sample("7" if Path("changed").exists() else "5")
-        await asyncio.sleep(0.5)  # the turn is recorded before the group is scored
+        changed = Path("changed").exists()
+        await session.sample("7" if changed else "5")
+        # The turn is recorded before the group is scored, and at first there is time for a kill.
+        await asyncio.sleep(0.5 if changed else 2.0)
         return Outcome(rewards=(0.0, 0.25), metrics={"tools": 1.0})
 
 

@@ -10,15 +10,14 @@ import ast
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from runs import DEADLINE_S, ROOT, Run, plugins
+from runs import ROOT, Run, plugins
+from strangers import installed, python
 
 from rlax_plugin.commands.audit.auditor import audit
 from rlax_plugin.records.files import RunFiles
@@ -32,32 +31,9 @@ STEPS, ROW = 40, 4 + 16
 RULES = 6  # of the contract of environments, for one that is deterministic
 
 
-def python(cwd: Path, *arguments: str, path: Path | str = "") -> str:
-    """Stdout of a module, run in ``cwd`` with nothing but ``path`` beside the environment."""
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(path), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """Where pip has installed the package's wheel, and nothing else."""
-    directory = tmp_path_factory.mktemp("stranger")
-    source, wheels, site = directory / "source", directory / "wheels", directory / "site"
-    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__"))
-    quietly = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
-    here = ("--no-build-isolation", "--no-cache-dir")  # hatchling is part of the environment
-    python(source, "pip", "wheel", ".", *quietly, *here, "--wheel-dir", str(wheels))
-    (wheel,) = wheels.iterdir()
-    python(directory, "pip", "install", *quietly, "--target", str(site), str(wheel))
-    return site
+    return installed(PACKAGE, tmp_path_factory.mktemp("stranger"))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import rlax
+from small_tokenizers import byte_level, characters
 from tiny_loop import TINY
 
 from maxtext_overrides.config import loading as rlax_config
@@ -51,6 +52,36 @@ def test_check_rejects_what_the_whole_config_cannot_be() -> None:
         result = rlax("check", MAXTEXT, override)
         assert result.exit_code == 2 and result.stderr.startswith(f"error: {key} = ")
         assert result.stderr.count("\n") == 1
+
+
+def test_check_holds_the_tokenizer_of_a_prompt_source_against_the_models(tmp_path: Path) -> None:
+    known, other = characters(tmp_path / "known"), byte_level(tmp_path / "other")
+    chat = (
+        "rlax.plugins=[chat_numbers]",
+        "rlax.rollouts.max_prompt_tokens=60",
+        "max_target_length=68",
+        f"tokenizer_path={known}",
+    )
+
+    def check(*overrides: str) -> tuple[int, str]:
+        result = rlax("check", MAXTEXT, *chat, *overrides)
+        return result.exit_code, result.stderr
+
+    models, own = "rlax.prompt_source={name: chat_numbers}", f"tokenizer: {other}"
+    assert check(models)[0] == 0
+    assert check(models, "vocab_size=63") == (
+        2,
+        f"error: vocab_size = 63: must be at least 64, the size of the tokenizer in {known} that "
+        "rlax.prompt_source: chat_numbers uses\n",
+    )
+    mixed = f"rlax.prompt_source={{name: chat_numbers, {own}}}"
+    assert check(
+        mixed, "vocab_size=999", "rlax.rollouts.max_prompt_tokens=999", "max_target_length=1007"
+    ) == (
+        2,
+        f"error: rlax.prompt_source = 'chat_numbers': uses the tokenizer in {other}, which is not "
+        f"that of the model in tokenizer_path = {known}: id 0 is '!' in one and 'a' in the other\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,7 @@ def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_ste
         ("rlax.objective.mini_batches=4", "groups_per_step * group_size): set it to 2"),
         ("gradient_accumulation_steps=3", "group_size): no value satisfies this; change the rows"),
         ("max_target_length=32", "max_target_length = 32: must be rlax.rollouts.max_prompt_tok"),
+        ("vocab_size=63", "vocab_size = 63: must be above 63, the largest token id of rlax.prompt"),
     ],
 )
 def test_a_batch_that_does_not_fit_is_rejected(tmp_path, argv, expected):

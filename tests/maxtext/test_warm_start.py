@@ -71,7 +71,7 @@ def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
         batches=batch,
         on_step_end=lambda loop, metrics: None,
         on_start=lambda loop: measured.append(
-            (loop.completed, supervised.PassAt1(held_out, 1.0)(loop))
+            (loop.completed, supervised.PassAt1(held_out, 1.0, 5)(loop))
         ),
     )
     config = rlax_config.initialize(resolve(argv[0], argv[1:]), load_parameters_path=path, steps=1)

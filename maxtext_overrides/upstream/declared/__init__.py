@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from maxtext_overrides.upstream.declared import config, jetstream, loss, sampler, train_loop
+from maxtext_overrides.upstream.declared import (
+    config,
+    jetstream,
+    layers,
+    loss,
+    models,
+    sampler,
+    train_loop,
+)
 from maxtext_overrides.upstream.declared.config_keys import CONFIG_KEYS
 from maxtext_overrides.upstream.override import Override
 
@@ -21,9 +29,12 @@ BY_MODULE: Mapping[str, tuple[Override, ...]] = {
     "maxtext_overrides/trainer/scoring.py": loss.SCORING,
     "maxtext_overrides/trainer/kept_weights.py": loss.KEPT_WEIGHTS,
     "maxtext_overrides/trainer/checkpoints.py": loss.CHECKPOINTS,
+    "maxtext_overrides/models/named_export.py": models.NAMED_EXPORTS,
+    "maxtext_overrides/models/named_model.py": models.NAMED_MODELS,
     "maxtext_overrides/sampler/maxengine_model.py": sampler.MAXENGINE_MODEL,
     "maxtext_overrides/sampler/sampling.py": sampler.SAMPLING,
-    "maxtext_overrides/tied_head.py": sampler.TIED_HEAD,
+    "maxtext_overrides/folding.py": layers.FOLDING,
+    "maxtext_overrides/tied_head.py": layers.TIED_HEAD,
     "maxtext_overrides/upstream/jetstream_compat.py": jetstream.JETSTREAM_COMPAT,
     "plugins/rlax_jetstream": jetstream.JETSTREAM_SERVICE,
     "rlax_plugin/config/loading.py": config.BASE_FILES,

@@ -1,10 +1,8 @@
-"""What ``maxtext_overrides/sampler`` and the tied head rely on."""
+"""What ``maxtext_overrides/sampler`` relies on."""
 
 from __future__ import annotations
 
 from maxtext_overrides.upstream.override import Override
-
-_TYPES = "maxtext.common.common_types"
 
 MAXENGINE_MODEL = (
     Override(
@@ -57,7 +55,7 @@ MAXENGINE_MODEL = (
         relies_on="arguments abstract state, mesh; a state of the same structure",
     ),
     Override(
-        symbol=_TYPES,
+        symbol="maxtext.common.common_types",
         use="read",
         why="what a segment in use is marked with, and the modes of a model",
         delete_when="the model's prefill returns only the logits of the last position",
@@ -76,33 +74,6 @@ SAMPLING = (
         sha256="54cc959d472f8c36f392123d9c899beaf2cd6eecb1b1ee23efb22015accdc4fc",
         why="ours stands in its place: it has one key for all slots, and static settings",
         delete_when="it takes keys and settings per slot",
-    ),
-)
-
-TIED_HEAD = (
-    Override(
-        symbol="maxtext.layers.embeddings.attend_on_embedding",
-        use="replaced",
-        signature="(query, embedding_table, attend_dtype, config, out_sharding=None)",
-        sha256="2a44f14ceb3b061a87f581a1d8674ff28b26172bc31b9c3214aff499ce69bdbb",
-        why="replaced where the decoder calls it: float32 models keep a float32 table",
-        delete_when="the table is cast to the dtype of the query",
-        relies_on="nnx_decoders calls it by the name that it imports it under",
-    ),
-    Override(
-        symbol="maxtext.layers.embeddings._maybe_move_embedding_to_device",
-        use="called",
-        signature="(embedding_table, config)",
-        sha256="d5c03f98bb7780352bbc934a9681528fdd590d80da9a9ebad23a41911fa2c811",
-        why="a step of attend_on_embedding",
-        delete_when="the table is cast to the dtype of the query",
-    ),
-    Override(
-        symbol=f"{_TYPES}.ShardMode",
-        use="read",
-        why="with explicit sharding the stock function is left to do it",
-        delete_when="the table is cast to the dtype of the query",
-        names=("EXPLICIT",),
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 
@@ -272,7 +273,7 @@ class Contents:
             "rewards": len(rewards),
             "passed samples": int(np.sum(rewards >= self._limits.pass_threshold)),
         }
-        return _first_difference(said, found)
+        return _first_difference(said, found) or _wrong_total(group, self._limits.reward_weights)
 
     def _mixed(self, group: ScoredGroup) -> str | None:
         goes_on = self._limits.on_new_weights == "continue"
@@ -293,6 +294,19 @@ class Contents:
                             f"the turn before it, found {turn[0]} after {before[-1]}"
                         )
         return None
+
+
+def _wrong_total(group: ScoredGroup, weights: Sequence[float]) -> str | None:
+    """A sample whose reward is not the weighted sum of its parts."""
+    for episode, score in zip(group.episodes, group.scores, strict=True):
+        if isinstance(score, Score) and weights and len(score.parts) == len(weights):
+            total = math.sumprod(weights, score.parts)
+            if not math.isclose(score.total, total, rel_tol=1e-9, abs_tol=1e-9):
+                return (
+                    f"sample {episode.index}: expected the reward {total:g}, the weighted sum of "
+                    f"{list(score.parts)}, found {score.total:g}"
+                )
+    return None
 
 
 def _first_difference(said: dict[str, object], found: dict[str, object]) -> str | None:

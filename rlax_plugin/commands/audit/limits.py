@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -11,6 +12,7 @@ from rlax_plugin.config import (
     Batches,
     Curation,
     Episodes,
+    RewardChoice,
     Rollouts,
     Section,
     Staleness,
@@ -29,6 +31,7 @@ class Limits:
       tokens_per_batch: 0: ``groups_per_step`` groups make a batch.
       rows, row_tokens, sequences_per_row: of a batch.
       group_sequences: those of one group, at most.
+      reward_weights: of ``rlax.rewards``; (): an environment gives rewards as well.
     """
 
     max_staleness: int
@@ -41,6 +44,7 @@ class Limits:
     row_tokens: int
     sequences_per_row: int
     pass_threshold: float
+    reward_weights: tuple[float, ...]
 
 
 def read_limits(files: RunFiles) -> Limits:
@@ -86,4 +90,10 @@ def read_limits(files: RunFiles) -> Limits:
         row_tokens=rollouts.max_prompt_tokens + (most or rollouts.max_new_tokens),
         sequences_per_row=batches.sequences_per_row,
         pass_threshold=part(Curation, "curation", "pass_threshold").pass_threshold,
+        reward_weights=() if several else _weights(section.get("rewards") or []),
     )
+
+
+def _weights(rewards: list[dict[str, Any]]) -> tuple[float, ...]:
+    chosen = (validate(RewardChoice, one, f"rlax.rewards.{i}") for i, one in enumerate(rewards))
+    return tuple(one.weight for one in chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,11 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.preflight import check_places, check_start
-from rlax_plugin.evaluation.problems import Part, asked_sets
+from rlax_plugin.episodes.runner import check_environment
+from rlax_plugin.evaluation.problems import Part, RunPrompts
 from rlax_plugin.objective.loss import ObjectiveSlots
-from rlax_plugin.ports.protocols import BuildContext, CheckResult, PromptSource
-from rlax_plugin.rollouts.requests import training_prompts
+from rlax_plugin.ports.protocols import BuildContext, CheckResult
+from rlax_plugin.rollouts.requests import longest_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +32,18 @@ class Prompts:
     held_out: int
 
     @classmethod
-    def of(cls, source: PromptSource, section: RlaxSection, part: Part) -> Prompts:
+    def of(cls, section: RlaxSection, part: Part) -> Prompts:
         """Reads the prompts, also those of every evaluation set.
 
         Args:
-          source: of training.
-          part: builds those of other sets.
+          part: builds a part of the config.
 
         Raises:
-          ConfigError: there are none, or one is longer than the config allows.
+          RlaxError: there are none, they cannot be read, or one is longer than the config allows.
         """
-        train, asked = training_prompts(section, source), asked_sets(section, source, part)
-        longest = max(len(prompt.tokens) for prompt in train)
-        return cls(len(train), longest, len(asked[0].prompts) if asked else 0)
+        found = RunPrompts.read(section, part)
+        held_out = len(found.asked[0].prompts) if found.asked else 0
+        return cls(len(found.train), longest_prompt(found.train), held_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,15 @@ class Examined:
         return self.section.rollouts.groups_per_step * self.section.rollouts.group_size
 
     @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy samples for one RL step at most."""
+        section, one = self.section, self.section.rollouts.max_new_tokens
+        if section.several_turns:
+            room = section.episode_tokens * section.episode_trajectories
+            one = min(section.episodes.max_turns * one, room)
+        return self.samples * one
+
+    @property
     def groups(self) -> int | None:
         """Groups of the whole run."""
         steps = self.rl_steps
@@ -107,19 +116,23 @@ def examine(config: ResolvedConfig, registry: Registry) -> Examined:
     return Examined(config, registry, slots)
 
 
-def examine_parts(config: Examined) -> Examined:
-    """Runs the parts' own checks, and reads the prompts.
+def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Examined:
+    """Runs the parts' own checks, builds the environment, and reads the prompts.
+
+    Args:
+      progress: see ``BuildContext``.
 
     Raises:
       RlaxError: a check failed.
     """
     section, registry = config.section, config.registry
     check_places(section, config.maxtext)
-    context = BuildContext.outside_run(section, config.config)
+    context = replace(BuildContext.outside_run(section, config.config), progress=progress)
     checked = registry.check(section, context)
 
     def part(kind: str, choice: Choice, key: str) -> Any:
         return registry.part(kind, choice, key, context)
 
-    source = part("prompt_source", section.prompt_source, "rlax.prompt_source")
-    return replace(config, checked=checked, prompts=Prompts.of(source, section, part))
+    environment = part("environment", section.environment, "rlax.environment")
+    check_environment(section, environment)
+    return replace(config, checked=checked, prompts=Prompts.of(section, part))

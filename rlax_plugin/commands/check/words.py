@@ -32,7 +32,7 @@ def numbers(config: Examined) -> dict[str, int | float]:
         "samples_per_step": samples,
         "rows_per_step": section.batch_rows,
         "row_tokens": section.row_tokens,
-        "completion_tokens_per_step": samples * rollouts.max_new_tokens,
+        "completion_tokens_per_step": config.sampled_tokens,
         "updates_per_step": section.objective.updates_per_step,
         "rl_steps": steps,
         "groups": config.groups,
@@ -54,7 +54,7 @@ def _processes(config: Examined) -> Words:
     if network.prometheus_port is not None:
         port += f"; /metrics on {network.prometheus_port or 'any free port'}"
     slots = f"{section.rollouts.engine.name}, {plural(section.rollouts.slots, 'slot')} each"
-    rewards = ", ".join(choice.name for choice in section.rewards)
+    rewards = ", ".join(map(str, section.rewards))
     server = weights.parameter_server
     return {
         "trainer": f"1: {section.trainer.name}, with the controller on {network.host}, {port}",
@@ -70,14 +70,21 @@ def _one_step(config: Examined) -> Words:
     section = config.section
     rollouts, batches = section.rollouts, section.batches
     samples = config.samples
+    what = "episode" if section.several_turns else "completion"
     words = {
         "samples": f"{rollouts.groups_per_step:,} groups x {rollouts.group_size} = {samples:,} "
         f"samples of at most {rollouts.max_new_tokens:,} tokens, at temperature "
         f"{rollouts.temperature:g}",
         "batch": f"{plural(section.batch_rows, 'row')} of {section.row_tokens:,} tokens (prompt "
-        f"{rollouts.max_prompt_tokens:,} + completion {rollouts.max_new_tokens:,}): at most "
-        f"{samples * rollouts.max_new_tokens:,} tokens are trained on",
+        f"{rollouts.max_prompt_tokens:,} + {what} {section.episode_tokens:,}): at most "
+        f"{config.sampled_tokens:,} tokens are trained on",
     }
+    if section.several_turns:
+        words["episodes"] = (
+            f"{section.environment.name}: at most {plural(section.episodes.max_turns, 'answer')}, "
+            f"{section.episode_tokens:,} tokens after the prompt of a trajectory and "
+            f"{section.episode_trajectories:,} trajectories"
+        )
     if batches.sequences_per_row > 1:
         words["batch"] += f"; up to {batches.sequences_per_row} samples are packed into a row"
     if batches.tokens:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rlax_plugin.commands.evaluate.target import Target
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.ports.protocols import Arrays
 from rlax_plugin.ports.training import CheckpointReader, Decision, TrainerPort
@@ -28,25 +27,6 @@ def checkpoint_reader(trainer: object, name: str) -> CheckpointReader:
             "has no publish_checkpoint, so it cannot read a checkpoint: give --version",
         )
     return trainer
-
-
-def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
-    """The checkpoint's name below ``checkpoints/``.
-
-    Args:
-      known: of the run: step -> name.
-
-    Raises:
-      ConfigError: there is none of that step or name.
-    """
-    step, wanted = target.step, target.checkpoint
-    found = known.get(step, "") if step is not None else wanted
-    if found not in known.values():
-        key, value = ("--step", step) if step is not None else ("RUN", target.typed)
-        there = ", ".join(f"{step} ({name})" for step, name in sorted(known.items())) or "none"
-        reason = f"{target.run.url} has no such checkpoint; of these steps it has some: {there}"
-        raise ConfigError(key, value, reason)
-    return found
 
 
 class CheckpointPort(TrainerPort):

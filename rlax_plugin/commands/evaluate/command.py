@@ -14,6 +14,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rlax_plugin.build import Registry, registry_for
-from rlax_plugin.commands.evaluate.checkpoint import (
-    CheckpointPort,
-    checkpoint_name,
-    checkpoint_reader,
-)
+from rlax_plugin.commands.evaluate.checkpoint import CheckpointPort, checkpoint_reader
 from rlax_plugin.commands.evaluate.session import Session, open_session
 from rlax_plugin.commands.evaluate.show import measures_table
-from rlax_plugin.commands.evaluate.target import Target, find_version
+from rlax_plugin.commands.target import Target, checkpoint_name, find_version
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.supervision import Supervision
-from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.config import Choice, Deadlines, RlaxSection
 from rlax_plugin.config.identity import decides
 from rlax_plugin.config.loading import of_yaml
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError, alternatives
-from rlax_plugin.evaluation.problems import ProblemSet
+from rlax_plugin.evaluation.problems import ProblemSet, RunPrompts
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
@@ -44,7 +41,7 @@ from rlax_plugin.ports.training import CheckpointReader
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.places import check_file_writable
 from rlax_plugin.rpc.message_sizes import check_messages
-from rlax_plugin.text.terminal import quiet
+from rlax_plugin.text.terminal import counting, quiet
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens
 
@@ -213,7 +210,7 @@ class _Job:
         try:
             if self._target.is_checkpoint:
                 reader, name = self._checkpoint()
-                session = self._open(thread)
+                session = self._open(thread, self._prompts(console))
                 self._read(thread, session, reader, name)
             else:
                 version, alive = thread.run(
@@ -224,7 +221,7 @@ class _Job:
                 )
                 going_on = ", which is still training" if alive else ""
                 self.what = f"version {version.version} of {self._target.run.url}{going_on}"
-                session = self._open(thread)
+                session = self._open(thread, self._prompts(console))
                 what, key = "serving the version", "rlax.deadlines.rpc_s"
                 thread.run(session.publish(version), deadlines.rpc_s, what, key)
             sets = [one for one in session.sets if one.name in (self._names or [one.name])]
@@ -240,10 +237,20 @@ class _Job:
         await self._supervision.close()
         await self._closing.aclose()
 
-    def _open(self, thread: LoopThread) -> Session:
+    def _prompts(self, console: Console) -> RunPrompts:
+        with counting(console) as progress:
+            context = replace(self._context, progress=progress)
+
+            def part(kind: str, choice: Choice, key: str) -> Any:
+                return self._registry.part(kind, choice, key, context)
+
+            return RunPrompts.read(self._section, part, trains=False)
+
+    def _open(self, thread: LoopThread, prompts: RunPrompts) -> Session:
         opening = open_session(
             self._context,
             self._registry,
+            prompts,
             store=self._store,
             note=self._note,
             supervision=self._supervision,

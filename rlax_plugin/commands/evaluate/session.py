@@ -8,7 +8,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.generation import Generation
-from rlax_plugin.evaluation.problems import ProblemSet
+from rlax_plugin.evaluation.problems import ProblemSet, RunPrompts
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, WeightStore
 from rlax_plugin.rollouts.pace import Pace
@@ -73,6 +73,7 @@ class Session:
 async def open_session(
     context: BuildContext,
     registry: Registry,
+    prompts: RunPrompts,
     *,
     store: WeightStore,
     note: Callable[[str], None],
@@ -93,11 +94,10 @@ async def open_session(
         section = context.section
         parameters = ParameterServer(store=store, keep=1, lease_s=section.deadlines.lease_s)
         closing.push_async_callback(parameters.close)
-        choice, key = section.prompt_source, "rlax.prompt_source"
         generation = Generation(
             context,
             registry,
-            registry.part("prompt_source", choice, key, context),
+            prompts,
             registry.part("environment", section.environment, "rlax.environment", context),
             parameters=parameters,
             trains=False,

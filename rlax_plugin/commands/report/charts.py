@@ -138,7 +138,7 @@ def _reward_parts(runs: Sequence[RunData]) -> Chart | None:
     """What each of several rewards gives."""
     names = sorted({n for run in runs for n in run.metrics if n.startswith(_REWARD_PART)})
     pairs = tuple((name, name.removeprefix(_REWARD_PART)) for name in names)
-    caption = "Mean of each of rlax.rewards; the reward is their sum."
+    caption = "Mean of each of rlax.rewards; the reward is their sum, each times its weight."
     lines = Lines("reward-parts", "Rewards, one by one", "mean per sample", pairs, caption)
     return chart(lines, runs) if names else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +16,12 @@ from rlax_plugin.records.read_samples import rows_of
 # compressed and in base64: somewhat more than was measured.
 _BYTES_PER_TOKEN, _BYTES_PER_CHARACTER, _BYTES_PER_ROLLOUT = 6.2, 0.65, 30
 _BYTES_PER_TURN = 12
+
+
+_SIZES = (
+    *("step", "state", "group", "trajectory", "prompt_id", "prompt"),
+    *("completion", "texts", "versions"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +45,14 @@ class GroupAt:
     size: float
 
 
-def read_rows(files: RunFiles, name: str) -> pa.Table:
-    """Rows of a file of samples.
+def read_rows(files: RunFiles, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Rows of a file of samples; all columns, or some.
 
     Raises:
       RlaxError: it is damaged, or lacks a column.
     """
     try:
-        return rows_of(files.get(name), name)
+        return rows_of(files.get(name), name, columns)
     except FileNotFoundError:
         raise RlaxError(f"{name} was deleted while it was read") from None
 
@@ -57,7 +63,7 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
     Raises:
       RlaxError: it is damaged.
     """
-    table = read_rows(files, name)
+    table = read_rows(files, name, _SIZES)
     tokens = table["versions"].combine_chunks().value_lengths().to_pylist()
     ids, trajectories = table["group"].to_pylist(), table["trajectory"].to_pylist()
     starts = {group: row for row, group in reversed(list(enumerate(ids)))}

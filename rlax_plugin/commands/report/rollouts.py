@@ -19,6 +19,7 @@ from rlax_plugin.commands.report.recorded_groups import GroupAt, groups_in, read
 from rlax_plugin.commands.report.recorded_turns import Recorded, figures_of, recorded_in
 from rlax_plugin.commands.report.run import Progress, RunData
 from rlax_plugin.config import RlaxSection, plain_name
+from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
@@ -190,9 +191,14 @@ def _runs(versions: np.ndarray) -> list[int]:
 
 
 def _reward_names(run: RunData) -> list[str]:
-    """Of ``rlax.rewards``, in the order of a sample's parts."""
+    """Of ``rlax.rewards``, in the order of a sample's parts; with the weight if it is not 1."""
     rewards = (run.config.get("rlax") or {}).get("rewards") or []
-    return [plain_name(str(one.get("name"))) for one in rewards if isinstance(one, dict)]
+    return [
+        plain_name(str(one.get("name")))
+        + (f", weight {weight}" if (weight := one.get("weight", 1)) != 1 else "")
+        for one in rewards
+        if isinstance(one, dict)
+    ]
 
 
 def _prompt_source(run: RunData) -> PromptSource | None:
@@ -201,7 +207,9 @@ def _prompt_source(run: RunData) -> PromptSource | None:
         return None
     try:
         section = validate(RlaxSection, run.config["rlax"], "rlax")
-        context = BuildContext.outside_run(section)
+        maxtext = {name: value for name, value in run.config.items() if name != "rlax"}
+        config = ResolvedConfig(section, maxtext, run.config)
+        context = BuildContext.outside_run(section, config)
         key = "prompt_source"
         return build_part(key, section.prompt_source, f"rlax.{key}", context)
     except _UNUSABLE as error:

@@ -22,6 +22,7 @@ from rlax_plugin.testing.contracts.inspection import (
     run_async,
 )
 from rlax_plugin.testing.contracts.trial import Trial
+from rlax_plugin.tokens.stopping import Decode, problem_of
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.taking import take_version
 
@@ -40,7 +41,9 @@ def check_rollout_engine(trial: Trial, part: Inspection) -> None:
     with part.rule("there are weights to load", "mend the plug-in's weight store first"):
         versions = trial.published()
     if part.sound:
-        check_generation(trial.build, versions, make_request(), part)
+        choice = trial.context.section.prompt_source
+        source = trial.registry.part("prompt_source", choice, "prompt_source", trial.context)
+        check_generation(trial.build, versions, make_request(), part, decode=source.decode)
 
 
 def check_generation(
@@ -51,9 +54,10 @@ def check_generation(
     *,
     tolerance: float = 1e-5,
     deadline_s: float = 60.0,
+    decode: Decode | None = None,
 ) -> None:
     """Generates with two published versions; see ``check_engine``."""
-    scenarios = _Scenarios(make_engine, versions, request, tolerance)
+    scenarios = _Scenarios(make_engine, versions, request, tolerance, decode)
     for scenario, expected, mend in (
         (
             scenarios.loads,
@@ -75,6 +79,13 @@ def check_generation(
             "or the engine declares that it is not seeded",
             "make the random key from the request's seed and the token's place alone, for example "
             "jax.random.fold_in(key(seed), place)",
+        ),
+        (
+            scenarios.stops,
+            "an engine that declares stop_strings ends a sample with the first token with which "
+            "its text contains one",
+            "find them with the prompt source's decode of all tokens so far, keep the token that "
+            "completes the string, drop what was generated behind it, and say finish 'stop'",
         ),
         (
             scenarios.min_version,
@@ -115,8 +126,9 @@ class _Scenarios:
         versions: Sequence[WeightVersion],
         request: Request,
         tolerance: float,
+        decode: Decode | None,
     ):
-        self._make_engine, self._tolerance = make_engine, tolerance
+        self._make_engine, self._tolerance, self._decode = make_engine, tolerance, decode
         self._old, self._new = versions
         self._request = request
 
@@ -163,6 +175,23 @@ class _Scenarios:
             self._require_same(among[0], again[0], "the first time and the second")
             different = {tuple(r.tokens.tolist()) for r in among}
             require(len(different) > 1, f"seeds {_SEEDS} all generate {among[0].tokens.tolist()}")
+
+    async def stops(self) -> None:
+        async with _Engine(self._make_engine) as engine:
+            has, decode = capabilities_of(engine), self._decode
+            if not has.stop_strings or decode is None:
+                return
+            await take_version(engine, self._old)
+            free = (await _generated(engine, self._group(0)))[0]
+            texts = [decode(s.tokens[len(s.tokens) // 2 :])[:3] for s in free[:2]]
+            stop_strings = tuple(text for text in texts if problem_of((text,)) is None)
+            sampling = replace(self._request.sampling, stop_strings=stop_strings)
+            if not stop_strings:
+                return
+            ended = (await _generated(engine, self._group(0, sampling=sampling)))[0]
+            problem = defect(ended, sampling, has.vocabulary, side=has.side, decode=decode)
+            tokens = [s.tokens.tolist() for s in ended]
+            require(problem is None, f"{problem}; tokens {tokens}, stop strings {stop_strings}")
 
     async def min_version(self) -> None:
         async with _Engine(self._make_engine) as engine:

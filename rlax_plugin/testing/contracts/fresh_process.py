@@ -85,10 +85,13 @@ def digest(prompts: Sequence[Prompt]) -> list[list[Any]]:
     return [[p.id, np.asarray(p.tokens).tolist(), p.text, p.reference] for p in prompts]
 
 
-def _scored(reward: Any, case: dict[str, Any]) -> dict[str, Any]:
+def _scored(reward: Any, case: dict[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
     """Two calls: what they returned or raised, and the seconds of the longer one.
 
     Of an async reward also the longest time in which its event loop stood still.
+
+    Args:
+      runner: of async rewards; like a reward process, it has one event loop for all calls.
     """
     completion = case.pop("completion")
     prompt = Prompt(**{**case, "tokens": np.array(case["tokens"], np.int32)})
@@ -98,7 +101,7 @@ def _scored(reward: Any, case: dict[str, Any]) -> dict[str, Any]:
         started = time.perf_counter()
         try:
             if form.waits:
-                value, stood = asyncio.run(_awaited(form, prompt, episode))
+                value, stood = runner.run(_awaited(form, prompt, episode))
                 stood_s = max(stood_s, stood)
             else:
                 value = form.method(*_arguments(form, prompt, episode))
@@ -172,7 +175,9 @@ def main(request: str, answer: str) -> None:
     choice = Choice(name=asked["name"], **asked["options"])
     part = registry_for(section).part(asked["kind"], choice, "options", context)
     if asked["kind"] == "reward":
-        found: dict[str, Any] = {"scored": [_scored(part, case) for case in asked["cases"]]}
+        with asyncio.Runner() as runner:
+            scored = [_scored(part, case, runner) for case in asked["cases"]]
+        found: dict[str, Any] = {"scored": scored}
     else:
         found = {"splits": {split: digest(part.prompts(split)) for split in SPLITS}}
     found["heavy"] = [name for name in HEAVY if name in sys.modules]

@@ -16,6 +16,7 @@ from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
+from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import Prompt
 
 _PROCESS_S = 60.0  # for a process that builds one part
@@ -88,6 +89,13 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
         "leave out stop_ids and padding in decode; stop_ids is a tuple of ints",
     ):
         _check_decode(source, splits["train"][0])
+    if hasattr(source, "stop_strings"):
+        with part.rule(
+            "stop_strings is a tuple of texts",
+            "return at most 8 texts, of 1 to 256 characters each; () where there are none",
+        ):
+            problem = problem_of(getattr(source, "stop_strings"))  # noqa: B009  it is optional
+            require(problem is None, str(problem))
     encode = getattr(source, "encode", None)
     if encode is not None:
         with part.rule(
@@ -95,7 +103,9 @@ def check_prompt_source(trial: Trial, part: Inspection) -> None:
             "return a list of whole numbers, the ids of prompts(...), those in front of the text "
             "included",
         ):
-            for prompt in splits["train"][:3]:
+            # The text of several messages does not say where one ends.
+            texts = [p for p in splits["train"] if "messages" not in p.metadata]
+            for prompt in texts[:3]:
                 found, expected = list(encode(prompt.text)), prompt.tokens.tolist()
                 for token in found:
                     whole = isinstance(token, int | np.integer) and not isinstance(token, bool)

@@ -6,14 +6,14 @@ from rlax_plugin import api
 
 
 class VarietyConfig(api.Section):
-    weight: float = Field(default=1.0, gt=0, description="reward if no character comes twice")
+    most: float = Field(default=1.0, gt=0, description="reward if no character comes twice")
 
 
 @api.hookimpl
 def rlax_register_reward() -> dict[str, api.Extension]:
     def build(config: VarietyConfig, context: api.BuildContext) -> api.Reward:
         def variety(prompt: api.Prompt, completion: str) -> float:
-            return config.weight * len(set(completion)) / max(1, len(completion))
+            return config.most * len(set(completion)) / max(1, len(completion))
 
         return variety
 

@@ -8,5 +8,5 @@ def test_it_keeps_the_contracts():
 
 
 def test_repetition_costs():
-    variety = rlax_register_reward()["variety"].build(VarietyConfig(weight=2.0), None)
+    variety = rlax_register_reward()["variety"].build(VarietyConfig(most=2.0), None)
     assert variety(None, "abab") == 1.0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from command_line import rlax
+from installs import on_path, write
 from typer.testing import Result
 
 ROOT = Path(__file__).parents[3]
@@ -56,6 +57,19 @@ def test_the_demo_in_words() -> None:
     assert "grad_1 clipped_ratio" in words["Objective"]["preset"]
     assert words["Files"]["weights"] == "runs/demo/weights, orbax, the newest 2 versions"
     assert document["warnings"] == [] and document["memory_bytes"] == {}
+
+
+def test_episodes_in_words() -> None:
+    calculator = "rlax.environment={name: calculator, begin: a, end: b, result: c, after: d}"
+    limits = "rlax.episodes={max_turns: 3, max_tokens: 20, max_trajectories: 2}"
+    document = explained("--fast", DEMO, calculator, limits)
+    words = document["words"]["One step"]
+    assert words["episodes"] == (
+        "calculator: at most 3 answers, 20 tokens after the prompt of a trajectory and "
+        "2 trajectories"
+    )
+    assert words["batch"].startswith("512 rows of 28 tokens (prompt 8 + episode 20): at most 7,680")
+    assert document["numbers"]["completion_tokens_per_step"] == 512 * 3 * 5
 
 
 def test_observers_in_words() -> None:
@@ -147,10 +161,35 @@ def test_the_whole_check_reads_the_prompts() -> None:
     assert "but the split 'test' has" in tests["rlax.evaluation.problems"]
 
 
+CANNOT_BE_BUILT = """
+from rlax_plugin.api import ConfigError, Extension, NoOptions, hookimpl
+
+def build(config, context):
+    raise ConfigError("rlax.environment.words", "a", "must be a list of tool names")
+
+@hookimpl
+def rlax_register_environment():
+    return {"toolless": Extension(NoOptions, build)}
+"""
+
+
+def test_the_whole_check_builds_the_environment(tmp_path: Path) -> None:
+    write(tmp_path, "toolless", CANNOT_BE_BUILT)
+    chosen = ("rlax.plugins=[rlax_plugin.testing, toolless]", "rlax.environment.name=toolless")
+    with on_path(tmp_path):
+        assert check("--fast", TESTING, *chosen).exit_code == 0
+        result = check(TESTING, *chosen)
+    assert result.exit_code == 2
+    said = "error: rlax.environment.words = 'a': must be a list of tool names"
+    assert result.stderr.startswith(said)
+
+
 def test_text_says_what_json_says() -> None:
     result = check("--fast", DEMO, "rlax.evaluation.problems=0")
     text = " ".join(result.stdout.split())
     assert text.startswith(f"ok section rlax: of {DEMO} Processes trainer 1: maxtext")
     assert "warning: rlax.evaluation.problems is 0" in text
-    assert text.endswith("Not checked with --fast: the trainer's keys, memory, the prompts")
+    assert text.endswith(
+        "Not checked with --fast: the trainer's keys, memory, the environment, the prompts"
+    )
     assert "\x1b" not in result.stdout

@@ -10,11 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import pytest
 import yaml
 from command_line import rlax
+from data_sets import write_lines
 from documents import ROOT, fences, read
 from installs import on_path, write
+from small_tokenizers import byte_level
 
 from rlax_plugin.cli import app
 from rlax_plugin.config.loading import load_section
@@ -24,6 +27,7 @@ from rlax_plugin.text.command_lines import pasteable
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of prepared prompts
     return tmp_path
 
 
@@ -150,6 +154,138 @@ def test_what_cannot_be_written_is_one_message(options: str, expected: str) -> N
     result = rlax("init", *options.split())
     assert result.exit_code == 2 and expected in result.stderr
     assert Path("there.yml").read_text() == "kept" and not Path("new.yml").exists()
+
+
+@pytest.fixture
+def converted(folder: Path) -> Path:
+    """What ``rlax convert`` writes, without weights."""
+    directory = folder / "model"
+    (directory / "0" / "items").mkdir(parents=True)
+    (directory / "model.yml").write_text(
+        "# A comment.\n"
+        "base_emb_dim: 48  # width\n"
+        "vocab_size: 4096  # number of tokens\n"
+        f"load_parameters_path: {directory}/0/items\n"
+    )
+    return directory
+
+
+def test_a_converted_model_brings_its_keys(folder: Path, converted: Path) -> None:
+    assert rlax("init", "--model", "model", "--task", "rlax_synthetic").exit_code == 0
+    text = Path("run.yml").read_text()
+    keys = yaml.safe_load(text)
+    assert (keys["base_emb_dim"], keys["vocab_size"]) == (48, 4096)
+    assert keys["load_parameters_path"] == f"{converted}/0/items"
+    assert "base_emb_dim: 48  # width" in text and "A comment" not in text
+    assert "model_name" not in keys and "warm_start" not in keys["rlax"]["trainer"]
+    load_section("run.yml")
+
+
+def test_a_converted_model_is_given_a_task_of_text_in_parts_of_256_mb(
+    folder: Path, with_tokenizer: Path
+) -> None:
+    assert rlax("init", "--model", "model", "--max-new-tokens", "16").exit_code == 0
+    section, keys = load_section("run.yml")
+    assert section.prompt_source.name == "number_tasks"
+    assert [one.name for one in section.rewards] == ["exact_answer"]
+    rows, parts = keys["per_device_batch_size"], keys["gradient_accumulation_steps"]
+    assert rows * parts == section.batch_rows == 128
+    logits = keys["max_target_length"] * 4096 * 4  # bytes of a row's
+    assert rows * logits <= 2**28 < 2 * rows * logits
+
+
+@pytest.fixture
+def with_tokenizer(converted: Path) -> Path:
+    byte_level(converted / "huggingface")
+    with (converted / "model.yml").open("a") as file:
+        file.write("tokenizer_type: huggingface\n")
+        file.write(f"tokenizer_path: {converted}/huggingface\n")
+    return converted
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("{}", "numeric"), ("{} apples", "exact_match")])
+def test_data_of_ones_own_is_read_for_its_lengths_splits_and_reward(
+    answer: str, reward: str, folder: Path, with_tokenizer: Path
+) -> None:
+    # One in 200 is long: the others have 12 bytes, each a token, and 19 of the template.
+    questions = [f"{n:04d} + 1 = ?" + "!" * (30 * (n % 200 == 0)) for n in range(1000)]
+    rows = [{"question": q, "answer": answer.format(n)} for n, q in enumerate(questions)]
+    write_lines(folder / "mine.jsonl", rows)
+    result = rlax("init", "--model", "model", "--data", "mine.jsonl", "--max-new-tokens", "16")
+    assert result.exit_code == 0, result.output
+    section, keys = load_section("run.yml")
+    source = {"name": "jsonl", "path": "mine.jsonl", "held_out": {"test": 0.2}}
+    assert section.prompt_source.model_dump() == source
+    assert [one.name for one in section.rewards] == [reward]
+    assert (section.rollouts.max_prompt_tokens, keys["max_target_length"]) == (32, 48)
+    assert (section.evaluation.split, section.evaluation.problems) == ("test", 128)
+
+
+def test_a_saved_data_set_is_read_by_its_own_source(folder: Path, with_tokenizer: Path) -> None:
+    rows = [{"question": f"Say {n}.", "answer": str(n)} for n in range(60)]
+    datasets.Dataset.from_list(rows).save_to_disk("saved")
+    assert rlax("init", "--model", "model", "--data", "saved").exit_code == 0
+    section, _ = load_section("run.yml")
+    assert section.prompt_source.options == {"dataset": "saved", "held_out": {"test": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--data mine.txt --model model", "--data = 'mine.txt': must end in one of .jsonl"),
+        ("--data mine.jsonl", "--data = 'mine.jsonl': needs a tokenizer: give --model"),
+        ("--data mine.jsonl --model model", "--reward = '': must name a reward: mine.jsonl has no"),
+        ("--data none.jsonl --model model", "none.jsonl"),
+        ("--reward numeric --model model", "--reward = 'numeric': needs --data"),
+        (
+            "--data mine.jsonl --model model --task rlax_synthetic",
+            "--task = 'rlax_synthetic': must not be given together with --data",
+        ),
+        (
+            "--data mine.jsonl --model model --reward numerical",
+            "rlax.rewards.0.name = 'numerical': no plug-in offers this reward; did you mean",
+        ),
+    ],
+)
+def test_data_that_cannot_be_used_is_one_message(
+    options: str, expected: str, folder: Path, with_tokenizer: Path
+) -> None:
+    write_lines(folder / "mine.jsonl", [{"question": f"Say {n}."} for n in range(100)])
+    result = rlax("init", *options.split())
+    assert result.exit_code == 2 and expected in result.stderr
+    assert not Path("run.yml").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "expected"),
+    [
+        ("", "--task arithmetic", "--task = 'arithmetic': has an alphabet of its own"),
+        ("", "", "tokenizer_path: must be the directory of the model's tokenizer"),
+        ("vocab_size: 9", "--task rlax_synthetic", "and the model in model has only 9 tokens"),
+        ("vocab_size: many", "--task rlax_synthetic", "vocab_size in model/model.yml = 'many'"),
+        (
+            "tokenizer_path: /nowhere",
+            "--task rlax_synthetic",
+            "tokenizer_path in model/model.yml = '/nowhere': does not exist",
+        ),
+        ("base_emb_dim: [", "--task rlax_synthetic", "model/model.yml"),
+    ],
+)
+def test_a_converted_model_must_suit(
+    line: str, options: str, expected: str, converted: Path
+) -> None:
+    path = converted / "model.yml"
+    key = line.partition(":")[0]
+    others = [one for one in path.read_text().splitlines() if not key or not one.startswith(key)]
+    path.write_text("\n".join([*others, line]))
+    result = rlax("init", "--model", "model", *options.split())
+    assert result.exit_code == 2 and expected in result.stderr
+    assert not Path("run.yml").exists()
+
+
+def test_a_directory_that_is_no_converted_model_is_said(folder: Path) -> None:
+    result = rlax("init", "--model", "./elsewhere")
+    assert result.exit_code == 2 and "has no model.yml" in result.stderr
 
 
 def test_on_a_terminal_it_asks(folder: Path) -> None:

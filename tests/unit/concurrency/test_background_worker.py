@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -41,3 +43,27 @@ def test_a_piece_that_hangs_is_left_behind() -> None:
     assert not hanging.done() and not behind.done()
     never.set()
     assert behind.result(60) == 7  # shutdown ends the thread behind what was submitted
+
+
+def test_what_was_worked_on_is_forgotten_before_more_work_comes() -> None:
+    class Large:
+        pass
+
+    worker, large = BackgroundWorker("writer", 2), Large()
+    kept = weakref.ref(large)
+    worker.submit(lambda _: None, large).result(5)
+    del large
+    until_s = time.monotonic() + 5
+    while kept() is not None and time.monotonic() < until_s:
+        time.sleep(0.001)
+    assert kept() is None
+
+
+def test_it_has_ended_when_end_returns_or_end_says_that_it_has_not() -> None:
+    free, threads = threading.Event(), []
+    worker = BackgroundWorker("writer", 2)
+    worker.submit(lambda: (threads.append(threading.current_thread()), free.wait(5)))
+    assert not worker.end(0.05)
+    free.set()
+    assert worker.end(5)
+    assert not threads[0].is_alive()

@@ -54,14 +54,15 @@ def test_overrides_are_typed_and_reach_both_parts(tmp_path: Path) -> None:
             "rlax.rollouts.top_p=1",
             "rlax.rollouts.group_size=4",
             "rlax.prompt_source.digits=3",
-            "rlax.rewards=[{name: a}, {name: b, weight: 0.5}]",
+            "rlax.rewards=[{name: a}, {name: b, weight: 0.5, slow: 2}]",
             "rlax.weights.path=a=b",
         ],
     )
     assert maxtext == {"steps": 20, "run_name": "r", "learning_rate": 1e-3, "dtype": "float32"}
     assert section.rollouts.top_p == 1.0 and section.rollouts.group_size == 4
     assert section.prompt_source.options == {"digits": 3}
-    assert [(r.name, r.options) for r in section.rewards] == [("a", {}), ("b", {"weight": 0.5})]
+    found = [(r.name, r.weight, r.options) for r in section.rewards]
+    assert found == [("a", 1.0, {}), ("b", 0.5, {"slow": 2})]
     assert section.weights.path == "a=b"
 
 
@@ -111,6 +112,8 @@ def test_base_config_beside_the_file_is_followed(tmp_path: Path) -> None:
     assert load_section(own)[0].plugins == ("one", "two")
     lost = write(tmp_path, "base_config: lost.yml\n" + MINIMAL, "fourth.yml")
     assert str(problem(lost)).startswith("base_config = 'lost.yml': no such file in")
+    model = write(tmp_path, "base_config: models/one/model.yml\n" + MINIMAL, "fifth.yml")
+    assert str(problem(model)).endswith("nor among MaxText's configs; rlax convert writes it")
     circle = write(tmp_path, "base_config: fifth.yml\n" + MINIMAL, "fifth.yml")
     assert "is based on itself" in str(problem(circle))
 

@@ -114,7 +114,7 @@ def test_a_thread_for_files_does_one_thing_after_the_other_and_forgets_what_is_c
     first, failed, second = thread.submit(slow), thread.submit(fail), thread.submit(done.append, 1)
     assert began.wait(60) and not second.done()
     go_on.set()
-    thread.wait(60)
+    second.result(60)
     assert first.result(0) == "slow" and str(failed.exception(0)) == "disk" and done == [1]
 
     began.clear()

@@ -8,10 +8,9 @@ from pathlib import Path
 import fsspec
 from pytest import fixture, mark, raises
 
-from rlax_plugin.commands.evaluate.checkpoint import checkpoint_name
 from rlax_plugin.commands.evaluate.command import _write
-from rlax_plugin.commands.evaluate.target import find_target
 from rlax_plugin.commands.replay import replay
+from rlax_plugin.commands.target import checkpoint_name, find_target
 from rlax_plugin.controller.run_directory import check_same_run
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import Evaluated, record, recorded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from rlax_plugin.episodes.playing import Playing, TurnLog
 from rlax_plugin.ports.environment import Answer, EpisodeLimit
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.testing.task import decode, encode
-from rlax_plugin.types import Key, Sampled, Turn
+from rlax_plugin.types import EMPTY, Key, Sampled, Turn
 
 KEY = Key("train", 7, 2)
 FIRST = Turn(encode("12"), make_sampled(3, version=4))  # tokens 4, 5, 6: "234"
@@ -78,12 +78,17 @@ class Asked:
 
 
 def playing(
-    ask: Asked, log: Log | None = None, known: Sequence[tuple[Key, Turn]] = (), **limits: int
+    ask: Asked,
+    log: Log | None = None,
+    known: Sequence[tuple[Key, Turn]] = (),
+    *,
+    rollouts: Mapping[str, int] = EMPTY,
+    **limits: int,
 ) -> Playing:
     """Prompts of at most 4 tokens, answers of at most 6, 12 tokens behind a prompt, 4 turns."""
     section = section_with(
         environment={"name": "x"},
-        rollouts={"max_prompt_tokens": 4, "max_new_tokens": 6},
+        rollouts={"max_prompt_tokens": 4, "max_new_tokens": 6} | dict(rollouts),
         episodes={"max_turns": 4, "max_tokens": 12} | limits,
     )
     return Playing(section, Source(), KEY, FIRST, ask=ask, log=log or Log(), known=known)
@@ -110,6 +115,32 @@ def test_a_later_turn_goes_on_behind_what_was_sampled() -> None:
     # The prompt left out: sampled, given, sampled, given, sampled.
     assert made.texts == ("234", "00", decode(np.array([21, 22])), "7", last.text)
     assert made.ended == "done" and made.index == 2
+
+
+class Chat(Source):
+    """Encodes messages as their number, and what they follow."""
+
+    def encode_messages(self, messages: Sequence[Any], after: np.ndarray | None) -> list[int]:
+        return [len(messages), *([] if after is None else after.tolist())]
+
+
+def test_messages_are_encoded_behind_the_tokens_that_they_follow() -> None:
+    ask, told = Asked(2, 2), [{"role": "tool", "content": "1"}]
+    episode = playing(ask)
+    with pytest.raises(ValueError, match="the prompt source has no encode_messages"):
+        asyncio.run(episode.sample(told))
+    episode._source = Chat()
+
+    async def play() -> None:
+        await episode.sample(told)
+        other = episode.begin(told * 2)
+        with pytest.raises(ValueError, match="messages cannot follow a context"):
+            await episode.sample(told, other)
+        await episode.sample([], other)
+
+    asyncio.run(play())
+    assert ask.asked[0][1][-4:] == [1, 4, 5, 6]  # behind 4, 5, 6, the first answer
+    assert ask.asked[1][1] == [2]
 
 
 def test_room_shrinks_with_each_turn_and_ends_the_episode() -> None:
@@ -183,6 +214,17 @@ def test_what_was_begun_and_never_sampled_leaves_no_row() -> None:
     with pytest.raises(EpisodeLimit, match="begins with 5 tokens"):
         playing(Asked()).begin("12345")
     assert len(episode.episode(None, cut=False).trajectories) == 1
+
+
+def test_trajectories_are_limited_so_that_a_batch_holds_a_group() -> None:
+    """With three groups of two episodes a batch has six rows: three for each episode of a group."""
+    rows = {"groups_per_step": 3, "group_size": 2}
+    for limits, most in (({}, 3), ({"max_trajectories": 2}, 2)):
+        episode = playing(Asked(), rollouts=rows, **limits)
+        begun = [episode.begin("1") for _ in range(most - 1)]
+        assert begun == list(range(1, most))
+        with pytest.raises(EpisodeLimit, match=f"{most} trajectories: rlax.episodes.max_traj"):
+            episode.begin("1")
 
 
 def test_what_is_no_token_is_the_environments_mistake() -> None:

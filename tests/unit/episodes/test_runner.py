@@ -14,7 +14,7 @@ from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.environment import EpisodeLimit, Outcome
 from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.rollouts.tickets import Answer
+from rlax_plugin.rollouts.tickets import Completed
 from rlax_plugin.testing import make_prompt, make_sampled
 from rlax_plugin.testing.task import decode
 from rlax_plugin.types import Episode, Key, Request, SamplingParams, Score, Unscored
@@ -44,12 +44,12 @@ class Workers:
         self.requests: list[Request] = []
         self._workers = list(workers)
 
-    async def submit(self, request: Request) -> Answer:
+    async def submit(self, request: Request) -> Completed:
         self.requests.append(request)
         worker = self._workers.pop(0) if self._workers else W
         (seed,) = request.seeds
         length = min(2, request.sampling.max_new_tokens)
-        return Answer(request, (make_sampled(length, version=5, seed=seed),), (worker,))
+        return Completed(request, (make_sampled(length, version=5, seed=seed),), (worker,))
 
 
 class Pool:
@@ -102,7 +102,7 @@ def run(pool: Pool, workers: Workers, *versions: int, **request: Any) -> Any:
         | request
     )
     samples = tuple(make_sampled(3, version=4, seed=seed) for seed in seeds)
-    answer = Answer(first, samples, (W,))  # type: ignore[arg-type]
+    answer = Completed(first, samples, (W,))  # type: ignore[arg-type]
     return asyncio.run(runner.run(prompt, answer, pool, seed_of))  # type: ignore[arg-type]
 
 

@@ -15,8 +15,9 @@ from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.evaluation.evaluator import Evaluator, _failures
 from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
+from rlax_plugin.ports.environment import Outcome
 from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
-from rlax_plugin.rollouts.tickets import Answer
+from rlax_plugin.rollouts.tickets import Completed
 from rlax_plugin.testing import make_episode
 from rlax_plugin.types import (
     Episode,
@@ -52,7 +53,7 @@ class Parts:
         self.turn = asyncio.Lock()
         self.asked: list[Request] = []
 
-    async def submit(self, request: Request) -> Answer:
+    async def submit(self, request: Request) -> Completed:
         async with self.turn:
             await asyncio.sleep(0.001)
         self.asked.append(request)
@@ -60,7 +61,7 @@ class Parts:
         samples = tuple(
             Sampled(seed, tokens, nats, np.array([5]), "stop") for seed in request.seeds
         )
-        return Answer(request, samples, ())
+        return Completed(request, samples, ())
 
     async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score]:
         return [Score(0.0, (0.0,)) for _ in episodes]
@@ -146,7 +147,7 @@ class Long:
         self.given.append(weakref.ref(values))
         return values
 
-    async def submit(self, request: Request) -> Answer:
+    async def submit(self, request: Request) -> Completed:
         async with self.turn:
             await asyncio.sleep(0)
             rng = np.random.default_rng(1 + request.key.group)
@@ -166,7 +167,7 @@ class Long:
             kept = sum(array() is not None for array in self.tokens)
             self.unscored += 1
             assert kept <= len(request.seeds) * (self.unscored + 1)
-            return Answer(request, tuple(samples), ())
+            return Completed(request, tuple(samples), ())
 
     async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
         await asyncio.sleep(0.01)
@@ -222,3 +223,67 @@ def test_an_evaluation_keeps_numbers_and_no_tokens() -> None:
     assert found.main == wanted
     assert 0 < wanted["majority_at_3"].value < 1 and wanted["reward_errors"].value > 0
     assert found.failures == {"a": "KeyError: 3"}
+
+
+class LaterTurns(Long):
+    """Later turns are answered as the first ones are; an episode has three.
+
+    Attributes:
+      kept: before each later turn and each score, bytes of an episode's earlier log-probs, versions
+        and side channels that were alive.
+    """
+
+    vocabulary = 8
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.kept: list[int] = []
+
+    async def submit(self, request: Request) -> Completed:
+        samples = tuple(
+            Sampled(
+                seed,
+                np.ones(self.length, np.int32),
+                self._array(np.zeros(self.length, np.float32)),
+                self._array(np.full(self.length, 5 + request.key.turn, np.int32)),
+                "stop",
+                side={TRUNCATED_LOGPROBS: self._array(np.zeros(self.length, np.float32))},
+            )
+            for seed in request.seeds
+        )
+        assert request.min_version == 5 + max(0, request.key.turn - 1)
+        return Completed(request, samples, ())
+
+    def _count(self) -> None:
+        alive = (array() for array in self.given)
+        self.kept.append(sum(a.nbytes for a in alive if a is not None))
+
+    async def play(self, prompt: Prompt, played: Any) -> Outcome:
+        for _ in range(2):
+            self._count()
+            await played.sample([1])
+        return Outcome()
+
+    async def score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[Score | Unscored]:
+        self._count()
+        return [Score(float(len(list(e.sampled)) == 3)) for e in episodes]
+
+
+def test_an_evaluation_of_several_turns_keeps_no_log_probs() -> None:
+    section = RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "numbers"},
+            "environment": {"name": "x"},
+            "rewards": [{"name": "even"}],
+            "rollouts": {"max_new_tokens": 64},
+            "episodes": {"max_turns": 3, "max_tokens": 200},
+            "evaluation": {"samples": 2, "k": [1], "bootstrap": 1},
+        }
+    )
+    parts: Any = LaterTurns(64)
+    source: Any = LongSource()
+    prompts = [Prompt(str(i), np.array([1], np.int32), "", "") for i in range(3)]
+    one = ProblemSet("a", "eval/a", source, prompts, 2, SamplingParams(), parts)
+    found = asyncio.run(evaluator(section, source, parts, one).run(5))
+    assert found.main["pass_at_1"].value == 1
+    assert len(parts.given) == 3 * 2 * 3 * 3 and parts.kept == [0] * (3 * 2 * 2 + 3)

@@ -13,7 +13,7 @@ from sections import section_with
 from rlax_plugin.config import Evaluation
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.measures import Outcomes, measures
-from rlax_plugin.evaluation.problems import problem_sets
+from rlax_plugin.evaluation.problems import asked_sets, problem_sets
 from rlax_plugin.evaluation.statistics import majority_at_k
 from rlax_plugin.types import Key, Prompt
 
@@ -148,8 +148,8 @@ def test_sets_take_over_what_they_leave_out():
 
 
 class Source:
-    def __init__(self, stop_ids=(1,), length=4):
-        self.stop_ids, self.length = stop_ids, length
+    def __init__(self, stop_ids=(1,), length=4, stop_strings=()):
+        self.stop_ids, self.length, self.stop_strings = stop_ids, length, stop_strings
 
     def prompts(self, split):
         if split == "empty":
@@ -161,6 +161,11 @@ class Source:
     ("other", "sets", "message"),
     [
         (Source((2,)), {"far": {"prompt_source": {"name": "y"}}}, r"has stop ids \[2\], .*\[1\]"),
+        (
+            Source(stop_strings=("\n", ";")),
+            {"far": {"prompt_source": {"name": "y"}}},
+            r"has stop strings \['\\n', ';'\], but must have those of rlax.prompt_source, \[\]",
+        ),
         (Source(length=99), {"far": {"prompt_source": {"name": "y"}}}, r"at least 99, the longest"),
         (
             Source(),
@@ -172,13 +177,13 @@ class Source:
 def test_sets_that_workers_cannot_take_are_rejected(other, sets, message):
     settings = section_with(evaluation={"sets": sets})
     with pytest.raises(ConfigError, match=message):
-        problem_sets(settings, Source(), lambda kind, choice, key: other, None, {})
+        asked_sets(settings, Source(), lambda kind, choice, key: other)
 
 
 def test_sets_are_asked_with_seeds_of_their_own():
     settings = section_with(evaluation={"sets": {"again": {"split": "test", "samples": 8}}})
     part = None  # every set has the prompt source of training
-    main, again = problem_sets(settings, Source(), part, None, {})
+    main, again = problem_sets(settings, asked_sets(settings, Source(), part), None, {})
     prompt = main.prompts[0]
     context = np.array([3, 4], np.int32)
     first, second = main.request(context, prompt, 0, 7, 5), again.request(context, prompt, 4, 7, 5)

@@ -51,3 +51,10 @@ def test_lint_looks_at_the_code_and_not_at_a_cache() -> None:
     recipe = (ROOT / "Makefile").read_text().split("\nlint:")[1].split("\n\n")[0]
     calls = re.findall(r"\$\(BIN\)/ruff [^&\n]*|lint-imports[^&\n]*", recipe)
     assert len(calls) == 3 and all("--no-cache" in call for call in calls)
+
+
+def test_no_file_has_more_than_400_lines() -> None:
+    paths = [path for name in CODE for path in (ROOT / name).rglob("*.py")]
+    assert len(paths) > 500
+    lines = {path: len(path.read_text().splitlines()) for path in paths if "_pb2" not in path.name}
+    assert {str(path): count for path, count in lines.items() if count > 400} == {}

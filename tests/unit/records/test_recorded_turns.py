@@ -156,8 +156,8 @@ def test_what_the_journal_says_of_a_group_holds_for_its_turns(ledger: Ledger) ->
     assert ledger.turns() == []
 
 
-def test_a_quarantine_is_recorded_before_the_group_is_played_to_its_end(tmp_path: Path) -> None:
-    """So that no later process takes up what the worker has sampled."""
+def test_a_quarantine_is_recorded_at_once_and_ends_the_episodes(tmp_path: Path) -> None:
+    """No later process takes up what the worker has sampled, and nothing more is sampled."""
 
     async def two_turns(prompt, played):  # type: ignore[no-untyped-def]
         from rlax_plugin.ports.environment import Outcome
@@ -176,12 +176,10 @@ def test_a_quarantine_is_recorded_before_the_group_is_played_to_its_end(tmp_path
         await settle()
         one.quarantine("bad")
         await settle()
+        assert not one.answers.later and not one.answers.playing
         one.recorder._flush_now()
         await one.recorder.call(lambda: None)
         assert one.ledger.turns() == [] and one.run_state.open[0].attempt == 2
-        # It is played on, and nothing of that is recorded; then it is asked for anew.
-        one.answers.generate_turn(keys[1], 0, worker="good")
-        await settle()
         request, _ = one.answers.open[0]
         assert request.attempt == 2
         one.answers.generate(0, 0, worker="bad")  # a new process of that name

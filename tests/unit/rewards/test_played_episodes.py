@@ -51,6 +51,15 @@ class Wild:
         except ValueError as error:
             return Outcome(text=f"{other}: {error}")
 
+    async def messages(self, prompt, session, text):
+        told = [{"role": "tool", "content": "42", "calls": [{"id": 1}]}]
+        await session.begin(told)
+        await session.sample(told)
+        try:
+            await session.sample([{"role": "tool", "content": {1, 2}}])
+        except ValueError as error:
+            return Outcome(text=str(error))
+
     async def limit(self, prompt, session, text):
         while True:
             try:
@@ -76,6 +85,13 @@ class Wild:
                 await asyncio.sleep(600)
             except asyncio.CancelledError:
                 pass
+
+    async def ends_badly(self, prompt, session, text):
+        hanging(text)
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            return Outcome(rewards=(1.0,) * 9)
 
     async def raises(self, prompt, session, text):
         raise KeyError("no such tool")
@@ -162,7 +178,20 @@ def test_tokens_and_further_trajectories_travel_too():
         one = Played("tokens")
         (outcome,) = await play(pool, one)
         assert one.contexts == [[1, 2]] and one.asked == [([5, 6], 1), ("x", 0)]
-        assert outcome.text == "1: what is given must be text, or a list of token ids"
+        assert outcome.text == "1: what is given must be text, messages, or a list of token ids"
+
+    with_pool(config(), work)
+
+
+def test_messages_travel_as_they_are():
+    async def work(pool):
+        one = Played("messages")
+        (outcome,) = await play(pool, one)
+        told = [{"role": "tool", "content": "42", "calls": [{"id": 1}]}]
+        assert one.contexts == [told] and one.asked == [(told, 0)]
+        assert outcome.text == (
+            "JSON cannot hold these messages: Object of type set is not JSON serializable"
+        )
 
     with_pool(config(), work)
 
@@ -270,6 +299,7 @@ def test_an_episode_whose_process_ends_is_played_once_more_from_its_beginning(ho
         '{"job": 1, "outcome": {"text": "", "rewards": [], "ended": "late", "metrics": {}}}',
         '{"job": 1, "outcome": {"text": "", "rewards": [1e999], "ended": "cut", "metrics": {}}}',
         '{"job": 1, "call": 1, "sample": {"tokens": "?"}, "trajectory": 0}',
+        '{"job": 1, "call": 1, "sample": {"messages": [1]}, "trajectory": 0}',
         '{"job": 1, "call": 1, "begin": ' + '"' + "x" * (1 << 20) + '"}',
         '{"job": 99, "outcome": {}}',
     ],
@@ -296,15 +326,37 @@ def test_what_a_policy_raises_is_the_runs_error_and_ends_the_episode_there():
     with_pool(config(), work)
 
 
-def test_an_episode_that_is_cancelled_ends_in_its_process():
+@pytest.mark.parametrize("how", ["hangs", "ends_badly"])
+def test_an_episode_that_is_cancelled_ends_in_its_process(how):
+    """Whatever it still says is not read: the last one's outcome has more rewards than turns."""
+
     async def work(pool):
-        plays = asyncio.ensure_future(play(pool, "hangs"))
+        plays = asyncio.ensure_future(play(pool, how))
         await there(Path("hanging"))
         plays.cancel()
         (runner,) = pool._scheduler.runners
         while runner.load:
             await asyncio.sleep(0.01)
         assert pool.replaced == 0 and pool.played.errors == 0
+
+    with_pool(config(), work)
+
+
+def test_an_episode_that_is_cancelled_asks_the_policy_for_nothing_more():
+    async def work(pool):
+        one = Played("turns 1")
+        one.go.clear()
+        plays = asyncio.ensure_future(play(pool, one))
+        (runner,) = pool._scheduler.runners
+        while not (runner.on_loop and not runner.on_loop[1].clock.runs):
+            await asyncio.sleep(0.01)
+        plays.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await plays
+        one.go.set()
+        while runner.load:
+            await asyncio.sleep(0.001)
+        assert one.asked == [] and pool.replaced == 0
 
     with_pool(config(), work)
 

@@ -42,7 +42,7 @@ def length(prompt, completion):
 def rlax_register_reward():
     return {
         "wild": Extension(NoOptions, lambda config, context: judge),
-        "length": Extension(NoOptions, lambda config, context: length),
+        "size": Extension(NoOptions, lambda config, context: length),
     }
 """
 PROMPT = Prompt("p", np.array([1], np.int32), "1", "one")
@@ -56,7 +56,7 @@ def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlaxSection:
         {
             "plugins": ["wild_reward"],
             "prompt_source": {"name": "x"},
-            "rewards": [{"name": "wild"}, {"name": "length"}],
+            "rewards": [{"name": "wild"}, {"name": "size"}],
             "deadlines": {"reward_s": 60.0, "startup_s": 120.0},
         }
     )

@@ -94,6 +94,12 @@ ROLLOUTS = {"group_size": 4, "groups_per_step": 8, "max_prompt_tokens": 100, "ma
         # 32 samples in 2 turns; 1000 bytes are written in 10 s and read in 10 s; 10 s for a reward
         ({}, 1, {"group_s": 20.4, "batch_s": 70.8, "weights_s": 10, "startup_s": 80}),
         ({}, 2, {"group_s": 20.4, "batch_s": 50.4, "weights_s": 10, "startup_s": 80}),
+        # Evaluated with one sample each, 16 prompts fill the slots: 1.6 s.
+        (
+            {"evaluation": {"problems": 64, "samples": 1, "k": [1]}},
+            1,
+            {"group_s": 21.6, "batch_s": 70.8},
+        ),
         # One group at a time, 4 for each of 2 workers.
         ({"deterministic": True}, 2, {"group_s": 20.4, "batch_s": 111.6}),
         # A group of 4 in 2 slots takes two turns, each behind one prompt of 0.1 s; a batch 16.

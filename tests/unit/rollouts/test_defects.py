@@ -169,3 +169,35 @@ def test_declared_side_channels_of_the_right_shape_pass(arrays):
 def test_side_channels_that_were_not_declared_so_are_named(arrays, problem):
     found = group(with_side(**arrays))
     assert defect(found, SAMPLING, VOCABULARY, context_length=3, side=SIDE) == f"sample 1 {problem}"
+
+
+def letters(tokens: np.ndarray) -> str:
+    return "".join("?abcdefghijklmnopqrs"[t] for t in tokens)
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        (sample(1, 1, 2, 3, finish="stop"), None),  # "abc"
+        (sample(1, 1, STOP, finish="stop"), None),
+        (sample(1, 1, 2, 4, 3, finish="length"), None),
+        (sample(1, 2, 3, 1, finish="stop"), "goes on for 1 tokens behind a stop string"),
+        (sample(1, 1, 2, 3, finish=None), "has a stop string at its end and did not end by 'stop'"),
+        (sample(1, 4, 1, 2, 3, finish="length"), "has a stop string at its end and did not end"),
+        (sample(1, 1, 2, finish="stop"), "ended by 'stop' with token 2; stop ids are [8, 9], stop"),
+        (sample(1, 2, 3, STOP, finish="stop"), "goes on for 1 tokens behind a stop string"),
+        (sample(1, 1, STOP, finish=None), "has stop id 9 and did not end with it by 'stop'"),
+    ],
+)
+def test_what_a_worker_says_of_its_end_is_checked_with_stop_strings(second, problem):
+    sampling = SamplingParams(max_new_tokens=MOST, stop_ids=(8, STOP), stop_strings=("bc", "zz"))
+    samples = [sample(0, 1, 2, 4, 4, finish="length"), second]
+    found = defect(samples, sampling, VOCABULARY, decode=letters)
+    assert (found is None) if problem is None else found.startswith(f"sample 1 {problem}")
+
+
+def test_without_decode_only_the_place_of_stop_ids_is_checked():
+    sampling = SamplingParams(max_new_tokens=MOST, stop_ids=(STOP,), stop_strings=("bc",))
+    assert defect([sample(0, 1, 2, finish="stop")], sampling) is None
+    found = defect([sample(0, STOP, 2, finish="stop")], sampling)
+    assert found == "sample 0 has stop id 9 and did not end with it by 'stop'"

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.evaluation.problems import problem_sets
+from rlax_plugin.evaluation.problems import asked_sets
 from rlax_plugin.rollouts.prompt_identity import contradiction
 from rlax_plugin.rollouts.requests import training_prompts
 from rlax_plugin.testing.builders import make_prompt
@@ -30,7 +30,7 @@ class Source:
 def section(**evaluation):
     return RlaxSection(
         prompt_source=Choice(name="mine"),
-        rewards=(Choice(name="none"),),
+        rewards=(RewardChoice(name="none"),),
         rollouts={"max_prompt_tokens": 400},
         evaluation={"problems": 8, "k": [1], "samples": 1} | evaluation,
     )
@@ -97,7 +97,7 @@ def test_problems_of_an_evaluation_are_rejected_with_their_source(settings, key,
     def sets(**more):
         part = {"other": source}
         asked = section(**settings | more)
-        return problem_sets(asked, source, lambda kind, choice, key: part[choice.name], None, {})
+        return asked_sets(asked, source, lambda kind, choice, key: part[choice.name])
 
     with pytest.raises(ConfigError, match=r"in split 'validation' .*references 'a' and 'b'") as e:
         sets()

@@ -18,6 +18,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import Request, SideSpec
 
 ALL = Capabilities(
+    stop_strings=True,
     slots=4,
     vocabulary=99,
     context_tokens=20,
@@ -69,6 +70,10 @@ def test_what_a_run_needs_follows_from_its_config():
     blind = dataclasses.replace(ALL, logprobs=False)
     assert train.lacking(blind) == "its engine gives no log-probs, which training needs"
     assert evaluate.lacking(blind) is None
+    ends = Needs.of(section, trains=False, stop_strings=True)
+    assert ends.lacking(ALL) is None
+    lacking = ends.lacking(dataclasses.replace(ALL, stop_strings=False))
+    assert lacking == "its engine does not end samples at stop strings, which the prompt source has"
     short = dataclasses.replace(ALL, context_tokens=10)
     assert "takes at most 10 tokens, and a completion alone may have 10" in train.lacking(short)
     strict = Needs.of(

@@ -31,7 +31,7 @@ def generated(index: int, tokens: int, finish: str | None = None, **changes) -> 
 
 
 def request(**changes) -> Request:
-    sampling = SamplingParams(0.5, 3, 0.75, 4, (1, 9))
+    sampling = SamplingParams(0.5, 3, 0.75, 4, (1, 9), ("\n", "</é>"))
     fields = {"key": Key("evaluate", 3), "attempt": 2, "context": np.array([7, 8], np.int32)}
     fields |= {"seeds": SEEDS, "sampling": sampling, "min_version": 6, "session": "s"}
     return Request(**(fields | changes))
@@ -97,6 +97,7 @@ def test_what_is_to_be_resumed_survives_the_wire():
         ({"sampling": SamplingParams(max_new_tokens=9)}, "max_new_tokens 9.*is 8"),
         ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature nan"),
         ({"sampling": SamplingParams(top_p=0.0)}, "top_p 0"),
+        ({"sampling": SamplingParams(stop_strings=("a", ""))}, "stop string '': it must have 1"),
         ({"seeds": tuple(range(17))}, "17 samples, must be 1 to 16"),
         ({"seeds": ()}, "0 samples"),
         ({"resume": (generated(0, 4, "length"), generated(1, 0))}, None),

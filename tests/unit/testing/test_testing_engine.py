@@ -15,10 +15,13 @@ from toy_versions import publish
 
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
+from rlax_plugin.rollouts.defects import defect
 from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing import make_request, policy
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
+from rlax_plugin.testing.task import decode
+from rlax_plugin.tokens.stopping import end_of
 from rlax_plugin.types import (
     Key,
     Request,
@@ -131,14 +134,28 @@ def begun(s: Sampled, after: int) -> Sampled:
     return replace(s, **cut, finish=None, side={n: array[:after] for n, array in s.side.items()})
 
 
+def test_samples_end_at_stop_strings(tmp_path: Path) -> None:
+    sampling, version = SamplingParams(0.8, max_new_tokens=40), publish(tmp_path, 0)
+    free = generate(engine(), version, request(sampling=sampling)).last()
+    strings = (decode(free[0].tokens[3:5]), decode(free[1].tokens[7:10]))
+    sampling = replace(sampling, stop_strings=strings)
+    ended = generate(engine(), version, request(sampling=sampling)).last()
+    assert {s.finish for s in ended[:2]} == {"stop"}
+    cut = [s.tokens[: end_of(s.tokens, strings, decode)].tolist() for s in free]
+    assert [s.tokens.tolist() for s in ended] == cut
+    assert defect(ended, sampling, decode=decode) is None
+    assert "goes on for" in (defect(free, sampling, decode=decode) or "")
+
+
 @pytest.mark.parametrize("top_k", [0, 30])
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int, top_k: int) -> None:
     version = publish(tmp_path, 0)
     # The toy policy stops early where its choice is truncated.
     sampling = SamplingParams(0.8, top_k, max_new_tokens=40, stop_ids=() if top_k else (1,))
-    asked = request(sampling=sampling)
-    whole = generate(engine("continue"), version, asked).last()
+    free = generate(engine("continue"), version, request(sampling=sampling)).last()
+    sampling = replace(sampling, stop_strings=(decode(free[0].tokens[:4]),) if top_k else ())
+    whole = generate(engine("continue"), version, asked := request(sampling=sampling)).last()
     assert {len(s.side) for s in whole} == {min(top_k, 1)}
     assert any(len(s.tokens) > after for s in whole)
     parts = tuple(s if len(s.tokens) <= after else begun(s, after) for s in whole)

@@ -137,7 +137,7 @@ async function open(place) {
     ["attempt", value("attempt", row)], ["seed", value("seed", row)], ["prompt id", prompt.id],
   ];
   const parts = value("parts", row);
-  if (parts.length > 1) {
+  if (parts.length > 1 || parts.some((part) => part !== value("reward", row))) {
     facts.splice(1, 0, ...parts.map((part, i) => [`of it ${table.rewards[i] ?? i}`, plain(part)]));
   }
   if (turns) {

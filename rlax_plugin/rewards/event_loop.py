@@ -1,19 +1,83 @@
-"""Inside a reward process: jobs that wait, on its event loop: async rewards, and episodes."""
+"""Inside a reward process: its event loop, on which jobs wait: async rewards, and episodes.
+
+It says whose step it runs, task by task: many jobs share it, and where one of them blocks it, or
+ends the process, the trainer has to know which. Tasks that a job starts are the job's as well.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+import threading
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlax_plugin.rewards.forms import Form
-from rlax_plugin.rewards.main_thread import MainThread, ScoreJob, ScoreJobs, Send
+from rlax_plugin.rewards.main_thread import Asked, JobReader, MainThread, Send
 from rlax_plugin.rewards.messages import prompt_from
 from rlax_plugin.rewards.playing import ProcessSession, outcome_of
 from rlax_plugin.rewards.scoring import Failures, scores_of
-from rlax_plugin.rewards.stepping import JOB
+from rlax_plugin.rewards.witness import Witness
+
+_JOB: contextvars.ContextVar[int] = contextvars.ContextVar("job", default=0)
+_THREADS = 256  # of ``asyncio.to_thread``: some may hang for good
+
+
+class _Steps:
+    """Runs a coroutine step by step, each under the number of its job."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], job: int, witness: Witness):
+        self._coroutine, self._job, self._witness = coroutine, job, witness
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        witness, inner = self._witness, self._coroutine
+        error: BaseException | None = None
+        while True:
+            witness.job = self._job
+            try:
+                waits_for = inner.send(None) if error is None else inner.throw(error)
+            except StopIteration as end:
+                return end.value
+            finally:
+                witness.job = 0
+            error = None
+            try:
+                yield waits_for
+            except GeneratorExit:
+                inner.close()
+                raise
+            except BaseException as raised:  # noqa: BLE001  such as a cancellation: it is the inner one's
+                error = raised
+
+
+async def _stepped(steps: _Steps) -> Any:
+    return await steps
+
+
+def loop_with(witness: Witness) -> asyncio.AbstractEventLoop:
+    """A new event loop on a thread of its own."""
+    loop = asyncio.new_event_loop()
+
+    def task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        if job := _JOB.get():
+            coroutine = _stepped(_Steps(coroutine, job, witness))
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    loop.set_task_factory(task)
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, "reward"))
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        while True:
+            try:
+                loop.run_forever()
+            except BaseException as error:  # noqa: BLE001  sys.exit in a task ends ``run_forever``
+                loop.call_exception_handler({"message": "a task ended", "exception": error})
+
+    threading.Thread(target=run, name="event loop", daemon=True).start()
+    return loop
 
 
 class WaitingJobs:
@@ -34,7 +98,7 @@ class WaitingJobs:
     ):
         self._loop, self._forms, self._environment = loop, forms, environment
         self._main_thread, self._send, self._failures = main_thread, send, failures
-        self._jobs = ScoreJobs()
+        self._jobs = JobReader()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sessions: dict[int, ProcessSession] = {}
 
@@ -56,7 +120,7 @@ class WaitingJobs:
 
     def _begin(self, job: int, coroutine: Coroutine[Any, Any, None]) -> None:
         context = contextvars.copy_context()
-        context.run(JOB.set, job)
+        context.run(_JOB.set, job)
         task = self._tasks[job] = context.run(self._loop.create_task, coroutine)
         # One that is cancelled before its first step says nothing itself.
         task.add_done_callback(lambda _: self._end(job, {"error": "it was cancelled"}))
@@ -65,7 +129,7 @@ class WaitingJobs:
         if self._tasks.pop(job, None) is not None:
             self._send({"job": job, **message})
 
-    async def _score(self, job: int, read: ScoreJob) -> None:
+    async def _score(self, job: int, asked: Asked) -> None:
         number = 0
 
         def at(reward: int) -> None:
@@ -79,7 +143,7 @@ class WaitingJobs:
                 return await form.method(*arguments)
             return await self._main_thread.call(job, number, form, arguments)
 
-        scores = await scores_of(self._forms, *read, call=call, at=at, failures=self._failures)
+        scores = await scores_of(self._forms, *asked, call=call, at=at, failures=self._failures)
         self._end(job, {"scores": scores})
 
     async def _play(self, job: int, message: Mapping[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""What is to be measured: a run's weight version or one of its checkpoints, and where it is."""
+"""What a command is to take of a run: a weight version or a checkpoint, and where it is."""
 
 from __future__ import annotations
 
 import os
 import posixpath
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from rlax_plugin.weights.kept import kept_version
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be measured.
+    """What is to be taken of a run.
 
     Attributes:
       run: the run's directory.
@@ -70,6 +71,25 @@ def find_target(text: str, version: int | None, step: int | None) -> Target:
             "RUN", typed, f"{' and '.join(several)} cannot be combined: give one of them"
         )
     return target
+
+
+def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
+    """The checkpoint's name below ``checkpoints/``.
+
+    Args:
+      known: of the run: step -> name.
+
+    Raises:
+      ConfigError: there is none of that step or name.
+    """
+    step, wanted = target.step, target.checkpoint
+    found = known.get(step, "") if step is not None else wanted
+    if found not in known.values():
+        key, value = ("--step", step) if step is not None else ("RUN", target.typed)
+        there = ", ".join(f"{step} ({name})" for step, name in sorted(known.items())) or "none"
+        reason = f"{target.run.url} has no such checkpoint; of these steps it has some: {there}"
+        raise ConfigError(key, value, reason)
+    return found
 
 
 async def find_version(

@@ -1,0 +1,1 @@
+"""Models of other libraries: their architecture, tensors and tokenizers, as MaxText has them."""

@@ -1,0 +1,230 @@
+"""A GGUF file: what its header says of the model, and its tensors, dequantised.
+
+llama.cpp's converter reorders the rows of query and key for models of the architecture ``llama``,
+so that neighbouring entries of a head are rotated together. That is undone here.
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize
+
+from maxtext_overrides.models.architecture import LLAMA3, Architecture
+from maxtext_overrides.models.huggingface_config import check_sizes
+from rlax_plugin.errors import ConfigError, alternatives
+
+_FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_WHOLE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_OF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+# What a header may say only so, because MaxText cannot express anything else.
+_REFUSED = ("expert_count", "attention.sliding_window", "logit_scale", "residual_scale")
+_BROKEN = (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, AssertionError)
+
+
+class _Reader(gguf.GGUFReader):
+    """Raises where a file ends before what its header announces; upstream reads nothing on."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        found = super()._get(offset, dtype, count, override_order)
+        if len(found) != int(count):
+            raise ValueError("it ends too early")
+        return found
+
+
+class GgufFile:
+    """One file; a ``TensorSource``.
+
+    Raises:
+      ConfigError: the header is broken, or a tensor's type cannot be dequantised.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        try:
+            self._reader = _Reader(path)
+        except _BROKEN as error:
+            reason = f"is truncated or no GGUF file: {error}"
+            raise ConfigError("SOURCE", str(path), reason) from None
+        self._tensors: dict[str, gguf.ReaderTensor] = {}
+        for tensor in self._reader.tensors:
+            self._add(tensor)
+
+    def _add(self, tensor: gguf.ReaderTensor) -> None:
+        if tensor.name == _ROPE_FACTORS:
+            return
+        kind = tensor.tensor_type
+        try:
+            dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except (NotImplementedError, KeyError):
+            reason = f"the tensor {tensor.name} has the type {kind.name}, which cannot be read"
+            raise ConfigError("SOURCE", str(self._path), reason) from None
+        self._tensors[_name(tensor.name)] = tensor
+
+    @property
+    def where(self) -> str:
+        return str(self._path)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: _shape(tensor) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """See ``TensorSource``; float32."""
+        tensor = self._tensors[name]
+        # From the file, not its memory map: pages of that would count as this process's memory.
+        raw = np.fromfile(self._path, np.uint8, int(tensor.n_bytes), offset=int(tensor.data_offset))
+        rows = raw.reshape(*_shape(tensor)[:-1], -1)
+        value = dequantize(rows, tensor.tensor_type).astype(np.float32, copy=False)
+        value = value.reshape(_shape(tensor))
+        heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
+        if self._architecture != "llama" or heads is None:
+            return value
+        heads = self._number(f"attention.{heads}", self._number("attention.head_count"))
+        pairs = value.reshape(int(heads), -1, 2, *value.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(value.shape)
+
+    def value(self, key: str, otherwise: Any = None) -> Any:
+        """A value of the header.
+
+        Raises:
+          ConfigError: it cannot be decoded.
+        """
+        field = self._reader.get_field(key)
+        if field is None:
+            return otherwise
+        try:
+            return field.contents()
+        except _BROKEN as error:
+            raise ConfigError(f"{key} in {self._path}", None, f"is broken: {error}") from None
+
+    @property
+    def _architecture(self) -> str:
+        return str(self.value("general.architecture"))
+
+    def _number(self, name: str, otherwise: float | None = None) -> float:
+        key = f"{self._architecture}.{name}"
+        value = self.value(key, otherwise)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            what = "is missing" if value is None else "must be one number"
+            raise ConfigError(f"{key} in {self._path}", value, what)
+        return value
+
+    def architecture(self) -> Architecture:
+        """What the header describes.
+
+        Raises:
+          ConfigError: the family is not supported, or it has something that MaxText cannot express.
+        """
+        named = self._architecture
+        if named not in _FAMILIES:
+            reason = f"{alternatives(named, _FAMILIES)} (the architectures of GGUF files)"
+            raise ConfigError(f"general.architecture in {self._path}", named, reason)
+        for name in _REFUSED:
+            if value := self.value(f"{named}.{name}"):
+                raise ConfigError(f"{named}.{name} in {self._path}", value, "is not supported")
+        width, heads = (
+            int(self._number("embedding_length")),
+            int(self._number("attention.head_count")),
+        )
+        head_dim = int(self._number("attention.key_length", width // max(heads, 1)))
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if (value := self._number(name, head_dim)) != head_dim:
+                reason = f"must be the width of a head, {head_dim}: nothing else is supported"
+                raise ConfigError(f"{named}.{name} in {self._path}", value, reason)
+        embedding = self.shapes.get("model.embed_tokens.weight", (0, 0))
+        theta = self._number("rope.freq_base", 10000.0)
+        if theta != int(theta):
+            reason = "must be a whole number, as MaxText wants it"
+            raise ConfigError(f"{named}.rope.freq_base in {self._path}", theta, reason)
+        scaling = self.value(f"{named}.rope.scaling.type", "none")
+        if scaling not in ("none", "linear"):
+            reason = "must be none or linear: nothing else is supported"
+            raise ConfigError(f"{named}.rope.scaling.type in {self._path}", scaling, reason)
+        factor = self._number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+        llama3 = self._llama3(int(theta), head_dim)
+        # A float32 of the header: its shortest spelling, 1e-05, is what the model's config said.
+        epsilon = float(str(np.float32(self._number("attention.layer_norm_rms_epsilon"))))
+        found = Architecture(
+            family=_FAMILIES[named],
+            layers=int(self._number("block_count")),
+            width=width,
+            heads=heads,
+            kv_heads=int(self._number("attention.head_count_kv", heads)),
+            head_dim=head_dim,
+            mlp_width=int(self._number("feed_forward_length")),
+            vocab_size=embedding[0],
+            tied="lm_head.weight" not in self.shapes,
+            qkv_bias=named == "qwen2",
+            qk_norm=named == "qwen3",
+            norm_epsilon=epsilon,
+            rope_theta=int(theta),
+            rope="llama3" if llama3 else "linear" if factor != 1.0 else "default",
+            rope_factor=factor,
+            positions=int(self._number("context_length")),
+        )
+        check_sizes(found, self._path)
+        return found
+
+    def _llama3(self, theta: int, head_dim: int) -> bool:
+        """Whether the file has Llama 3.1's factors of the rotary positions.
+
+        Raises:
+          ConfigError: it has other ones.
+        """
+        found = [tensor for tensor in self._reader.tensors if tensor.name == _ROPE_FACTORS]
+        if not found:
+            return False
+        factors = np.asarray(found[0].data, np.float64).reshape(-1)
+        wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+        low, high, whole = (
+            LLAMA3[f"{k}"] for k in ("low_freq_factor", "high_freq_factor", "factor")
+        )
+        ratio = LLAMA3["original_max_position_embeddings"] / wavelengths
+        smooth = np.clip((ratio - low) / (high - low), 0, 1)
+        expected = 1 / ((1 - smooth) / whole + smooth)
+        if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+            said = ", ".join(f"{key} {right:g}" for key, right in LLAMA3.items())
+            reason = f"MaxText has llama3 scaling only with {said}"
+            raise ConfigError(f"{_ROPE_FACTORS} in {self._path}", None, reason)
+        return True
+
+
+def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
+    """As numpy has it; GGUF names the fastest axis first."""
+    return tuple(int(size) for size in reversed(tensor.shape.tolist()))
+
+
+def _name(name: str) -> str:
+    """The Hugging Face name; unknown ones stay as they are."""
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in _OF_LAYER:
+        return _WHOLE.get(name, name)
+    return f"model.layers.{int(match[1])}.{_OF_LAYER[match[2]]}.{match[3]}"

@@ -1,0 +1,174 @@
+"""The tokenizer in the header of a GGUF file, as the files of a Hugging Face directory.
+
+A byte-level tokenizer is put together here from its tokens and merges; how text is split before the
+merges has a name in the header, whose regular expressions ``transformers`` knows. It also builds
+tokenizers of SentencePiece. It is not asked for byte-level ones: it adds a token of GPT-2's to
+them, and takes a name that it does not know for GPT-2's way of splitting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from maxtext_overrides.models.gguf_file import GgufFile
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.text.harmless import one_line
+
+_KINDS = ("gpt2", "llama")  # byte-level BPE, SentencePiece's BPE
+_GPT2 = ("gpt-2", "gpt2", "default", "phi-2")
+_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")  # then as GPT-2 splits
+# A word that is a token is not put together by merges; a text begins with the first token.
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+_SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_CONTROL, _USER_DEFINED = 3, 4  # types of tokens
+_MOST_TOKENS = 1 << 21
+
+
+def special_ids(file: GgufFile) -> dict[str, int]:
+    """What config.json and generation_config.json say of special tokens."""
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    found = {name: file.value(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int)}
+
+
+def write(file: GgufFile, tokenizer: Any, directory: Path) -> None:
+    """Writes tokenizer.json, tokenizer_config.json, the chat template and generation_config.json.
+
+    Args:
+      tokenizer: of ``build``.
+    """
+    tokenizer.save_pretrained(directory)
+    config = directory / "tokenizer_config.json"
+    content = json.loads(config.read_text(encoding="utf-8"))
+    # The name that versions of transformers before 5 know as well.
+    content["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    generation = json.dumps(special_ids(file), indent=2) + "\n"
+    (directory / "generation_config.json").write_text(generation, encoding="utf-8")
+
+
+def build(file: GgufFile) -> Any:
+    """A ``transformers.PreTrainedTokenizerFast`` that encodes as the file says.
+
+    Raises:
+      ConfigError: the file has no tokenizer, or one of a kind that is not supported.
+    """
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    header = _header(file)
+    kind, split = header["tokenizer_type"], header["pre_tokenizer_type"]
+    if kind not in _KINDS:
+        reason = f"{alternatives(str(kind), _KINDS)} (tokenizers of GGUF files)"
+        raise ConfigError(f"tokenizer.ggml.model in {file.where}", kind, reason)
+    before = _splitter(file, str(split)) if kind == "gpt2" else None
+    try:
+        backend = _byte_level(header, before) if kind == "gpt2" else _sentencepiece(header)
+    except Exception as error:  # the Rust library raises this very class
+        reason = f"has a broken tokenizer: {one_line(str(error))}"
+        raise ConfigError("SOURCE", file.where, reason) from error
+    tokens = header["tokens"]
+    special = {
+        name: tokens[index]
+        for name, key in _SPECIAL.items()
+        if isinstance(index := file.value(f"tokenizer.ggml.{key}"), int) and index < len(tokens)
+    }
+    begins = kind == "llama" or split in _WHOLE_WORDS
+    if file.value("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:
+        bos = special["bos_token"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
+        )
+    template = file.value("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        **special,
+        **({"chat_template": template} if isinstance(template, str) else {}),
+    )
+
+
+def _header(file: GgufFile) -> Mapping[str, Any]:
+    """What a tokenizer is built from, under the names of ``transformers``."""
+    names = {
+        "tokenizer_type": "model",
+        "tokens": "tokens",
+        "scores": "scores",
+        "token_type": "token_type",
+        "merges": "merges",
+        "unk_token_id": "unknown_token_id",
+        "add_prefix_space": "add_space_prefix",
+    }
+    found = {name: file.value(f"tokenizer.ggml.{key}") for name, key in names.items()}
+    tokens = found["tokens"]
+    if not isinstance(tokens, list) or not 0 < len(tokens) <= _MOST_TOKENS:
+        raise ConfigError(f"tokenizer.ggml.tokens in {file.where}", None, "must list the tokens")
+    split = file.value("tokenizer.ggml.pre", "default")
+    return {
+        "tokenizer_type": None,
+        "pre_tokenizer_type": split,
+        **{name: value for name, value in found.items() if value is not None},
+    }
+
+
+def _splitter(file: GgufFile, name: str) -> Any:
+    """What splits a text before the merges.
+
+    Raises:
+      ConfigError: the name is not known.
+    """
+    from tokenizers import Regex, pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    if name in _GPT2:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if name in _DIGITS:
+        first = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    if name in GGUF_PRE_TOKENIZER_SPLITS:
+        first = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated")
+        rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([first, rest])
+    known = (*_GPT2, *_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS)
+    raise ConfigError(f"tokenizer.ggml.pre in {file.where}", name, alternatives(name, known))
+
+
+def _sentencepiece(header: Mapping[str, Any]) -> Any:
+    from tokenizers import normalizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    backend, _ = convert_gguf_tokenizer("llama", header)
+    # SentencePiece puts its space in front of a text that begins with one, too.
+    prepended = [normalizers.Prepend("\u2581")] if header.get("add_prefix_space", True) else []
+    backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", "\u2581")])
+    backend.pre_tokenizer = None
+    return backend
+
+
+def _byte_level(header: Mapping[str, Any], splitter: Any) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    split = header["pre_tokenizer_type"]
+    model = models.BPE(
+        vocab={token: index for index, token in enumerate(header["tokens"])},
+        merges=[tuple(merge.split(" ")) for merge in header["merges"]],
+        ignore_merges=split in _WHOLE_WORDS,
+    )
+    backend = Tokenizer(model)
+    backend.pre_tokenizer, backend.decoder = splitter, decoders.ByteLevel()
+    if split == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    for token, kind in zip(header["tokens"], header.get("token_type", ()), strict=False):
+        if kind == _CONTROL:
+            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+        elif kind == _USER_DEFINED:
+            backend.add_tokens([AddedToken(token, normalized=False, special=False)])
+    return backend

@@ -1,0 +1,73 @@
+"""Tensors of a Hugging Face directory, written into files of a bounded size one by one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+_INDEX = "model.safetensors.index.json"
+
+
+def write_tensors(
+    directory: Path,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    shapes: Mapping[str, Sequence[int]],
+    dtype: np.dtype,
+    most_bytes: int,
+) -> list[str]:
+    """Writes ``model.safetensors``, or several files and their index.
+
+    No more than the tensors of one file are in memory.
+
+    Args:
+      tensors: (name, array of ``dtype``), exactly those of ``shapes`` and in their order.
+      most_bytes: of a file; a tensor that is larger gets one of its own.
+
+    Returns:
+      Names of the files.
+    """
+    files = _files(shapes, dtype.itemsize, most_bytes)
+    width = max(5, len(str(len(files))))
+    names = [
+        "model.safetensors"
+        if len(files) == 1
+        else f"model-{number:0{width}d}-of-{len(files):0{width}d}.safetensors"
+        for number in range(1, len(files) + 1)
+    ]
+    stream = iter(tensors)
+    for file, expected in zip(names, files, strict=True):
+        held: dict[str, np.ndarray] = {}
+        for wanted in expected:
+            name, tensor = next(stream)
+            assert name == wanted and tensor.dtype == dtype, (name, wanted, tensor.dtype)
+            held[name] = tensor
+        save_file(held, directory / file, {"format": "pt"})
+        (directory / file).chmod(0o644)  # the library makes it the user's own only
+    if len(names) > 1:
+        placed = zip(names, files, strict=True)
+        size = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+        index = {
+            "metadata": {"total_size": size},
+            "weight_map": {name: file for file, those in placed for name in sorted(those)},
+        }
+        (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return names
+
+
+def _files(shapes: Mapping[str, Sequence[int]], itemsize: int, most_bytes: int) -> list[list[str]]:
+    """Names of the tensors in each file."""
+    files: list[list[str]] = []
+    left = -1
+    for name, shape in shapes.items():
+        size = math.prod(shape) * itemsize
+        if size > left:
+            files.append([])
+            left = most_bytes
+        files[-1].append(name)
+        left -= size
+    return files

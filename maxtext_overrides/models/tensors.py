@@ -1,0 +1,122 @@
+"""Where the tensors of a model come from, and whether they are the ones its architecture needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import ml_dtypes
+import numpy as np
+
+from maxtext_overrides.models.architecture import Architecture
+from maxtext_overrides.models.rules import tensor_shapes
+from rlax_plugin.errors import ConfigError
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+"""What weights may be written as."""
+
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+# Tables of rotary positions, which old checkpoints carry and nothing needs.
+_COMPUTED = (".rotary_emb.inv_freq",)
+_MOST_NAMES = 3  # in a message
+
+
+class TensorSource(Protocol):
+    """The tensors of one model, under their Hugging Face names."""
+
+    @property
+    def where(self) -> str:
+        """Path of the directory or file, for messages."""
+        ...
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name -> shape of every tensor."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor, in a floating-point dtype; nothing of it is kept.
+
+        Raises:
+          ConfigError: it cannot be read.
+        """
+        ...
+
+
+class Writable(Protocol):
+    """A variable that is put together from tensors; see ``rules.Variable``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def of_tensors(self, read: Callable[[str], np.ndarray], dtype: np.dtype) -> np.ndarray:
+        """The variable's value, of ``shape`` and ``dtype``."""
+        ...
+
+
+def check_tensors(source: TensorSource, architecture: Architecture) -> None:
+    """Compares names and shapes with what the architecture needs.
+
+    Raises:
+      ConfigError: a tensor is missing, not expected, or has another shape.
+    """
+    stored_twice = architecture.tied and _HEAD in source.shapes
+    if stored_twice:
+        _check_tied(source)
+    compare(source, tensor_shapes(architecture), architecture.family, stored_twice)
+
+
+def compare(
+    source: TensorSource,
+    expected: Mapping[str, tuple[int, ...]],
+    family: str,
+    without_head: bool = False,
+) -> None:
+    """Compares names and shapes with those that are expected.
+
+    Args:
+      family: for messages.
+      without_head: the output head of the source is not looked at.
+
+    Raises:
+      ConfigError: a tensor is missing, not expected, or has another shape.
+    """
+    found = {name: v for name, v in source.shapes.items() if name != _HEAD or not without_head}
+    surplus = {name for name in found.keys() - expected.keys() if not name.endswith(_COMPUTED)}
+    if missing := sorted(expected.keys() - found.keys()):
+        also = f"; it has {_listed(sorted(surplus))} instead" if surplus else ""
+        reason = f"{_count(missing)} of {family}: {_listed(missing)}{also}"
+        raise ConfigError("SOURCE", source.where, f"lacks {reason}")
+    if surplus:
+        reason = f"{family} does not have: {_listed(sorted(surplus))}"
+        raise ConfigError("SOURCE", source.where, f"has {_count(surplus)} that {reason}")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            reason = (
+                f"the tensor {name} has shape {list(found[name])}, but {list(shape)} follows from "
+                "the model's config"
+            )
+            raise ConfigError("SOURCE", source.where, reason)
+
+
+def _check_tied(source: TensorSource) -> None:
+    """Raises ConfigError if there is an output head of its own in a model that has none."""
+    shapes = source.shapes
+    if shapes.get(_HEAD) != shapes.get(_EMBEDDING) or not np.array_equal(
+        source.read(_HEAD), source.read(_EMBEDDING)
+    ):
+        reason = f"says tie_word_embeddings, but {_HEAD} differs from {_EMBEDDING}"
+        raise ConfigError("SOURCE", source.where, reason)
+
+
+def _count(names: object) -> str:
+    number = len(names) if isinstance(names, list | set) else 0
+    return "a tensor" if number == 1 else f"{number} tensors"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,213 @@
+"""The reward ``python_tests``."""
+
+from __future__ import annotations
+
+import socket
+import time
+from importlib.resources import files
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlax_code.cases import Case, Dialogue, Statements, cases_of
+from rlax_code.extraction import code_of
+from rlax_code.inside import BROKEN, RIGHT
+from rlax_plugin.api import (
+    Ended,
+    Limits,
+    PositiveInt,
+    Prompt,
+    Reward,
+    Sandbox,
+    Score,
+    Seconds,
+    Section,
+    one_line,
+)
+
+_MIB = 1 << 20
+_LONGEST = 1 << 20  # characters of code
+_JUDGE_MORE_S = 1.0  # the testing process sees the end of the code, and says so
+
+
+class PythonTestsConfig(Section):
+    """Runs the code of a completion against the prompt's tests, in a sandbox."""
+
+    tests: str = Field(
+        "tests",
+        description="column of the prompt's metadata with the tests; where it is missing, the "
+        "reference has them",
+    )
+    setup: str = Field(
+        "", description="column with Python that runs before the code and before each test"
+    )
+    prefix: str = Field(
+        "", description="column with code that the completion continues, such as a signature"
+    )
+    entry_point: str = Field(
+        "",
+        description="column with the name of the function that `check(...)` of the tests is called "
+        "with, as in HumanEval",
+    )
+    code: Literal["block", "whole"] = Field(
+        "block",
+        description="block: the last fenced block of Python, or the whole completion if there is "
+        "none; whole: always the whole completion",
+    )
+    reward: Literal["all", "share"] = Field(
+        "all", description="all: 1 if every test holds, otherwise 0; share: the share that holds"
+    )
+    max_tests: PositiveInt = Field(
+        default=32, description="number of tests that are used, the first ones"
+    )
+    test_s: Seconds = Field(default=2.0, description="limit for one test")
+    sample_s: Seconds = Field(
+        default=8.0,
+        description="limit for all tests of one completion: those for which no time is left fail. "
+        "Must be below `rlax.deadlines.reward_s`",
+    )
+    memory_mib: Annotated[int, Field(ge=64, le=1 << 20)] = Field(
+        256, description="memory of one test with all its processes, MiB"
+    )
+    processes: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="processes and threads of one test at a time"
+    )
+    allow_weak: bool = Field(
+        False,
+        description="run even if this machine lacks layers of the sandbox, which `rlax check` "
+        "names: then code of the model may do harm",
+    )
+
+
+class PythonTests(Reward):
+    """1 if the code of a completion passes the prompt's tests, or the share that it passes.
+
+    Each test has a fresh process for the code. A test that is an input and an expected output runs
+    the code as a program, and what it prints is compared here. A test that is Python, such as
+    ``assert f(2) == 4``, runs in another sandbox than the code: a call of the code is a message,
+    and its result comes back as plain data. So the code cannot forge a verdict by ending its
+    process, by replacing builtins or ``assert``, by objects that equal everything, or by printing:
+    it can only answer. Names that the tests define, or that Python has, are never the code's.
+
+    What remains: code may find out from its arguments which test it is in, and answer from a list;
+    no sandbox can tell. A test that calls nothing always holds. Arguments are copies, so a test of
+    what a function does to its argument fails; and a test can give plain data only (numbers, texts,
+    bytes, lists, tuples, sets, dicts). One that gives anything else, or is no Python, raises a
+    ValueError, and the sample is unscored.
+    """
+
+    def __init__(self, config: PythonTestsConfig):
+        self._config = config
+        self._limits = Limits(
+            wall_s=config.test_s,
+            cpu_s=max(1, round(config.test_s + 0.5)),
+            memory_bytes=config.memory_mib * _MIB,
+            processes=config.processes,
+        )
+        self._code: Sandbox | None = None
+        self._judge: Sandbox | None = None
+
+    def __call__(self, prompt: Prompt, completion: str) -> Score:
+        """Scores one completion. Its metrics are ``tests_passed``, a share, and ``tests_late``.
+
+        Raises:
+          ValueError: the prompt has no tests, or one that cannot be used.
+        """
+        config = self._config
+        cases = cases_of(prompt, config.tests, config.entry_point)[: config.max_tests]
+        setup = _column(prompt, config.setup)
+        code = code_of(completion) if config.code == "block" else completion
+        code = f"{_column(prompt, config.prefix)}{code}"
+        passed, late = 0, 0
+        if len(code) <= _LONGEST:
+            passed, late = self._tried(prompt, cases, setup, code)
+        share = passed / len(cases)
+        total = share if config.reward == "share" else float(share == 1)
+        return Score(total, metrics={"tests_passed": share, "tests_late": late / len(cases)})
+
+    def _tried(self, prompt: Prompt, cases: list[Case], setup: str, code: str) -> tuple[int, int]:
+        """How many hold, and how many of the others took too long."""
+        end = time.monotonic() + self._config.sample_s
+        passed = late = 0
+        for number, case in enumerate(cases):
+            if time.monotonic() + self._config.test_s > end:
+                return passed, late + len(cases) - number
+            if isinstance(case, Dialogue):
+                holds, ended = self._printed(case, f"{setup}\n{code}" if setup else code)
+            else:
+                holds, ended = self._judged(prompt, number, case, setup, code)
+            passed += holds
+            late += not holds and ended.why == "time"
+            if not holds and self._config.reward == "all":
+                break
+        return passed, late
+
+    def _printed(self, case: Dialogue, code: str) -> tuple[bool, Ended]:
+        ended = self._sandbox_of_code().run(code, case.given.encode(errors="replace"))
+        return ended.right and case.holds(ended.stdout.decode(errors="replace")), ended
+
+    def _judged(
+        self, prompt: Prompt, number: int, case: Statements, setup: str, code: str
+    ) -> tuple[bool, Ended]:
+        tests = self._sandbox_of_tests()
+        tests.start()  # or the time of the code would run while this one is started
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            program = f"import prelude\nprelude.serve({setup!a}, {code!a})"
+            answering = self._sandbox_of_code().begin(program, channel=ours)
+            try:
+                program = f"import prelude\nprelude.judge({setup!a}, {case.text!a})"
+                verdict = tests.run(program, channel=theirs)
+            finally:
+                ended = answering.stop()
+        if verdict.why == "exited" and verdict.code == BROKEN:
+            said = verdict.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise ValueError(
+                f"test {number + 1} of prompt {prompt.id} cannot be used: {one_line(said, 300)}"
+            )
+        return verdict.why == "exited" and verdict.code == RIGHT, ended
+
+    def _sandbox_of_code(self) -> Sandbox:
+        if self._code is None:
+            self._code = Sandbox(
+                self._limits, prelude=_prelude(), allow_weak=self._config.allow_weak
+            )
+        return self._code
+
+    def _sandbox_of_tests(self) -> Sandbox:
+        if self._judge is None:
+            limits = Limits(
+                wall_s=self._config.test_s + _JUDGE_MORE_S,
+                cpu_s=self._limits.cpu_s + 1,
+                memory_bytes=self._limits.memory_bytes,
+                processes=self._limits.processes,
+            )
+            self._judge = Sandbox(limits, prelude=_prelude(), allow_weak=self._config.allow_weak)
+        return self._judge
+
+    def close(self) -> None:
+        """Ends both sandboxes."""
+        for one in (self._code, self._judge):
+            if one is not None:
+                one.close()
+        self._code = self._judge = None
+
+
+def _prelude() -> str:
+    return files("rlax_code").joinpath("inside.py").read_text()
+
+
+def _column(prompt: Prompt, name: str) -> str:
+    """
+    Raises:
+      ValueError: the prompt has no such text.
+    """
+    if not name:
+        return ""
+    found = prompt.metadata.get(name)
+    if isinstance(found, list) and all(isinstance(one, str) for one in found):
+        return "\n".join(found)
+    if not isinstance(found, str):
+        there = ", ".join(sorted(prompt.metadata)) or "none"
+        raise ValueError(f"prompt {prompt.id} has no text in column {name!r}; columns: {there}")
+    return found

@@ -1,0 +1,141 @@
+"""The prompt source ``mixture``: several sources over data sets, each with a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator
+
+from rlax_plugin.api import (
+    BuildContext,
+    Choice,
+    ConfigError,
+    DatasetSource,
+    PromptTable,
+    Section,
+    TextSource,
+    alternatives,
+)
+
+_KEY = "rlax.prompt_source"
+_SEPARATOR = "/"  # between a source's name and that of a domain of its
+
+
+class WeightedSource(Choice):
+    """A prompt source, and its share of the training prompts relative to the others."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+class MixtureConfig(Section):
+    """Prompts of several sources over data sets, such as jsonl and hf, in fixed proportions.
+
+    Each source is a domain. It keeps its own splits; a split of the mixture is that of all sources
+    that have one of this name.
+    """
+
+    sources: Mapping[str, WeightedSource] = Field(
+        min_length=1,
+        description="name -> {weight, name, options...}: a prompt source, and its share of the "
+        "training prompts relative to the others (1 unless given); such as {sums: {weight: 3, "
+        "name: jsonl, path: sums.jsonl}, words: {name: hf, dataset: data/words}}",
+    )
+
+    @field_validator("sources")
+    @classmethod
+    def _names_are_plain(cls, found: Mapping[str, WeightedSource]) -> Mapping[str, WeightedSource]:
+        for name in found:
+            if not name or not name.isprintable() or _SEPARATOR in name or "." in name:
+                raise ConfigError("sources", name, "must be a name without dots and slashes")
+        return found
+
+
+class Mixture(TextSource):
+    """Several sources as one.
+
+    Raises:
+      ConfigError: one is of another sort, or they differ in how a completion ends.
+    """
+
+    def __init__(self, sources: Mapping[str, DatasetSource], weights: Mapping[str, float]):
+        (first_name, first), *others = sources.items()
+        for name, source in others:
+            for option in ("chat", "stop_strings"):
+                its, theirs = getattr(source, option), getattr(first, option)
+                if its != theirs:
+                    reason = f"must be the same as that of {first_name}: {theirs!r}"
+                    raise ConfigError(f"{_KEY}.sources.{name}.{option}", its, reason)
+        super().__init__(
+            first.tokenizer,
+            chat=first.chat,
+            system=first.config.system,
+            stop_strings=first.stop_strings,
+        )
+        self._sources, self._weights, self.chat = dict(sources), dict(weights), first.chat
+        self.splits = tuple(dict.fromkeys(one for s in sources.values() for one in s.splits))
+        self._tables: dict[str, PromptTable] = {}
+
+    @classmethod
+    def build(cls, config: MixtureConfig, context: BuildContext) -> Self:
+        """For ``Extension``: builds the sources, which read nothing of their data yet."""
+        sources = {}
+        for name, choice in config.sources.items():
+            with _named(name):
+                key = f"{_KEY}.sources.{name}"
+                found = context.part("prompt_source", _plain(choice), key)
+            if not isinstance(found, DatasetSource):
+                reason = "must be a source over a data set, such as jsonl, parquet, hf or tfds"
+                raise ConfigError(f"{_KEY}.sources.{name}.name", choice.name, reason)
+            sources[name] = found
+        return cls(sources, {name: one.weight for name, one in config.sources.items()})
+
+    def prompts(self, split: str) -> PromptTable:
+        """See ``PromptSource`` and ``DatasetSource.prompts``."""
+        if split not in self.splits:
+            reason = f"{alternatives(split, self.splits)}; the sources' options make others"
+            raise ConfigError(f"split of {_KEY}", split, reason)
+        if split not in self._tables:
+            found = {}
+            for name, source in self._sources.items():
+                if split in source.splits:
+                    with _named(name):
+                        found[name] = source.prompts(split)
+            self._tables[split] = PromptTable.joined(found, self._weights)
+        return self._tables[split]
+
+    def identity(self) -> dict[str, Any]:
+        """The files of all sources, see ``DatasetSource.identity``."""
+        files: dict[str, Any] = {}
+        for name, source in self._sources.items():
+            with _named(name):
+                of_source = source.identity()["files"]
+            files |= {f"{name}{_SEPARATOR}{split}": some for split, some in of_source.items()}
+        return {"files": files}
+
+
+def _plain(choice: WeightedSource) -> Choice:
+    return Choice(name=choice.name, **choice.options)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors that name a key of a source name it where it stands in the mixture."""
+    try:
+        yield
+    except ConfigError as error:
+        own = f"{_KEY}.sources.{name}"
+        if not error.key.startswith(_KEY) or error.key.startswith(own):
+            raise
+        key = own + error.key.removeprefix(_KEY)
+        raise ConfigError(key, error.value, error.reason) from error
+
+
+def check_start(config: MixtureConfig, context: BuildContext) -> None:
+    """Whether the sources are there and their options right.
+
+    Raises:
+      ConfigError: one is not.
+    """
+    Mixture.build(config, context)

@@ -1,0 +1,33 @@
+"""The prompt source ``parquet``: a row of a table is a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlax_datasets.files import FilesConfig, FilesSource
+from rlax_plugin.api import BrokenRow, opened
+
+_TOGETHER = 256
+
+
+class ParquetConfig(FilesConfig):
+    """Prompts of Parquet files, one per row."""
+
+
+class ParquetSource(FilesSource):
+    """One prompt per row."""
+
+    config: ParquetConfig
+
+    def rows(self, split: str) -> Iterator[tuple[str, Mapping[str, Any] | BrokenRow]]:
+        import pyarrow.parquet as pq
+
+        key, _ = self.config.patterns(split)
+        for path in self.files(split):
+            number = 0
+            with opened(path, key) as file:
+                for batch in pq.ParquetFile(file).iter_batches(_TOGETHER):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"{path}, row {number},", row

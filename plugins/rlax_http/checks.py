@@ -1,0 +1,141 @@
+"""What is looked at before a run: the key, and for ``rlax check`` the server itself, once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from rlax_http.failures import ServerError
+from rlax_http.judge import JudgeConfig, LlmJudge
+from rlax_http.server import ServerConfig
+from rlax_http.verifier import USABLE, HttpVerifier, VerifierConfig, sample_of
+from rlax_plugin.api import BuildContext, CheckResult, ConfigError, Prompt, Score
+
+TRIAL = (
+    Prompt("rlax-check", np.array([1], np.int32), "What is 1+1?", "2", {"rlax_check": True}),
+    "2",
+)
+"""What ``rlax check`` has a server score: a prompt and its completion."""
+
+_WRONG = (301, 302, 303, 307, 308, 401, 403, 404, 405)  # HTTP status that a config is the cause of
+
+
+def check_key(config: ServerConfig, context: BuildContext) -> None:
+    """Whether the key is there, before anything is started.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    try:
+        config.key()
+    except ConfigError as error:
+        key = f"{_place(config, context)}.{error.key}"
+        raise ConfigError(key, error.value, error.reason) from None
+
+
+def check_verifier(config: VerifierConfig, context: BuildContext) -> CheckResult:
+    """Sends one sample.
+
+    Raises:
+      ConfigError: the server says that this config is wrong.
+    """
+
+    async def ask(limit_s: float) -> Score:
+        verifier = HttpVerifier(config, context)
+        sample, several = sample_of(*TRIAL), config.batch_size > 1
+        try:
+            reply = await verifier.client.once([sample] if several else sample, limit_s)
+        finally:
+            await verifier.client.close()
+        given = reply.content
+        if several:
+            (given,) = verifier.rewards(given, 1)
+        return verifier.reward_of(given, reply.tries)
+
+    place, concurrency = _place(config, context), context.section.reward_concurrency
+    warnings = list(_warnings(config, context, config.url))
+    if config.batch_size > concurrency:
+        reason = f"is more than rlax.reward_concurrency = {concurrency}, so no request has as many"
+        warnings.append((f"{place}.batch_size", reason))
+    return _result(ask, context, f"{place}.url", config.url, warnings)
+
+
+def check_judge(config: JudgeConfig, context: BuildContext) -> CheckResult:
+    """Asks one question.
+
+    Raises:
+      ConfigError: see ``check_verifier``.
+    """
+
+    async def ask(limit_s: float) -> Score:
+        judge = LlmJudge(config, context)
+        try:
+            reply = await judge.client.once(judge.request(*TRIAL), limit_s)
+        finally:
+            await judge.client.close()
+        return judge.reward_of(reply)
+
+    warnings = list(_warnings(config, context, config.base_url))
+    key = f"{_place(config, context)}.base_url"
+    return _result(ask, context, key, config.base_url, warnings)
+
+
+def _result(
+    ask: Callable[[float], Coroutine[Any, Any, Score]],
+    context: BuildContext,
+    key: str,
+    url: str,
+    warnings: list[tuple[str, str]],
+) -> CheckResult:
+    """What a server answers to a trial."""
+    begun_s = time.monotonic()
+    try:
+        score = asyncio.run(ask(context.section.deadlines.rpc_s))
+    except ServerError as error:
+        if error.status in _WRONG:
+            raise ConfigError(key, url, str(error)) from None
+        said = "cannot be reached now" if error.passes else "scored no trial sample"
+        warnings.append((key, f"{said}: {error}"))
+        return CheckResult(warnings=warnings)
+    took_s = time.monotonic() - begun_s
+    said = f"{url} gave a trial sample, a right answer, {score.total:g} in {took_s:.2g} s"
+    return CheckResult(says={"server": said}, warnings=warnings)
+
+
+def _warnings(config: ServerConfig, context: BuildContext, url: str) -> Iterator[tuple[str, str]]:
+    section, place, parts = context.section, _place(config, context), urlsplit(url)
+    named = "key_env" if config.key_env else "key_file" if config.key_file else ""
+    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if named and parts.scheme == "http" and not local:
+        yield f"{place}.{named}", f"the key is sent unencrypted to {parts.hostname}"
+    at_once = section.reward_concurrency * section.reward_processes
+    samples = section.rollouts.groups_per_step * section.rollouts.group_size
+    per_minute, reward_s = config.requests_per_minute, section.deadlines.reward_s
+    requests = min(at_once, samples) / getattr(config, "batch_size", 1)
+    if per_minute and requests * 60 / per_minute > USABLE * reward_s:
+        yield (
+            f"{place}.requests_per_minute",
+            f"allows {per_minute * reward_s / 60:.0f} requests within rlax.deadlines.reward_s = "
+            f"{reward_s:g} s, and {requests:.0f} begin together: raise reward_s, or lower "
+            "rlax.reward_concurrency",
+        )
+
+
+def _place(config: ServerConfig, context: BuildContext) -> str:
+    """Dotted key of the reward whose options these are."""
+    given = config.model_dump(mode="json", exclude_unset=True)
+    section = context.section
+    lists = {"rlax": section.rewards}
+    lists |= {
+        f"rlax.evaluation.sets.{name}": s.rewards for name, s in section.evaluation.sets.items()
+    }
+    for key, choices in lists.items():
+        for i, choice in enumerate(choices):
+            if choice.options == given:
+                return f"{key}.rewards.{i}"
+    return "rlax.rewards"

@@ -1,0 +1,43 @@
+"""What can go wrong with a server, and whether it may pass."""
+
+from __future__ import annotations
+
+import re
+import time
+from email.utils import parsedate_to_datetime
+
+from rlax_plugin.api import RlaxError
+
+
+class ServerError(RlaxError):
+    """A server gave no usable answer, which leaves samples without a reward.
+
+    Attributes:
+      passes: whether the same request may succeed later, as during an outage.
+      after_s: seconds that the server asked to be left alone; None: it did not say.
+      status: of its reply; 0: there was none, or it was a good one that made no sense.
+    """
+
+    def __init__(self, said: str, *, passes: bool, after_s: float | None = None, status: int = 0):
+        super().__init__(said)
+        self.passes, self.after_s, self.status = passes, after_s, status
+
+
+def passes(status: int) -> bool:
+    """Whether a reply of this HTTP status may be another one later."""
+    return status in (408, 425, 429) or status >= 500
+
+
+def retry_after_s(header: str | None) -> float | None:
+    """What a ``Retry-After`` asks for, in seconds; None if it says nothing that makes sense.
+
+    RFC 9110, section 10.2.3: whole seconds, or a date.
+    """
+    if not header:
+        return None
+    if re.fullmatch(r"\s*[0-9]{1,12}\s*", header, re.ASCII):
+        return float(header)
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError, OSError):
+        return None

@@ -1,0 +1,180 @@
+"""Reward ``llm_judge``: a language model grades completions, over the OpenAI protocol.
+
+The protocol is that of ``POST BASE_URL/chat/completions``
+(https://platform.openai.com/docs/api-reference/chat), which vLLM, SGLang, llama.cpp and most
+providers speak.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from rlax_http.client import Client, Reply, names_of
+from rlax_http.failures import ServerError
+from rlax_http.server import ServerConfig, check_url, is_secret_name, looks_secret
+from rlax_http.verdict import Kind, default_template, pieces, question, verdict
+from rlax_http.verifier import USABLE
+from rlax_plugin.api import BuildContext, ConfigError, PositiveInt, Prompt, Score
+
+_LETTERS_PER_TOKEN = 4  # about so many; each answer says how many tokens it was
+_MOST_TOKENS = 10_000_000  # of one answer: what a server counts beyond that is no count
+
+
+class JudgeConfig(ServerConfig):
+    """Scores completions by the verdict of a language model."""
+
+    base_url: str = Field(
+        default=...,
+        description="address of the API up to and without /chat/completions, such as "
+        "http://localhost:8000/v1",
+    )
+    model: str = Field(default=..., min_length=1, description="name of the model on that server")
+    system: str = Field(default="", description="system message; empty: none is sent")
+    template: str = Field(
+        default="",
+        description="the question, with the fields {prompt}, {completion}, {reference} and "
+        "{mark}, a line that the completion cannot contain. Empty: asks whether the completion is "
+        "right, in the form that verdict reads",
+    )
+    verdict: Kind = Field(
+        default="number",
+        description="what is read in the judge's answer: number or yes_no behind the last marker, "
+        "or json, an object with a field",
+    )
+    marker: str = Field(
+        default="Score:",
+        description="text before the verdict of number and yes_no; empty: the answer is nothing "
+        "but the verdict",
+    )
+    field: str = Field(default="score", description="field with the verdict of json")
+    lowest: float = Field(default=0.0, description="verdict whose reward is 0, unless yes_no")
+    highest: float = Field(
+        default=10.0,
+        description="verdict whose reward is 1, unless yes_no; a verdict outside of lowest and "
+        "highest is an error",
+    )
+    max_tokens: PositiveInt = Field(default=512, description="tokens of the judge's answer at most")
+    tokens_per_minute: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="limit for tokens per minute, of questions and answers; the reward processes "
+        "share it. Before an answer its tokens are estimated. null: no limit",
+    )
+    body: dict[str, Any] = Field(
+        default={},
+        description="further fields of each request, such as {top_p: 0.9}; null removes a field, "
+        "such as {max_tokens: null, max_completion_tokens: 512}",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> JudgeConfig:
+        check_url("base_url", self.base_url)
+        if self.lowest >= self.highest:
+            raise ConfigError("lowest", self.lowest, f"must be below highest = {self.highest:g}")
+        for name, value in self.body.items():
+            if is_secret_name(name) or (isinstance(value, str) and looks_secret(value)):
+                reason = "looks like a key; name an environment variable with key_env instead"
+                raise ConfigError(f"body.{name}", None, reason)
+            if name in ("messages", "model", "stream", "n"):
+                raise ConfigError(f"body.{name}", value, "must not be given: the reward sets it")
+        pieces(self.question)
+        return self
+
+    @property
+    def question(self) -> str:
+        """The template, or the one that there is for this kind of verdict."""
+        return self.template or default_template(
+            self.verdict, self.marker, self.field, self.lowest, self.highest
+        )
+
+
+class LlmJudge:
+    """Asks one question for each completion."""
+
+    def __init__(self, config: JudgeConfig, context: BuildContext):
+        section = context.section
+        self._config, self._pieces = config, pieces(config.question)
+        self.client = Client(
+            config,
+            config.base_url.rstrip("/") + "/chat/completions",
+            config.key(),
+            processes=section.reward_processes,
+            tokens_per_minute=config.tokens_per_minute,
+        )
+        self._limit_s = USABLE * section.deadlines.reward_s
+
+    async def __call__(self, prompt: Prompt, completion: str) -> Score:
+        body = self.request(prompt, completion)
+        letters = sum(len(one["content"]) for one in body["messages"])
+        cost = letters / _LETTERS_PER_TOKEN + self._config.max_tokens
+        reply = await self.client.post(body, self._limit_s, cost)
+        used = _used_tokens(reply.content)
+        if used is not None:
+            self.client.tokens.correct(used - cost)
+        return self.reward_of(reply)
+
+    def request(self, prompt: Prompt, completion: str) -> dict[str, Any]:
+        """The body of a request."""
+        config = self._config
+        messages = [{"role": "system", "content": config.system}] if config.system else []
+        messages += [{"role": "user", "content": question(self._pieces, prompt, completion)}]
+        body = {
+            "model": config.model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": config.max_tokens,
+            **config.body,
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    def reward_of(self, reply: Reply) -> Score:
+        """The reward in an answer.
+
+        Raises:
+          ServerError: there is none.
+        """
+        config = self._config
+        text = self._text(reply.content)
+        try:
+            value = verdict(text, config.verdict, config.marker, config.field)
+        except ValueError as error:
+            end = self.client.shown(text[-100:])
+            raise ServerError(f"{error}; it ends with {end!r}", passes=False) from None
+        if config.verdict != "yes_no":
+            if not config.lowest <= value <= config.highest:
+                said = f"the judge's verdict {value:g} is not from {config.lowest:g} to "
+                raise ServerError(f"{said}{config.highest:g}", passes=False)
+            value = (value - config.lowest) / (config.highest - config.lowest)
+        metrics = {"judge_requests": float(reply.tries)}
+        if (used := _used_tokens(reply.content)) is not None:
+            metrics["judge_tokens"] = used
+        return Score(value, metrics=metrics)
+
+    def _text(self, content: Any) -> str:
+        """The judge's own words, all of them."""
+        try:
+            choice = content["choices"][0]
+            text, finish = choice["message"]["content"], choice.get("finish_reason")
+        except (LookupError, TypeError, AttributeError):
+            what = self.client.shown(names_of(content))
+            said = f"the answer of the judge's server is {what}: it is no chat completion"
+            raise ServerError(said, passes=False) from None
+        if finish == "length":
+            said = f"the judge's answer was cut at max_tokens = {self._config.max_tokens}"
+            raise ServerError(f"{said}, before its verdict", passes=False)
+        if not isinstance(text, str):
+            shown = self.client.shown(json.dumps(choice))
+            raise ServerError(f"the judge's answer has no text: {shown}", passes=False)
+        return text
+
+
+def _used_tokens(content: Any) -> float | None:
+    """What the server counted for a request; None if it says nothing that makes sense."""
+    usage = content.get("usage") if isinstance(content, Mapping) else None
+    used = usage.get("total_tokens") if isinstance(usage, Mapping) else None
+    if isinstance(used, int) and 0 <= used <= _MOST_TOKENS:
+        return float(used)
+    return None

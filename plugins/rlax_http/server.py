@@ -1,0 +1,182 @@
+"""Options of a reward that asks a server, and the key that it shows there.
+
+A key is never in a config: a config is copied into the run's directory, given to every worker and
+sent to trackers. So it names an environment variable or a file, and whatever looks like a key in
+its place is rejected without being repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import Field, model_validator
+
+from rlax_plugin.api import ConfigError, PathText, PositiveInt, Seconds, Section
+
+_NAMES = {
+    *("key", "api_key", "apikey", "x_api_key", "token", "api_token", "auth_token", "access_token"),
+    *("bearer", "auth", "authorization", "secret", "client_secret", "password", "credentials"),
+    "headers",
+}
+_PREFIX = re.compile(
+    r"(?i:bearer)\s+\S|sk[-_]|hf_|gh[pousr]_|github_pat_|xox[a-z]-|AKIA[A-Z0-9]{12}|AIza|eyJ"
+)
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # as most are called, at any length
+_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{32,}")
+_HOW = "name an environment variable with key_env, or a file with key_file"
+_LONGEST_KEY = 4096  # bytes
+_TELLING = 8  # characters of a key in a row that must not be shown
+
+
+def looks_secret(text: str) -> bool:
+    """Whether a text looks like a key: it begins as many do, or is long and random."""
+    random = _RANDOM.fullmatch(text) and not _VARIABLE.fullmatch(text)
+    return bool(_PREFIX.match(text) or random)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an option of this name usually holds a key."""
+    return name.lower().replace("-", "_") in _NAMES
+
+
+def _refused(key: str, what: str) -> ConfigError:
+    return ConfigError(key, None, f"{what}; configs are recorded and must hold no key: {_HOW}")
+
+
+def check_url(key: str, url: str) -> None:
+    """Whether an address is one, and holds no key.
+
+    Raises:
+      ConfigError: it is not, or seems to. The address is not repeated if it seems to.
+    """
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+        user = parts.username or parts.password
+    except ValueError as error:
+        raise ConfigError(key, None, f"must be a URL: {error}") from None
+    if user is not None:
+        raise _refused(key, "has a user name or password before the @")
+    asked = parse_qsl(parts.query, keep_blank_values=True)
+    if any(is_secret_name(name) or looks_secret(value) for name, value in asked):
+        raise _refused(key, "seems to have a key in its query")
+    if any(_PREFIX.match(one) for one in parts.path.split("/")):
+        raise _refused(key, "seems to have a key in its path")
+    plain = url.isprintable() and " " not in url and not parts.fragment
+    if parts.scheme not in ("http", "https") or not host or not plain:
+        raise ConfigError(key, url, "must be a URL such as https://host:8000/path")
+
+
+class Key:
+    """A secret, which shows itself to ``value`` only."""
+
+    def __init__(self, value: str):
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "Key(...)"
+
+    def hidden(self, text: str) -> str:
+        """The text without the key, or longer parts of it."""
+        size = min(_TELLING, len(self.value))
+        if not size:
+            return text
+        marked = [False] * len(text)
+        for i in range(len(self.value) - size + 1):
+            part, at = self.value[i : i + size], -1
+            while (at := text.find(part, at + 1)) >= 0:
+                marked[at : at + size] = [True] * size
+        shown: list[str] = []
+        for i, letter in enumerate(text):
+            if not marked[i]:
+                shown.append(letter)
+            elif not (i and marked[i - 1]):
+                shown.append("[key]")
+        return "".join(shown)
+
+
+class ServerConfig(Section):
+    """Options of every reward that asks a server."""
+
+    key_env: str = Field(
+        default="", description="name of the environment variable that has the server's API key"
+    )
+    key_file: PathText = Field(
+        default="", description="path of a file that has nothing but the server's API key"
+    )
+    key_header: str = Field(
+        default="Authorization", description="HTTP header in which the key is sent"
+    )
+    key_prefix: str = Field(default="Bearer ", description="text before the key in that header")
+    concurrency: PositiveInt = Field(
+        default=32,
+        description="requests that are under way at the same time; the reward processes share them",
+    )
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="limit for requests per minute, retries included; the reward processes share "
+        "it. null: no limit",
+    )
+    request_s: Seconds = Field(
+        default=60.0,
+        description="limit for one request; it is repeated if rlax.deadlines.reward_s leaves time",
+    )
+    max_answer_bytes: PositiveInt = Field(
+        default=1 << 20, description="bytes of an answer at most; a longer one is not read"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_no_key(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        for name in given:
+            if name not in cls.model_fields and is_secret_name(str(name)):
+                raise _refused(str(name), "is no option")
+        for name in ("key_env", "key_file", "key_header", "key_prefix"):
+            value = given.get(name)
+            if isinstance(value, str) and looks_secret(value):
+                raise _refused(name, "looks like a key itself")
+        for name, right, like in (
+            ("key_env", r"[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of an environment variable"),
+            ("key_header", r"[A-Za-z0-9-]{1,60}", "the name of an HTTP header"),
+            ("key_prefix", r"[A-Za-z-]{0,20} ?", "a word such as 'Bearer '"),
+        ):
+            value = given.get(name)
+            if isinstance(value, str) and value and not re.fullmatch(right, value):
+                raise ConfigError(name, None, f"must be {like}")  # it may be a key all the same
+        if given.get("key_env") and given.get("key_file"):
+            raise ConfigError("key_file", given["key_file"], "must be empty if key_env is given")
+        return given
+
+    def key(self) -> Key:
+        """The key; an empty one where the config names none.
+
+        Raises:
+          ConfigError: there is none where the config says.
+        """
+        name, value, where = "key_env", "", self.key_env
+        if self.key_env:
+            value = os.environ.get(self.key_env, "")
+        elif self.key_file:
+            name, where = "key_file", self.key_file
+            try:
+                with open(self.key_file, "rb") as file:
+                    value = file.read(_LONGEST_KEY + 1).decode()
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or "it is not text"
+                raise ConfigError(name, where, f"cannot be read: {why}") from None
+        else:
+            return Key("")
+        value = value.strip()
+        if not value:
+            what = "this environment variable is not set" if self.key_env else "this file is empty"
+            raise ConfigError(name, where, f"{what}; it must have the server's API key")
+        if len(value) > _LONGEST_KEY or not re.fullmatch(r"[!-~]+", value):
+            reason = "must hold one key of printable ASCII characters and nothing else"
+            raise ConfigError(name, where, reason)
+        return Key(value)

@@ -1,0 +1,74 @@
+"""The trainer's part of ``rlax export``: which model it is, its tokenizer, and the directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlax_maxtext.agreement import given_config
+from rlax_plugin.api import BuildContext, ConfigError, Exported, Tokenizer, new_directory
+
+_TOKENIZER = "tokenizer_path"
+
+
+def export_model(
+    context: BuildContext,
+    weights: str | Callable[[], dict[str, np.ndarray]],
+    out: Path,
+    dtype: str,
+    most_bytes: int,
+) -> Exported:
+    """See ``ModelExporter.export_model``."""
+    from maxtext_overrides.config.loading import load_to_check, passed_on
+    from maxtext_overrides.models import export
+    from maxtext_overrides.models.reading import opened
+
+    given = given_config(context)
+    with passed_on(given):
+        config = load_to_check(given)
+    tokenizer = _tokenizer(given.maxtext.get(_TOKENIZER), config.vocab_size)
+    model = export.describe(config, tokenizer.directory, lambda: _special_ids(tokenizer))
+    stored = opened(weights)
+    export.check_weights(model, stored)
+    with new_directory("--out", out) as directory:
+        files = export.write(directory, model, stored, dtype, most_bytes)
+    notes = [
+        f"config.json is made from MaxText's keys: {tokenizer.directory} has none of this model"
+    ]
+    return Exported(
+        f"{model.name}, {export.parameters(model):,} parameters, {dtype}",
+        files,
+        notes if model.made else (),
+    )
+
+
+def _tokenizer(path: object, vocab_size: int) -> Tokenizer:
+    """The tokenizer of the model.
+
+    Raises:
+      ConfigError: the config names none, or it is not the model's.
+    """
+    if not isinstance(path, str) or not path:
+        reason = (
+            "is not set, so that the tokenizer of this model is not known: give "
+            f"{_TOKENIZER}=DIR, a directory with tokenizer.json"
+        )
+        raise ConfigError(_TOKENIZER, path, reason)
+    found = Tokenizer.load(path, _TOKENIZER)
+    if found.size > vocab_size:
+        reason = f"has ids up to {found.size - 1}, and the model has {vocab_size} (vocab_size)"
+        raise ConfigError(_TOKENIZER, path, reason)
+    return found
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What files that have to be made say of tokens that begin and end a text."""
+    ids: dict[str, Any] = {"eos_token_id": list(tokenizer.stop_ids)}
+    if tokenizer.bos_ids:
+        ids["bos_token_id"] = tokenizer.bos_ids[0]
+    if tokenizer.stop_ids:
+        ids["pad_token_id"] = tokenizer.pad_id
+    return ids

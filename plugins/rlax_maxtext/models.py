@@ -1,0 +1,48 @@
+"""The trainer's part of ``rlax convert``: a model of another library as MaxText has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlax_plugin.api import ConvertibleModel
+
+if TYPE_CHECKING:
+    from maxtext_overrides.models.convert import Convertible
+
+
+def examine_model(source: Path, dtype: str, scan_layers: bool) -> ConvertibleModel:
+    """See ``ModelConverter.examine_model``."""
+    from maxtext_overrides.models.convert import examine
+
+    found = examine(source, dtype, scan_layers)
+    # MaxText takes seconds to import: not before the source is known to be sound.
+    from maxtext_overrides.models import agreement
+
+    keys = {**found.keys, "scan_layers": scan_layers}
+    agreement.check(keys, found.variables, str(source))
+    return _Model(found)
+
+
+class _Model(ConvertibleModel):
+    """A model that was examined."""
+
+    def __init__(self, found: Convertible):
+        self._found = found
+        self.nbytes = found.nbytes
+        self.description = f"{found.family}, {found.parameters:,} parameters, {found.dtype}"
+        self.notes = [*_notes(found)]
+
+    def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:
+        self._found.write(directory, home, progress)
+
+
+def _notes(found: Convertible) -> Iterator[str]:
+    if not found.has_tokenizer:
+        yield f"{found.source.where} has no tokenizer: set tokenizer_type and tokenizer_path"
+    if found.padding:
+        yield (
+            f"MaxText adds {found.padding} tokens to this model. They have weights of zero, and a "
+            "policy can generate them"
+        )

@@ -1,0 +1,118 @@
+"""Expressions that are too large to compute, seen before anything computes them.
+
+A completion can write a number that no machine holds in ten characters. math-verify parses it
+without computing it, but comparing it would. The limits lie far beyond any answer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+_MOST_NODES = 2000
+_MOST_DIGITS = 1000  # of a number, written or computed
+_MOST_TERMS = 500  # of a sum that is multiplied out
+_MOST_STEPS = 1000  # ends of a sum or product
+_MOST_FACTORIAL = 300
+_DEEPEST = 40  # nested braces
+
+# Parsing itself computes these.
+_COMPUTED = re.compile(r"binom|choose|\\?[gl]c[dm]|mod|pmatrix|bmatrix|vmatrix|matrix|floor|ceil")
+_LONG_NUMBER = re.compile(r"\d{5}")
+_MUCH_TOO_LONG = re.compile(rf"\d{{{_MOST_DIGITS}}}")
+
+
+def may_be_parsed(text: str) -> bool:
+    """Whether parsing a text, at most as long as an answer, ends soon."""
+    if _MUCH_TOO_LONG.search(text) or (_COMPUTED.search(text) and _LONG_NUMBER.search(text)):
+        return False
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    return deepest <= _DEEPEST
+
+
+def is_small(expression: Any) -> bool:
+    """Whether sympy can compute, expand and compare an expression soon."""
+    import sympy
+
+    if isinstance(expression, sympy.MatrixBase):
+        return len(expression) <= _MOST_NODES and all(map(is_small, expression))
+    return not isinstance(expression, sympy.Basic) or _Sizes().are_small(expression)
+
+
+class _Sizes:
+    """The sizes of the parts of one expression, from the inside out, each computed once."""
+
+    def __init__(self) -> None:
+        self._digits: dict[Any, float] = {}
+        self._terms: dict[Any, float] = {}
+
+    def are_small(self, expression: Any) -> bool:
+        import sympy
+
+        for number, node in enumerate(sympy.postorder_traversal(expression), 1):
+            if number > _MOST_NODES:
+                return False
+            if not isinstance(node, sympy.Basic) or node in self._digits:
+                continue
+            if isinstance(node, sympy.Integral) or not self._is_small(node):
+                return False
+            self._digits[node], self._terms[node] = self._digits_of(node), self._terms_of(node)
+            if self._digits[node] > _MOST_DIGITS or self._terms[node] > _MOST_TERMS:
+                return False
+        return True
+
+    def _is_small(self, node: Any) -> bool:
+        """Whether a node, whose parts are small, adds no loop that is too long."""
+        import sympy
+
+        if isinstance(node, sympy.Sum | sympy.Product):
+            ends = [end for _, *ends in node.limits for end in ends]
+            return all(end.is_infinite or _value(end) <= _MOST_STEPS for end in ends)
+        growing = sympy.factorial | sympy.factorial2 | sympy.gamma | sympy.binomial
+        if isinstance(node, growing):
+            return all(one.free_symbols or _value(one) <= _MOST_FACTORIAL for one in node.args)
+        return True
+
+    def _digits_of(self, node: Any) -> float:
+        """An upper limit of the digits of all numbers that computing it makes."""
+        import sympy
+
+        if isinstance(node, sympy.Rational):
+            return max(abs(node.p), node.q).bit_length() * math.log10(2)
+        if isinstance(node, sympy.Pow):
+            base, exponent = node.args
+            return max(1.0, self._digits[base]) * self._power(exponent) + self._digits[exponent]
+        return sum(self._digits.get(one, 0.0) for one in node.args)
+
+    def _terms_of(self, node: Any) -> float:
+        """Terms of the sum that it is if it is multiplied out."""
+        import sympy
+
+        terms = [self._terms.get(one, 1.0) for one in node.args]
+        if isinstance(node, sympy.Add):
+            return sum(terms)
+        if isinstance(node, sympy.Pow) and terms[0] > 1 and node.base.free_symbols:
+            power = min(self._power(node.exp), _MOST_TERMS)
+            return math.comb(int(terms[0] + power) - 1, int(power))
+        return math.prod(terms) if isinstance(node, sympy.Mul) else 1.0
+
+    def _power(self, exponent: Any) -> float:
+        if exponent.free_symbols:
+            return 1.0
+        return max(1.0, _value(exponent) if self._digits[exponent] < _MOST_DIGITS else math.inf)
+
+
+def _value(number: Any) -> float:
+    """The absolute value of something small; infinity if it is not finite."""
+    import sympy
+
+    if number.free_symbols:
+        return math.inf
+    try:
+        return float(abs(sympy.N(number, 15)))
+    except (TypeError, ValueError, OverflowError):
+        return math.inf

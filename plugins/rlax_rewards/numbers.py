@@ -1,0 +1,99 @@
+r"""Numbers in texts, exactly, as fractions.
+
+What counts as a number, apart from a sign (``+``, ``-`` or the minus sign U+2212):
+
+- decimal digits, with ``,`` between groups of three or without, decimals behind ``.``, and an
+  exponent: ``1,234.5``, ``.5``, ``6.02e23``. TeX's ``1{,}234`` and ``1\,234`` are the same.
+- a fraction of whole numbers: ``-3/4``, ``\frac{3}{4}``, ``\dfrac{-3}{4}``.
+- A currency sign before a number, and a percent sign behind it, belong to it.
+
+What does not, on purpose: other groups of digits (``1,23``, ``1 234``), several points
+(``1.2.3``), times (``10:30``), numbers inside words (``x2``, ``0x1F``, ``1_000``), superscripts and
+characters such as ``½``, divisions by 0, more than 1,000 characters, and exponents above 400. Such
+a text is passed over as a whole; no part of it is read as a number. Digits of other scripts, such
+as Arabic-Indic or full-width ones, count only if ``unicode_digits`` says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+
+_LONGEST = 1000  # characters of one number
+_LARGEST_EXPONENT = 400
+
+_DIGITS = r"(?>\d{1,3}(?:,\d{3})++|\d++)"
+_NUMBER = re.compile(
+    rf"""
+    (?<!\d[.,/:])(?<!\w)                         # it does not begin inside a word or number
+    (?:(?<![\w)\]}}])(?P<sign>[-+\u2212]))?+
+    (?P<tex>\\[dt]?frac\s*+\{{\s*+(?P<above>[-+]?\d++)\s*+\}}\s*+\{{\s*+(?P<below>[-+]?\d++)\s*+\}}|
+    [$\u20ac\u00a3]?+
+    (?:(?P<whole>{_DIGITS})(?P<point>\.\d++)?+|(?<!\.)(?P<only>\.\d++))
+    (?P<exponent>[eE][-+]?\d++)?+
+    (?:/(?P<denominator>\d++))?+
+    )
+    (?P<percent>\s?%)?+
+    (?![^\W\d]*+\d|[.,/:]\d|_)                   # nor does it end inside one
+    """,
+    re.VERBOSE,
+)
+_TEX = re.compile(r"\{,\}|\\[,!]|\\(?=[$%])")
+
+
+def whole_number_in(text: str, **options: bool) -> Fraction | None:
+    """The number that a text consists of, a full stop behind it left out; None: it is no number.
+
+    Args:
+      options: ``percent``: 50% is 1/2; otherwise the sign is ignored. ``unicode_digits``: decimal
+        digits of all scripts count.
+    """
+    match = _NUMBER.fullmatch(_plain(text.strip().removesuffix(".").rstrip()))
+    return None if match is None else _value(match, **options)
+
+
+def only_number_in(text: str, **options: bool) -> Fraction | None:
+    """The number of a text that has exactly one."""
+    found = list(itertools.islice(_values(_NUMBER.finditer(_plain(text)), options), 2))
+    return found[0] if len(found) == 1 else None
+
+
+def last_number_in(text: str, **options: bool) -> Fraction | None:
+    """The last number of a text; None if it has none."""
+    return next(_values(reversed(list(_NUMBER.finditer(_plain(text)))), options), None)
+
+
+def _plain(text: str) -> str:
+    return _TEX.sub(lambda match: "," if match[0] == "{,}" else "", text)
+
+
+def _values(matches: Iterable[re.Match[str]], options: dict[str, bool]) -> Iterator[Fraction]:
+    found = (_value(match, **options) for match in matches)
+    return (value for value in found if value is not None)
+
+
+def _value(
+    match: re.Match[str], percent: bool = False, unicode_digits: bool = False
+) -> Fraction | None:
+    text, behind = match[0], match.string[match.end() : match.end() + 1]
+    if len(text) > _LONGEST or behind.isnumeric():
+        return None
+    if not unicode_digits and not all(c.isascii() for c in text if c.isdecimal()):
+        return None
+    if match["tex"].startswith("\\"):
+        above, below = int(match["above"]), int(match["below"])
+    else:
+        exponent = int(match["exponent"][1:]) if match["exponent"] else 0
+        if abs(exponent) > _LARGEST_EXPONENT:
+            return None
+        digits = (match["whole"] or "0").replace(",", "") + (match["point"] or match["only"] or "")
+        number = Fraction(digits) * Fraction(10) ** exponent
+        above, below = number, int(match["denominator"] or 1)
+    if below == 0:
+        return None
+    value = Fraction(above) / below
+    if match["sign"] in ("-", "\u2212"):
+        value = -value
+    return value / 100 if percent and match["percent"] else value

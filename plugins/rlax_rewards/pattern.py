@@ -1,0 +1,64 @@
+"""The reward ``format``: the completion matches a regular expression."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import regex
+from pydantic import AfterValidator, Field
+
+from rlax_plugin.api import Prompt, Reward, Seconds, Section
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        regex.compile(pattern)
+    except regex.error as error:
+        raise ValueError(f"must be a regular expression: {error}") from None
+    return pattern
+
+
+class FormatConfig(Section):
+    """1 if the completion matches a pattern, and has some texts exactly once, else 0."""
+
+    pattern: Annotated[str, AfterValidator(_compiles)] = Field(
+        description="regular expression, as in Python's re; (?s) at its beginning lets . match "
+        "line breaks"
+    )
+    match: Literal["full", "search"] = Field(
+        "full", description="full: the whole completion must match; search: a part of it"
+    )
+    once: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="texts that must occur exactly once, such as tags"
+    )
+    timeout_s: Seconds = Field(
+        1.0, description="limit for one match; a sample that takes longer has no reward"
+    )
+
+
+class Format(Reward):
+    """1.0 or 0.0.
+
+    A pattern such as ``<a>.*</a>`` also matches a text that prints the tags many times: name the
+    tags in ``once`` to reject that.
+    """
+
+    def __init__(self, config: FormatConfig):
+        self._config, self._pattern = config, regex.compile(config.pattern)
+
+    def __call__(self, prompt: Prompt, completion: str) -> float:
+        """Scores one completion.
+
+        Raises:
+          TimeoutError: the pattern backtracks without end on this completion.
+        """
+        config = self._config
+        if any(completion.count(text) != 1 for text in config.once):
+            return 0.0
+        match = self._pattern.fullmatch if config.match == "full" else self._pattern.search
+        try:
+            return float(match(completion, timeout=config.timeout_s) is not None)
+        except TimeoutError:
+            raise TimeoutError(
+                f"matching the pattern took longer than timeout_s = {config.timeout_s:g} s"
+            ) from None

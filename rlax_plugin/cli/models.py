@@ -1,0 +1,98 @@
+"""Commands that bring models in and take them out: convert, export."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from rlax_plugin.cli.common import CONFIGURE, RUNNING, Overrides, command, exit_status
+
+
+class Dtype(StrEnum):
+    """Of weights that are written."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+@command(CONFIGURE, "rlax convert ~/models/SmolLM2-135M-Instruct --out models/smollm2")
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="a Hugging Face directory (config.json, safetensors, tokenizer), or a .gguf file",
+        ),
+    ],
+    *,
+    out: Annotated[str, typer.Option(help="directory to write, which must not exist")],
+    dtype: Annotated[
+        Dtype, typer.Option(help="of the weights; bfloat16 takes half the space")
+    ] = Dtype.float32,
+    scan_layers: Annotated[
+        bool,
+        typer.Option(
+            help="store all layers as one scanned layer, which compiles faster; a run must have "
+            "the same scan_layers"
+        ),
+    ] = True,
+    trainer: Annotated[str, typer.Option(help="trainer whose checkpoint is written")] = "maxtext",
+) -> None:
+    """Makes a pretrained model ready for training: weights, tokenizer and the config's keys.
+
+    Supported are Llama (also SmolLM2), Mistral, Qwen2 and Qwen3: as a Hugging Face directory with
+    safetensors in one file or several, or as a GGUF file, whose weights are dequantised. The
+    model's own config says what it is. Names and shapes of all tensors are checked against it
+    first, and against MaxText's own model; the directory appears when all is written.
+
+    OUT has the checkpoint in 0/items, the tokenizer and config.json in huggingface/, and MaxText's
+    keys of the model in model.yml. Then rlax init run.yml --model OUT writes a whole config.
+    """
+    with exit_status():
+        from rlax_plugin.commands.convert import convert as write
+
+        write(source, out, dtype=dtype.value, scan_layers=scan_layers, trainer=trainer)
+
+
+@command(RUNNING, "rlax export runs/demo --out exported")
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="directory of a run; RUN@VERSION; RUN/checkpoints/NAME; what rlax convert has "
+            "written; or, with --config, any MaxText checkpoint",
+        ),
+    ],
+    overrides: Overrides = None,
+    *,
+    out: Annotated[str, typer.Option(help="directory to write, which must not exist")],
+    dtype: Annotated[
+        Dtype, typer.Option(help="of the tensors; bfloat16 takes half the space")
+    ] = Dtype.float32,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False, help="file (.yml) with MaxText's keys of a checkpoint's model"
+        ),
+    ] = None,
+    shard_gb: Annotated[
+        float, typer.Option(min=0.001, help="largest size of one file of weights, in GB")
+    ] = 2.0,
+) -> None:
+    """Writes a model as a Hugging Face directory: safetensors, config, tokenizer, chat template.
+
+    Of a run without VERSION it takes the newest weights: those of the last checkpoint, or of the
+    newest weight version if there is a newer one. The tokenizer's files are those of tokenizer_path
+    in the run's config; KEY=VALUE arguments override it. Optimizer state is not read. The directory
+    appears when all is written.
+    """
+    with exit_status():
+        from rlax_plugin.commands.export import export_and_show, find_source
+        from rlax_plugin.records.places import check_new_directory
+
+        check_new_directory("--out", out)
+        found = find_source(source, config, overrides or ())
+        export_and_show(found, out, dtype=dtype.value, most_bytes=int(shard_gb * 1e9))

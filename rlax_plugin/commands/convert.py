@@ -1,0 +1,84 @@
+"""``rlax convert``: a model of another library becomes what a run starts from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rlax_plugin.build import registry_for
+from rlax_plugin.config import Choice, RewardChoice, RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.ports.protocols import BuildContext
+from rlax_plugin.ports.training import ConvertibleModel, ModelConverter
+from rlax_plugin.records.places import check_new_directory, new_directory
+from rlax_plugin.text.amounts import in_bytes
+from rlax_plugin.text.terminal import quiet
+
+
+def convert(source: str, out: str, *, dtype: str, scan_layers: bool, trainer: str) -> None:
+    """Writes the directory, and prints what it is.
+
+    Args:
+      source: a Hugging Face directory, or a GGUF file.
+      out: a local directory, which does not exist.
+      dtype: float32 or bfloat16.
+      scan_layers: whether layers are stored as one scanned layer.
+      trainer: name of the trainer whose model it becomes.
+
+    Raises:
+      RlaxError: whatever made it fail; nothing is written then.
+    """
+    check_new_directory("--out", out)
+    converter = _converter(trainer)
+    logs = Path(tempfile.mkdtemp(prefix="rlax-convert-"))
+    try:
+        with quiet(logs / "convert.log") as console:
+            model = converter.examine_model(Path(source), dtype, scan_layers)
+            console.print(f"{source}: {model.description}")
+            _check_space(out, model.nbytes)
+            with new_directory("--out", out) as directory:
+                _write(model, directory, Path(out).absolute(), console)
+            for note in model.notes:
+                console.print(f"note: {note}")
+            console.print(f"written to {out} ({in_bytes(model.nbytes)})")
+    finally:
+        shutil.rmtree(logs)
+
+
+def _converter(name: str) -> ModelConverter:
+    """The trainer, of which no run is needed.
+
+    Raises:
+      ConfigError: there is no such trainer, or it cannot convert models.
+    """
+    nothing = RewardChoice(name="none")  # neither is looked at
+    choice = Choice(name=name)
+    section = RlaxSection(prompt_source=nothing, rewards=(nothing,), trainer=choice)
+    context = BuildContext.outside_run(section)
+    trainer = registry_for(section).part("trainer", choice, "--trainer", context)
+    if not isinstance(trainer, ModelConverter):
+        raise ConfigError("--trainer", name, "has no examine_model: it cannot convert models")
+    return trainer
+
+
+def _check_space(out: str, nbytes: int) -> None:
+    place = Path(out).absolute().parent
+    while not place.exists():
+        place = place.parent
+    if (free := shutil.disk_usage(place).free) < nbytes:
+        reason = f"needs {in_bytes(nbytes)}, and {in_bytes(free)} are free on that disk"
+        raise ConfigError("--out", os.fspath(out), reason)
+
+
+def _write(model: ConvertibleModel, directory: Path, home: Path, console: Console) -> None:
+    columns = (TextColumn("weights written"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=model.nbytes)
+        model.write(
+            directory, home, lambda done, of: progress.update(bar, completed=done, total=of)
+        )

@@ -1,0 +1,53 @@
+"""A directory that ``rlax convert`` has written, for a config that is to train its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.config.loading import CONVERTED, merged
+from rlax_plugin.errors import ConfigError
+
+_PATHS = ("load_parameters_path", "tokenizer_path")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedModel:
+    """The config's keys of a converted model.
+
+    Attributes:
+      keys: as a config has them.
+      lines: the same as text, each key with what it means.
+    """
+
+    keys: Mapping[str, Any]
+    lines: tuple[str, ...]
+
+
+def is_directory(model: str) -> bool:
+    """Whether an answer to "which model" means a directory, not a name."""
+    return "/" in model or Path(model).is_dir()
+
+
+def read(directory: str) -> ConvertedModel:
+    """Reads a directory's ``model.yml``.
+
+    Raises:
+      ConfigError: it is not there or not usable, or what it names is not there any more.
+    """
+    path = Path(directory) / CONVERTED
+    if not path.is_file():
+        reason = f"has no {CONVERTED}: it must be a directory that rlax convert has written"
+        raise ConfigError("--model", directory, reason)
+    keys = merged(path, ())
+    vocab_size = keys.get("vocab_size")
+    if type(vocab_size) is not int or vocab_size < 1:
+        raise ConfigError(f"vocab_size in {path}", vocab_size, "must be a positive number")
+    for key in _PATHS:
+        if (named := keys.get(key)) is not None and not Path(str(named)).exists():
+            reason = "does not exist; if the directory was moved, correct its path there"
+            raise ConfigError(f"{key} in {path}", named, reason)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return ConvertedModel(keys, tuple(line for line in lines if not line.startswith("#")))

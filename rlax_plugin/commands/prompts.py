@@ -1,0 +1,224 @@
+"""``rlax prompts``: what the prompts of a config are, and which rows were left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlax_plugin.build import registry_for
+from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.ports.protocols import BuildContext, PromptSource
+from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.rollouts.requests import read_prompts, splits_of
+from rlax_plugin.text.harmless import harmless, one_line
+from rlax_plugin.types import Prompt
+
+_KEY = "rlax.prompt_source"
+_BARS, _BAR = 8, 30
+_LONGEST = 4000  # characters of a prompt that are shown; --json has all
+_METADATA = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be shown.
+
+    Attributes:
+      split: only this one; empty: all of them.
+      count: prompts of each split that are shown.
+      prompt_id: of the only one that is shown; empty: the first ones.
+    """
+
+    split: str = ""
+    count: int = 3
+    prompt_id: str = ""
+
+
+def document(
+    config: ResolvedConfig, wanted: Wanted, progress: Callable[[str, int], None]
+) -> dict[str, Any]:
+    """What there is to be said of the prompts of a config.
+
+    Args:
+      progress: see ``BuildContext``.
+
+    Raises:
+      RlaxError: they cannot be read, or there is no such split or prompt.
+    """
+    section = config.section
+    context = replace(BuildContext.outside_run(section, config), progress=progress)
+    name = section.prompt_source.name
+    source: PromptSource = registry_for(section).part(
+        "prompt_source", section.prompt_source, _KEY, context
+    )
+    known = splits_of(source)
+    if wanted.split and wanted.split not in known:
+        raise ConfigError("--split", wanted.split, alternatives(wanted.split, known))
+    splits: dict[str, Sequence[Prompt]] = {}
+    told: dict[str, Any] = {}
+    for split in (wanted.split,) if wanted.split else known:
+        try:
+            splits[split] = read_prompts(source, split, _KEY, name)
+        except ConfigError as error:
+            if split in ("train", wanted.split):
+                raise
+            told[split] = {"prompts": 0, "error": str(error)}
+            continue
+        told[split] = _of_split(splits[split], split, section.rollouts.max_prompt_tokens)
+    shown = [
+        _of_prompt(source, split, prompts, index)
+        for split, prompts in splits.items()
+        for index in _chosen(prompts, wanted)
+    ]
+    if wanted.prompt_id and not shown:
+        reason = f"is the id of no prompt of {', '.join(splits)}"
+        raise ConfigError("--id", wanted.prompt_id, reason)
+    return {"prompt_source": name, "splits": told, "prompts": shown}
+
+
+def _of_split(prompts: Sequence[Prompt], split: str, limit: int) -> dict[str, Any]:
+    table = prompts if isinstance(prompts, PromptTable) else None
+    lengths = table.lengths if table else np.array([len(one.tokens) for one in prompts], int)
+    found: dict[str, Any] = {"prompts": len(prompts)}
+    if len(prompts):
+        found["tokens"] = {
+            "shortest": int(lengths.min()),
+            "median": float(np.median(lengths)),
+            "longest": int(lengths.max()),
+            "max_prompt_tokens": limit,
+            "histogram": histogram(lengths),
+        }
+    if table and table.domains:
+        counts = np.bincount(table.domains.of_n, minlength=len(table.domains.names))
+        found["domains"] = [
+            {"name": name, "prompts": int(count), "weight": float(weight)}
+            for name, count, weight in zip(
+                table.domains.names, counts, table.domains.weights, strict=True
+            )
+        ]
+    found["left_out"] = [
+        {
+            "reason": reason,
+            "count": one.count,
+            "examples": [{"place": place, "what": what} for place, what in one.examples],
+        }
+        for reason, one in (table.skipped if table else {}).items()
+    ]
+    return found
+
+
+def histogram(lengths: np.ndarray) -> list[dict[str, int]]:
+    """How many prompts have how many tokens, in at most 8 equal ranges.
+
+    Returns:
+      ``{"from", "to", "prompts"}`` of each range, both ends inclusive.
+    """
+    low, high = int(lengths.min()), int(lengths.max())
+    width = -(-(high - low + 1) // _BARS)
+    counts = np.bincount((lengths - low) // width)
+    starts = range(low, high + 1, width)
+    return [
+        {"from": start, "to": min(start + width - 1, high), "prompts": int(count)}
+        for start, count in zip(starts, counts, strict=True)
+    ]
+
+
+def _chosen(prompts: Sequence[Prompt], wanted: Wanted) -> Sequence[int]:
+    if not wanted.prompt_id:
+        if isinstance(prompts, PromptTable):
+            return prompts.first(wanted.count)
+        return range(min(wanted.count, len(prompts)))
+    if isinstance(prompts, PromptTable):
+        found = prompts.find(wanted.prompt_id)
+        return () if found is None else (found,)
+    return [i for i, one in enumerate(prompts) if one.id == wanted.prompt_id][:1]
+
+
+def _of_prompt(
+    source: PromptSource, split: str, prompts: Sequence[Prompt], index: int
+) -> dict[str, Any]:
+    prompt, tokenizer = prompts[index], getattr(source, "tokenizer", None)
+    rendered = tokenizer.decode(prompt.tokens, special=True) if tokenizer else None
+    place = prompts.place_of(index) if isinstance(prompts, PromptTable) else ""
+    return {
+        "split": split,
+        "number": index + 1,
+        "id": prompt.id,
+        "place": place.removesuffix(","),
+        "tokens": len(prompt.tokens),
+        "rendered": source.decode(prompt.tokens) if rendered is None else rendered,
+        "text": prompt.text,
+        "reference": prompt.reference,
+        "metadata": dict(prompt.metadata),
+    }
+
+
+def show(console: Console, found: Mapping[str, Any]) -> None:
+    """Prints a document; ``console`` must be one on which no text does harm."""
+    for split, one in found["splits"].items():
+        title = f"{split}: {one['prompts']:,} prompts of {found['prompt_source']}"
+        console.print(Text(title, style="bold"))
+        if "error" in one:
+            console.print(Text(f"  {one['error']}"))
+        if "tokens" in one:
+            _show_tokens(console, one["tokens"])
+        if "domains" in one:
+            _show_domains(console, one)
+        _show_left_out(console, one.get("left_out", ()))
+        console.print()
+    for one in found["prompts"]:
+        _show_prompt(console, one, found["splits"][one["split"]]["prompts"])
+
+
+def _show_tokens(console: Console, tokens: Mapping[str, Any]) -> None:
+    console.print(
+        f"  tokens: {tokens['shortest']:,} to {tokens['longest']:,}, median "
+        f"{tokens['median']:,g}; rlax.rollouts.max_prompt_tokens is "
+        f"{tokens['max_prompt_tokens']:,}"
+    )
+    bars = tokens["histogram"]
+    most = max(bar["prompts"] for bar in bars)
+    names = [f"{bar['from']:,} - {bar['to']:,}" for bar in bars]
+    for name, bar in zip(names, bars, strict=True):
+        drawn = "#" * -(-_BAR * bar["prompts"] // most)
+        console.print(f"  {name:>{max(map(len, names))}}  {drawn:<{_BAR}}  {bar['prompts']:,}")
+
+
+def _show_domains(console: Console, one: Mapping[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for heading, justify in (("  domain", "left"), ("prompts", "right"), ("weight", "right")):
+        table.add_column(heading, justify=justify)  # pyright: ignore[reportArgumentType]
+    for domain in one["domains"]:
+        name = one_line(domain["name"], 60) or "(none)"
+        table.add_row(f"  {name}", f"{domain['prompts']:,}", f"{domain['weight']:.3f}")
+    console.print(table)
+
+
+def _show_left_out(console: Console, left_out: Sequence[Mapping[str, Any]]) -> None:
+    for one in left_out:
+        console.print(f"  left out, {one['reason']}: {one['count']:,}")
+        for example in one["examples"]:
+            console.print(Text(f"    {one_line(example['place'])} {one_line(example['what'])}"))
+
+
+def _show_prompt(console: Console, one: Mapping[str, Any], prompts: int) -> None:
+    where = f", {one_line(one['place'])}" if one["place"] else ""
+    title = f"{one['split']}, prompt {one['number']:,} of {prompts:,}{where}"
+    console.print(Text(title, style="bold"))
+    console.print(Text(f"  id {one['id']}, {one['tokens']:,} tokens"))
+    text = harmless(one["rendered"])
+    for line in text[:_LONGEST].splitlines() or [""]:
+        console.print(Text(f"  | {line}"))
+    if len(text) > _LONGEST:
+        console.print(Text(f"  ... ({len(text) - _LONGEST:,} more characters; --json has all)"))
+    console.print(Text(f"  reference: {one_line(one['reference'], _METADATA)}"))
+    for name, value in one["metadata"].items():
+        console.print(Text(f"  metadata {one_line(name, 60)}: {one_line(repr(value), _METADATA)}"))
+    console.print()

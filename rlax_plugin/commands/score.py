@@ -1,0 +1,278 @@
+"""``rlax score``: what a config's rewards give to completions of a file, in reward processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rlax_plugin.build import Registry, registry_for
+from rlax_plugin.commands.completions import Line, read_lines
+from rlax_plugin.config import SINGLE_TURN, Choice, RewardChoice, RlaxSection
+from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.ports.protocols import BuildContext, PromptSource
+from rlax_plugin.prompts.table import with_ids
+from rlax_plugin.rewards.pool import RewardPool
+from rlax_plugin.rollouts.requests import splits_of
+from rlax_plugin.text.harmless import harmless, one_line
+from rlax_plugin.types import Episode, Prompt, Sampled, Score, Trajectory, Turn, Unscored
+
+_LONGEST_LOG = 4000  # characters, of its end
+_SHOWN = 40  # characters of a completion
+
+
+@dataclass(slots=True)
+class Scored:
+    """What rewards gave the completions of a file.
+
+    Attributes:
+      lines: as they were read.
+      scores: one for each line.
+      log: the end of what rewards printed.
+    """
+
+    section: RlaxSection
+    lines: Sequence[Line]
+    scores: Sequence[Score | Unscored] = ()
+    log: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return any(isinstance(score, Unscored) for score in self.scores)
+
+    @property
+    def totals(self) -> np.ndarray:
+        """float64 [lines that have a score]."""
+        return np.array([s.total for s in self.scores if isinstance(s, Score)])
+
+    @property
+    def parts(self) -> np.ndarray:
+        """float64 [lines that have a score, rewards], without weights."""
+        found = [s.parts for s in self.scores if isinstance(s, Score)]
+        return np.array(found).reshape(len(found), len(self.section.rewards))
+
+
+def score_file(resolved: ResolvedConfig, file: str) -> Scored:
+    """Scores the completions of a file.
+
+    Lines with the same prompt are scored together, as the samples of a group are.
+
+    Args:
+      file: JSON lines, see ``read_lines``; ``-``: standard input.
+
+    Raises:
+      ConfigError: the config, or a line of the file, is wrong.
+      RlaxError: a reward process does not start; the end of its output is printed.
+    """
+    section = resolved.section.model_copy(update={"environment": Choice(name=SINGLE_TURN)})
+    registry = registry_for(section)
+    registry.validate(section)
+    if not section.rewards:
+        raise ConfigError("rlax.rewards", [], "must name at least one reward to score with")
+    context = BuildContext.outside_run(section, resolved)
+    for index, choice in enumerate(section.rewards):
+        _check_start(registry, choice, f"rlax.rewards.{index}", context)
+    source = _Source(registry, section, context)
+    scored = Scored(section, list(read_lines(file)))
+    prompts = _prompts(scored.lines, source)
+    with tempfile.TemporaryDirectory(prefix="rlax-score-") as folder:
+        directory = Path(folder)
+        try:
+            scored.scores = asyncio.run(_scores(section, directory, scored.lines, prompts, source))
+        except BaseException:
+            print(_log(directory), end="", file=sys.stderr)
+            raise
+        scored.log = _log(directory)
+    return scored
+
+
+def _check_start(registry: Registry, choice: RewardChoice, key: str, context: BuildContext) -> None:
+    extension = registry.offer("reward", choice.name, key).extension
+    if extension.check_start is not None:
+        extension.check_start(registry.options("reward", choice, key), context)
+
+
+def _log(directory: Path) -> str:
+    path = directory / "logs" / "rewards.log"
+    return harmless(path.read_text(errors="replace")[-_LONGEST_LOG:]) if path.exists() else ""
+
+
+@dataclass(slots=True)
+class _Source:
+    """The config's prompt source, which is built only if something of it is needed."""
+
+    registry: Registry
+    section: RlaxSection
+    context: BuildContext
+    _built: PromptSource | None = field(default=None, init=False)
+
+    @property
+    def source(self) -> PromptSource:
+        built = self._built
+        if built is None:
+            key, choice = "rlax.prompt_source", self.section.prompt_source
+            built = self._built = self.registry.part("prompt_source", choice, key, self.context)
+        return built
+
+    def with_ids(self, wanted: set[str]) -> dict[str, Prompt]:
+        """The prompts with these ids, of all splits."""
+        found: dict[str, Prompt] = {}
+        for split in splits_of(self.source):
+            if not (left := wanted - found.keys()):
+                break
+            try:
+                found |= with_ids(self.source.prompts(split), left)
+            except ConfigError:
+                if split == "train":  # others need not be there
+                    raise
+        return found
+
+    def tokens(self, line: Line) -> np.ndarray:
+        """int32 [length], of a completion."""
+        if line.tokens is not None:
+            return np.array(line.tokens, np.int32)
+        encode = getattr(self.source, "encode", None)
+        if encode is None:
+            reason = (
+                "a reward of this config sees tokens, and the prompt source cannot make them from "
+                "text: give a list of token ids"
+            )
+            raise ConfigError(f"{line.place}: tokens", None, reason)
+        try:
+            return np.array(encode(line.completion), np.int32)
+        except (LookupError, TypeError, ValueError) as error:
+            reason = f"cannot be encoded by the prompt source: {one_line(str(error))}"
+            shown = one_line(line.completion, _SHOWN)
+            raise ConfigError(f"{line.place}: completion", shown, reason) from error
+
+
+def _prompts(lines: Iterable[Line], source: _Source) -> list[Prompt]:
+    """The prompt of each line; equal ones are the same object."""
+    wanted = {line.id for line in lines if line.names_a_prompt}
+    known = source.with_ids(wanted) if wanted else {}
+    made: dict[str, Prompt] = {}
+    found = []
+    for line in lines:
+        if not line.names_a_prompt:
+            made.setdefault(line.identity, line.as_prompt())
+            found.append(made[line.identity])
+        elif line.id in known:
+            found.append(known[line.id])
+        else:
+            name = source.section.prompt_source.name
+            reason = f"is no prompt of rlax.prompt_source ({name}): give prompt and reference"
+            raise ConfigError(f"{line.place}: id", line.id, reason)
+    return found
+
+
+async def _scores(
+    section: RlaxSection,
+    directory: Path,
+    lines: Sequence[Line],
+    prompts: Sequence[Prompt],
+    source: _Source,
+) -> list[Score | Unscored]:
+    groups: dict[int, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        groups.setdefault(id(prompt), []).append(number)
+    pool = RewardPool(section, directory)
+    try:
+        await pool.start()
+        given = pool.needs.tokens
+        episodes = [
+            _episode(line, prompt, source.tokens(line) if given else np.zeros(0, np.int32))
+            for line, prompt in zip(lines, prompts, strict=True)
+        ]
+        found = await asyncio.gather(
+            *(
+                pool.score(prompts[numbers[0]], [episodes[number] for number in numbers])
+                for numbers in groups.values()
+            )
+        )
+    finally:
+        await pool.close()
+    of_line = {
+        number: score
+        for numbers, scores in zip(groups.values(), found, strict=True)
+        for number, score in zip(numbers, scores, strict=True)
+    }
+    return [of_line[number] for number in range(len(lines))]
+
+
+def _episode(line: Line, prompt: Prompt, tokens: np.ndarray) -> Episode:
+    nats, versions = np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32)
+    turn = Turn(prompt.tokens, Sampled(0, tokens, nats, versions, line.finish))
+    # What rewards read of a model is harmless as well.
+    return Episode(line.number - 1, (Trajectory((turn,)),), harmless(line.completion))
+
+
+def document(scored: Scored) -> dict[str, Any]:
+    """As JSON."""
+    rewards = scored.section.rewards
+    return {
+        "rewards": [{"name": one.name, "weight": one.weight} for one in rewards],
+        "samples": list(_samples(scored)),
+        "scored": len(scored.totals),
+        "errors": len(scored.lines) - len(scored.totals),
+        **_means(scored),
+    }
+
+
+def _samples(scored: Scored) -> Iterator[Mapping[str, Any]]:
+    for line, score in zip(scored.lines, scored.scores, strict=True):
+        row: dict[str, Any] = {"line": line.number, "id": line.id}
+        if isinstance(score, Unscored):
+            yield row | {"error": score.reason}
+        else:
+            said = {"reward": score.total, "parts": score.parts}
+            yield row | said | ({"metrics": dict(score.metrics)} if score.metrics else {})
+
+
+def _means(scored: Scored) -> dict[str, Any]:
+    if not len(scored.totals):
+        return {}
+    threshold = scored.section.curation.pass_threshold
+    return {
+        "mean": float(scored.totals.mean()),
+        "mean_parts": scored.parts.mean(axis=0).tolist(),
+        "passed": int((scored.totals >= threshold).sum()),
+        "pass_threshold": threshold,
+    }
+
+
+def show(console: Console, scored: Scored) -> None:
+    """Prints a table with a row for each line, and means."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("line", justify="right")
+    for choice in scored.section.rewards:
+        table.add_column(str(choice), justify="right")
+    table.add_column("reward", justify="right")
+    table.add_column("completion", overflow="fold")
+    for line, score in zip(scored.lines, scored.scores, strict=True):
+        text = one_line(line.completion, _SHOWN)
+        if isinstance(score, Unscored):
+            blank = [""] * len(scored.section.rewards)
+            table.add_row(str(line.number), *blank, "error", f"{text}\n{score.reason}")
+        else:
+            numbers = [f"{part:g}" for part in (*score.parts, score.total)]
+            table.add_row(str(line.number), *numbers, text)
+    if means := _means(scored):
+        numbers = [f"{mean:.4g}" for mean in (*means["mean_parts"], means["mean"])]
+        passed, of = means["passed"], len(scored.totals)
+        share = f"{passed} of {of} pass: their reward is at least {means['pass_threshold']:g}"
+        table.add_section()
+        table.add_row("mean", *numbers, share)
+    console.print(table)
+    if failed := len(scored.lines) - len(scored.totals):
+        console.print(f"{failed} of {len(scored.lines)} lines have no reward.")
+    if scored.failed and scored.log:
+        console.print(f"\nWhat the rewards printed:\n{scored.log}")

@@ -1,0 +1,80 @@
+"""The process that reads a data set: ``python -m rlax_plugin.prompts.child``.
+
+It is given one line of JSON on standard input, which stays open as long as whoever asked lives, and
+writes lines of JSON: progress, and in the end that it is done or why it is not. What the data set's
+libraries load and print stays here, and so does the memory that reading takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.prompts.preparing import prepare
+from rlax_plugin.tokens.tokenizer import Tokenizer
+
+_EVERY_S = 0.5  # between two lines of progress
+
+
+def _class(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _leave_with(parent: BinaryIO) -> None:
+    parent.read()  # until it has ended, however it did
+    os._exit(1)
+
+
+def _run(asked: dict[str, Any], say: BinaryIO) -> dict[str, Any]:
+    told_s = 0.0
+
+    def tell(split: str, rows: int) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if now_s - told_s >= _EVERY_S:
+            told_s = now_s
+            _write(say, {"split": split, "rows": rows})
+
+    tokenizer = asked["tokenizer"]
+    try:
+        source = _class(asked["source"])(
+            _class(asked["config_class"]).model_validate_json(json.dumps(asked["config"])),
+            Tokenizer.load(tokenizer["directory"], tokenizer["key"], tokenizer["arguments"]),
+            max_tokens=asked["max_tokens"],
+        )
+        prepare(source, Path(asked["directory"]), asked["identity"], tell)
+    except ConfigError as error:
+        return {"key": error.key, "value": error.value, "reason": error.reason}
+    except (RlaxError, OSError) as error:
+        return {"error": str(error)}
+    return {"done": True}
+
+
+def _write(say: BinaryIO, line: dict[str, Any]) -> None:
+    say.write(json.dumps(line, default=str).encode() + b"\n")
+    say.flush()
+
+
+def main() -> None:
+    # What libraries print goes where errors go.
+    say = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    parent = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    asked = json.loads(parent.readline())
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    _write(say, _run(asked, say))
+    sys.stdout.flush()
+    os._exit(0)  # threads of libraries may wait for nothing
+
+
+if __name__ == "__main__":
+    main()

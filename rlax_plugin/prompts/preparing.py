@@ -1,0 +1,230 @@
+"""From the rows of a data set to the tables of its splits; runs in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.prompts.columns import BrokenRow, BrokenRowError, Columns, Row
+from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
+from rlax_plugin.prompts.table import Skipped
+from rlax_plugin.prompts.writing import TableWriter
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.tokens.source import prompt_id
+
+if TYPE_CHECKING:
+    from rlax_plugin.prompts.source import DatasetSource
+
+TOO_LONG, DUPLICATE, BROKEN, ELSEWHERE = "too long", "duplicate", "broken", "in another split"
+_TOGETHER = 512  # questions that are encoded at once
+_TOGETHER_S = 60.0  # for these; one by one each has a deadline of its own
+_TOKENS = 2000  # characters of a question, for each token that it may have, that are worth encoding
+
+
+def prepare(
+    source: DatasetSource,
+    directory: Path,
+    files: Mapping[str, Any],
+    tell: Callable[[str, int], None],
+) -> None:
+    """Writes a table for each split, and what is to be known of them.
+
+    Args:
+      directory: exists, and is empty.
+      files: what ``source.identity`` was when this was asked for.
+      tell: is called with a split and how many of its rows were read, every now and then.
+
+    Raises:
+      ConfigError: the data cannot be used; says where.
+    """
+    found = _Preparing(source, directory, tell)
+    for split in source.config.read_splits:
+        found.read(split)
+    if (now := source.identity()) != files:
+        raise ConfigError(
+            f"{KEY}.splits", None, f"the data changed while it was read: {_changed(files, now)}"
+        )
+    (directory / MANIFEST).write_text(json.dumps(found.finish()))
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first thing that differs, in words."""
+    for split, files in now.get("files", {}).items():
+        for one in files:
+            if one not in before.get("files", {}).get(split, []):
+                return f"{one['path']} was written to"
+    return "run again when it is complete"
+
+
+class _Preparing:
+    def __init__(
+        self, source: DatasetSource, directory: Path, tell: Callable[[str, int], None]
+    ) -> None:
+        self._source, self._config, self._tell = source, source.config, tell
+        self._writers = {
+            split: TableWriter(directory / f"{split}.arrow") for split in source.splits
+        }
+        self._skipped: dict[str, dict[str, Skipped]] = {
+            split: defaultdict(Skipped) for split in source.splits
+        }
+        self._asked: dict[bytes, str] = {}  # question -> split, of all splits but training
+        self._known: set[bytes] = set()  # question and reference
+        self._columns: Columns | None = None
+
+    def read(self, split: str) -> None:
+        rows = self._new(split, self._usable(split))
+        for together in itertools.batched(rows, _TOGETHER):
+            questions = [row.question for _, row in together]
+            encoded = self._encoded(questions)
+            for (target, row), tokens in zip(together, encoded, strict=True):
+                self._add(target, row, tokens)
+
+    def _usable(self, split: str) -> Iterator[Row]:
+        """The rows that are sound; others are an error, or counted."""
+        number = 0
+        for number, (place, found) in enumerate(self._source.rows(split), 1):
+            if number % _TOGETHER == 0:
+                self._tell(split, number)
+            try:
+                if isinstance(found, BrokenRow):
+                    raise BrokenRowError(found.what)
+                if self._columns is None:
+                    names = list(found)
+                    self._columns = Columns(self._config, self._source.chat, names)
+                row = self._columns.take(place, found)
+            except BrokenRowError as error:
+                self._broken(split, place, str(error))
+                continue
+            yield row
+        self._tell(split, number)
+
+    def _new(self, split: str, rows: Iterator[Row]) -> Iterator[tuple[str, Row]]:
+        """(split that it belongs to, row) of rows that were not there before."""
+        policy = self._config.duplicates
+        for row in rows:
+            target = split
+            question = _hash(row.text)
+            if split == TRAIN:
+                target = self._held_out(question)
+            if target == TRAIN and question in self._asked and policy != "keep":
+                # What is evaluated must not be trained on.
+                where = self._asked[question]
+                self._skip(split, ELSEWHERE, row.place, f"its question is in split {where}, too")
+                continue
+            if policy != "keep":
+                both = _hash(f"{split if split != TRAIN else ''}\0{row.text}\0{row.reference}")
+                if both in self._known:
+                    what = "has the question and the reference of an earlier row"
+                    if policy == "error":
+                        reason = f"{row.place} {what}; keep and skip allow that"
+                        raise ConfigError(f"{KEY}.duplicates", policy, reason)
+                    self._skip(target, DUPLICATE, row.place, what)
+                    continue
+                self._known.add(both)
+            if split != TRAIN:
+                self._asked[question] = split
+            yield target, row
+
+    def _held_out(self, question: bytes) -> str:
+        place, end = int.from_bytes(question[:8], "little") / 2**64, 0.0
+        for split, share in self._config.held_out.items():
+            end += share
+            if place < end:
+                return split
+        return TRAIN
+
+    def _encoded(self, questions: Sequence[Any]) -> Sequence[list[int] | str]:
+        """Tokens of each question, or what is wrong with it."""
+        most = _TOKENS * self._source.max_tokens
+        if all(not isinstance(q, str) or len(q) <= most for q in questions):
+            try:
+                with _alarm(_TOGETHER_S):
+                    return self._source.encode_all(questions)
+            except (RlaxError, ValueError, TimeoutError):
+                pass  # one by one it shows which
+        found: list[list[int] | str] = []
+        for question in questions:
+            if isinstance(question, str) and len(question) > most:
+                found.append([0] * (self._source.max_tokens + 1))  # too long, whatever they are
+                continue
+            try:
+                found += self._source.encode_all([question], alone=True)
+            except (RlaxError, ValueError) as error:
+                found.append(f"cannot be encoded: {one_line(str(error), 300)}")
+        return found
+
+    def _add(self, split: str, row: Row, tokens: list[int] | str) -> None:
+        if isinstance(tokens, str):
+            self._broken(split, row.place, tokens)
+            return
+        if not tokens:
+            self._broken(split, row.place, "has a question without a token")
+            return
+        if len(tokens) > (most := self._source.max_tokens):
+            more = f"more than {most:,} tokens"
+            self._skip(split, TOO_LONG, row.place, f"its question has {more}")
+            return
+        chat, system = self._source.chat, self._config.system
+        self._writers[split].add(
+            prompt_id(chat, system, row.text, row.reference, row.metadata),
+            tokens,
+            text=row.text,
+            reference=row.reference,
+            metadata=row.metadata_json,
+            place=row.place,
+            domain=row.domain,
+            size=row.bytes,
+        )
+
+    def _broken(self, split: str, place: str, what: str) -> None:
+        if self._config.broken == "error":
+            raise ConfigError(
+                f"{KEY}.broken",
+                "error",
+                f"{place} {what}. Mend the row, or set broken: skip to leave such rows out",
+            )
+        self._skip(split, BROKEN, place, what)
+
+    def _skip(self, split: str, reason: str, place: str, what: str) -> None:
+        self._skipped[split][reason].add(one_line(place), one_line(what))
+
+    def finish(self) -> dict[str, Any]:
+        found = {split: writer.close() for split, writer in self._writers.items()}
+        for split, skipped in self._skipped.items():
+            found[split]["skipped"] = {
+                reason: {"count": one.count, "examples": one.examples}
+                for reason, one in skipped.items()
+            }
+        columns = self._columns
+        used = {} if columns is None else {"question": columns.question}
+        if columns is not None and columns.reference:
+            used["reference"] = columns.reference
+        return {"splits": found, "columns": used}
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Ends Python code that runs on and on, such as that of a chat template."""
+
+    def late(number: int, frame: Any) -> None:
+        raise TimeoutError(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,257 @@
+"""Prompts as columns: a table is opened in milliseconds, whatever its size, and read by index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from rlax_plugin.types import Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """The domains of prompts.
+
+    Attributes:
+      names: of the domains.
+      of_n: int16 [n], the domain of each prompt, an index into ``names``.
+      weights: float64 [domains], the share of the training prompts that each should have; sum 1.
+    """
+
+    names: tuple[str, ...]
+    of_n: np.ndarray
+    weights: np.ndarray
+
+    def places(self) -> list[np.ndarray]:
+        """Of each domain, the indices of its prompts in their order."""
+        return [np.flatnonzero(self.of_n == number) for number in range(len(self.names))]
+
+    def lacking(self, used: np.ndarray) -> np.ndarray:
+        """float64 [domains], how many prompts each lacks to its weight with the next prompt.
+
+        Args:
+          used: how many of each were taken so far.
+        """
+        return self.weights * (used.sum() + 1) - used
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Rows that were left out for one reason.
+
+    Attributes:
+      examples: place and what was wrong with a few of them.
+    """
+
+    count: int = 0
+    examples: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, place: str, what: str) -> None:
+        self.count += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append((place, what))
+
+
+class PromptTable(Sequence[Prompt]):
+    """Prompts in record batches that are mapped into memory; a ``Prompt`` is made when it is read.
+
+    Attributes:
+      ids: uint8 [n, 16], the ids of all prompts; ``Prompt.id`` has them in hexadecimal.
+      lengths: int32 [n], tokens of each prompt.
+      domains: None where all prompts are of one domain.
+      digest: hash of all ids and tokens, in their order.
+      skipped: reason -> the rows that were left out.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        digest: str,
+        domains: Domains | None = None,
+        skipped: Mapping[str, Skipped] | None = None,
+    ):
+        self._batches, self.digest, self.domains = list(batches), digest, domains
+        self.skipped = dict(skipped or {})
+        self._columns: dict[int, tuple[Any, ...]] = {}
+        self._ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
+        self.ids = _joined([_ids(batch) for batch in batches], np.zeros((0, 16), np.uint8))
+        lengths = [np.diff(batch.column("tokens").offsets.to_numpy()) for batch in batches]
+        self.lengths = _joined(lengths, np.zeros(0, np.int32))
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        known: Mapping[str, Any],
+        weights: Mapping[str, float],
+        skipped: Mapping[str, Skipped],
+    ) -> PromptTable:
+        """Opens what a ``TableWriter`` wrote.
+
+        Args:
+          known: what its ``close`` returned.
+          weights: domain -> weight; empty: each has the weight of its prompts.
+
+        Raises:
+          ValueError, OSError: it is damaged.
+        """
+        import pyarrow as pa
+
+        if path.stat().st_size != known["bytes"]:
+            raise ValueError(f"{path} has not the size that it had")
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        if sum(batch.num_rows for batch in batches) != known["rows"]:
+            raise ValueError(f"{path} has not the rows that it had")
+        names = tuple(known["domains"])
+        domains = None
+        if len(names) > 1:
+            of_n = np.concatenate([batch.column("domain").to_numpy() for batch in batches])
+            counts = np.bincount(of_n, minlength=len(names))
+            given = [weights.get(name, 0.0) for name in names] if weights else counts
+            domains = Domains(names, of_n, _shares(given))
+        return cls(batches, digest=known["digest"], domains=domains, skipped=skipped)
+
+    @classmethod
+    def joined(cls, tables: Mapping[str, PromptTable], weights: Mapping[str, float]) -> PromptTable:
+        """Several tables, one behind the other, each a domain (or, if it has domains, several).
+
+        Args:
+          tables: name -> table.
+          weights: name -> weight; relative to each other.
+        """
+        names: list[str] = []
+        of_n: list[np.ndarray] = []
+        shares: list[float] = []
+        digest = hashlib.blake2b(digest_size=16)
+        for (name, table), share in zip(
+            tables.items(), _shares([weights[name] for name in tables]), strict=True
+        ):
+            digest.update(f"{name}/{table.digest}/".encode())
+            own = table.domains or Domains(("",), np.zeros(len(table), np.int16), np.ones(1))
+            of_n.append(own.of_n + np.int16(len(names)))
+            names += [f"{name}/{one}" if one else name for one in own.names]
+            shares += (share * own.weights).tolist()
+        skipped = {
+            f"{name}: {reason}": found
+            for name, table in tables.items()
+            for reason, found in table.skipped.items()
+        }
+        return cls(
+            [batch for table in tables.values() for batch in table._batches],
+            digest=digest.hexdigest(),
+            domains=Domains(tuple(names), np.concatenate(of_n), np.array(shares)),
+            skipped=skipped,
+        )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return self.read(range(len(self))[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"prompt {index} of {len(self)}")
+        return self._prompt(index % len(self))
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return map(self._prompt, range(len(self)))
+
+    def read(self, indices: Sequence[int]) -> list[Prompt]:
+        """The prompts at some indices."""
+        return [self[int(index)] for index in indices]
+
+    def first(self, count: int) -> list[int]:
+        """Indices of the first prompts, fewer if there are fewer; of domains by their weights."""
+        if self.domains is None:
+            return list(range(min(count, len(self))))
+        places = self.domains.places()
+        left, used = np.array([len(one) for one in places]), np.zeros(len(places), np.int64)
+        found: list[int] = []
+        for _ in range(min(count, len(self))):
+            domain = int(np.argmax(np.where(used < left, self.domains.lacking(used), -np.inf)))
+            found.append(int(places[domain][used[domain]]))
+            used[domain] += 1
+        return found
+
+    def id_at(self, index: int) -> str:
+        """The id of one prompt, without reading the rest of it."""
+        return self.ids[index].tobytes().hex()
+
+    def place_of(self, index: int) -> str:
+        """Where in the data set a prompt was found."""
+        batch, row = self._where(index)
+        return self._batches[batch].column("place")[row].as_py()
+
+    def find(self, prompt_id: str) -> int | None:
+        """The index of the first prompt with an id; None: there is none."""
+        try:
+            wanted = np.frombuffer(bytes.fromhex(prompt_id), np.uint8)
+        except ValueError:
+            return None
+        if wanted.shape != (16,):
+            return None
+        low_n, low = self.ids.view("<u8")[:, 0], wanted.view("<u8")[0]
+        for index in np.flatnonzero(low_n == low).tolist():
+            if np.array_equal(self.ids[index], wanted):
+                return index
+        return None
+
+    def _where(self, index: int) -> tuple[int, int]:
+        batch = int(np.searchsorted(self._ends, index, side="right"))
+        return batch, index - (int(self._ends[batch - 1]) if batch else 0)
+
+    def _prompt(self, index: int) -> Prompt:
+        number, row = self._where(index)
+        if number not in self._columns:
+            batch = self._batches[number]
+            tokens = batch.column("tokens")
+            texts = (batch.column(name) for name in ("text", "reference", "metadata"))
+            self._columns[number] = (tokens.offsets.to_numpy(), tokens.values.to_numpy(), *texts)
+        offsets, values, text, reference, metadata = self._columns[number]
+        return Prompt(
+            id=self.id_at(index),
+            tokens=values[offsets[row] : offsets[row + 1]].copy(),
+            text=text[row].as_py(),
+            reference=reference[row].as_py(),
+            metadata=json.loads(metadata[row].as_py()),
+        )
+
+
+def _joined(parts: list[np.ndarray], empty: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts) if parts else empty
+
+
+def _ids(batch: pa.RecordBatch) -> np.ndarray:
+    column = batch.column("id")
+    flat = np.frombuffer(column.buffers()[1], np.uint8)
+    return flat[16 * column.offset : 16 * (column.offset + len(column))].reshape(-1, 16)
+
+
+def _shares(weights: Sequence[float] | np.ndarray) -> np.ndarray:
+    found = np.asarray(weights, np.float64)
+    return found / found.sum()
+
+
+def with_ids(prompts: Sequence[Prompt], wanted: Set[str]) -> dict[str, Prompt]:
+    """The prompts with some ids, as far as there are such."""
+    if not isinstance(prompts, PromptTable):
+        return {prompt.id: prompt for prompt in prompts if prompt.id in wanted}
+    places = {prompt_id: prompts.find(prompt_id) for prompt_id in wanted}
+    return {prompt_id: prompts[i] for prompt_id, i in places.items() if i is not None}

@@ -1,0 +1,1 @@
+"""Runs untrusted Python code, such as a model's, without danger to the run."""

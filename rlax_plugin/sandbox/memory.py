@@ -1,0 +1,185 @@
+"""The memory of a whole tree of processes: a cgroup's limit or, without one, a watch over it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+_CGROUPS = "/sys/fs/cgroup"
+_NAME = "rlax-sandbox"
+_numbers = itertools.count()
+_GONE_S = 5.0
+OWN_BYTES = 64 << 20
+"""For the interpreter that starts pieces of code, which is in the tree as well."""
+
+
+class MemoryLimit(Protocol):
+    """Keeps a tree of processes below a number of bytes.
+
+    Attributes:
+      watch_s: seconds after which ``exceeded`` must be asked again while something runs; None: the
+        kernel enforces the limit.
+    """
+
+    @property
+    def watch_s(self) -> float | None: ...
+
+    def add(self, pid: int) -> None:
+        """Covers a process and its later descendants."""
+        ...
+
+    def exceeded(self) -> bool:
+        """Whether the limit was reached since this was asked last."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def memory_limit(limit_bytes: int) -> MemoryLimit:
+    """The best that this machine offers."""
+    directory = _new_cgroup()
+    return Watch(limit_bytes) if directory is None else Cgroup(directory, limit_bytes)
+
+
+def how() -> str:
+    """How memory is limited here, in words."""
+    directory = _new_cgroup()
+    if directory is None:
+        return "by watching the tree, since no memory cgroup can be written"
+    directory.rmdir()
+    return "by a memory cgroup"
+
+
+class Cgroup:
+    """A control group below the one that this process is in."""
+
+    watch_s: float | None = None
+
+    def __init__(self, directory: Path, limit_bytes: int):
+        self._directory = directory
+        self._limit = limit_bytes + OWN_BYTES
+        first = directory / "memory.max"
+        self._second_version = first.exists()
+        names = (
+            ("memory.max", "memory.swap.max")
+            if self._second_version
+            else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+        )
+        (directory / names[0]).write_text(str(self._limit))
+        with suppress(OSError):  # a kernel without an account of swap
+            (directory / names[1]).write_text("0" if self._second_version else str(self._limit))
+        self._killed = self._kills()
+
+    def add(self, pid: int) -> None:
+        (self._directory / "cgroup.procs").write_text(str(pid))
+
+    def _kills(self) -> int:
+        name = "memory.events" if self._second_version else "memory.oom_control"
+        with suppress(OSError):
+            for line in (self._directory / name).read_text().splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    return int(value)
+        return 0
+
+    def exceeded(self) -> bool:
+        before, self._killed = self._killed, self._kills()
+        return self._killed > before
+
+    def close(self) -> None:
+        """Removes it, once its processes are gone."""
+        end = time.monotonic() + _GONE_S
+        while time.monotonic() < end:
+            try:
+                self._directory.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:  # what was killed has not ended yet
+                time.sleep(0.005)
+            else:
+                return
+
+
+class Watch:
+    """Adds up the memory of all processes; each has a limit of its address space besides."""
+
+    watch_s: float | None = 0.02
+
+    def __init__(self, limit_bytes: int):
+        self._limit = limit_bytes + OWN_BYTES
+        self._root: psutil.Process | None = None
+
+    def add(self, pid: int) -> None:
+        with suppress(psutil.Error):
+            self._root = psutil.Process(pid)
+
+    def exceeded(self) -> bool:
+        if self._root is None:
+            return False
+        tree: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            tree = [self._root, *self._root.children(recursive=True)]
+        # What processes share is in the first sum several times, in the second one once.
+        return sum(map(_resident, tree)) > self._limit and sum(map(_own, tree)) > self._limit
+
+    def close(self) -> None:
+        self._root = None
+
+
+def _resident(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        return process.memory_info().rss
+    return 0
+
+
+def _own(process: psutil.Process) -> int:
+    with suppress(OSError), open(f"/proc/{process.pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return _resident(process)
+
+
+def _new_cgroup() -> Path | None:
+    """A new group that limits memory; None: this process can have none."""
+    for place in _own_cgroups():
+        _remove_left(place)
+        directory = place / f"{_NAME}-{os.getpid()}-{next(_numbers)}"
+        try:
+            directory.mkdir()
+        except OSError:
+            continue
+        limits = ("memory.limit_in_bytes", "memory.max")
+        if any(os.access(directory / name, os.W_OK) for name in limits):
+            return directory
+        directory.rmdir()
+    return None
+
+
+def _own_cgroups() -> list[Path]:
+    """The groups of this process that may limit memory: of the first version, of the second."""
+    found = []
+    with suppress(OSError), open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            inside = path.lstrip("/")
+            if "memory" in controllers.split(","):
+                found.insert(0, Path(_CGROUPS, "memory", inside))
+            elif not controllers:
+                found += [Path(_CGROUPS, inside), Path(_CGROUPS, "unified", inside)]
+    return [path for path in found if path.is_dir()]
+
+
+def _remove_left(place: Path) -> None:
+    """Removes empty groups of processes that were killed before they could."""
+    for left in place.glob(f"{_NAME}-*-*"):
+        pid = left.name.split("-")[-2]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            with suppress(OSError):
+                left.rmdir()

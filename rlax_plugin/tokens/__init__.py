@@ -1,0 +1,1 @@
+"""Text to tokens and back, by the tokenizer and chat template of the model."""

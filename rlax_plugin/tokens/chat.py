@@ -1,0 +1,244 @@
+"""The one place that turns messages into tokens, by the model's own chat template."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.text.harmless import one_line
+
+RENDER_S = 10.0
+"""Seconds that a template may take for one conversation; most take less than a thousandth."""
+
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_ANSWER = "sampled7answer"  # stands for what was sampled, in conversations that are tried
+_LAST = 64  # tokens of an answer that its end is looked for in
+_BEFORE = {"role": "user", "content": "question"}
+_EARLIER = (_BEFORE, {"role": "assistant", "content": "earlier"})
+_SYSTEM = {"role": "system", "content": "system"}
+
+Message = Mapping[str, Any]
+"""One message of a chat: ``role``, ``content``, and whatever else the template reads."""
+
+
+class ChatTemplateError(RlaxError, ValueError):
+    """A chat template failed, or cannot do what is asked of it.
+
+    Args:
+      name: of the template: the directory of its tokenizer.
+    """
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(f"the chat template of {name} {reason}")
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer.
+
+    Args:
+      fast: the tokenizer.
+      name: the tokenizer's directory, for errors.
+      lock: held while the tokenizer encodes.
+      arguments: what the template is given beside the messages.
+    """
+
+    def __init__(self, fast: Any, name: str, lock: threading.RLock, arguments: Mapping[str, Any]):
+        self._fast, self._name, self._lock = fast, name, lock
+        self._arguments = dict(arguments)
+        self._independent: set[tuple[str, ...]] = set()  # roles of turns that were tried
+
+    @property
+    def exists(self) -> bool:
+        """Whether the tokenizer has a chat template at all."""
+        return bool(self._fast.chat_template)
+
+    def render(self, messages: Sequence[Message], generation_prompt: bool = True) -> list[int]:
+        """Tokens of a conversation, ready for the model.
+
+        Special tokens within the messages, such as ``<|im_end|>`` in what a user wrote, are encoded
+        as plain text.
+
+        Args:
+          messages: the first may be that of the system.
+          generation_prompt: whether the beginning of the policy's answer follows.
+
+        Raises:
+          ChatTemplateError: there is no template, it raised something, or it took ``RENDER_S``.
+          ValueError: these are no messages.
+        """
+        return self._rendered([messages], generation_prompt, RENDER_S)[0]
+
+    def render_all(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+        """``render`` of many conversations, several times as fast, and without a deadline.
+
+        Raises:
+          ChatTemplateError, ValueError: see ``render``; it does not say for which conversation.
+        """
+        return self._rendered(conversations, True, None)
+
+    def _rendered(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        generation_prompt: bool,
+        deadline_s: float | None,
+    ) -> list[list[int]]:
+        if not self.exists:
+            raise ChatTemplateError(
+                self._name, "is missing: chat_template.jinja, or chat_template in tokenizer_config"
+            )
+        checked = [[_checked(message) for message in messages] for messages in conversations]
+        if not all(checked):
+            raise ValueError("a conversation has at least one message")
+        render = self._fast.apply_chat_template
+        if "sanitize_control_tokens" not in inspect.signature(render).parameters:
+            raise ChatTemplateError(self._name, "needs transformers 5.20 or newer")  # else ignored
+        limit = nullcontext() if deadline_s is None else _deadline(deadline_s)
+        try:
+            with self._lock, limit:
+                return render(
+                    checked,
+                    add_generation_prompt=generation_prompt,
+                    return_dict=False,
+                    sanitize_control_tokens=True,
+                    **self._arguments,
+                )
+        except Exception as error:  # a template runs any expression
+            reason = one_line(str(error)) or type(error).__name__
+            raise ChatTemplateError(self._name, f"failed: {reason}") from error
+
+    @cached_property
+    def _ending(self) -> list[int]:
+        """Tokens behind an answer that is the last message."""
+        return self._behind_answer((_BEFORE,), (), generation_prompt=False)
+
+    def end_id(self) -> int | None:
+        """The special token with which the template ends an answer, if it does so with one."""
+        special = {i for i, one in self._fast.added_tokens_decoder.items() if one.special}
+        try:
+            ending = self._ending
+        except ChatTemplateError:  # prompts that need the template will say so
+            return None
+        return next((token for token in ending if token in special), None)
+
+    def next_turn(
+        self,
+        messages: Sequence[Message],
+        after: Sequence[int] | np.ndarray,
+        stop_ids: Sequence[int],
+    ) -> list[int]:
+        """Tokens that follow what was sampled, up to where the policy answers next.
+
+        They are what the template has behind an answer: the end of the answer, as far as it was not
+        sampled, then the messages, then the beginning of the next answer. What was sampled is
+        neither rendered nor encoded again, so a template that leaves out earlier thinking does not:
+        the policy has seen its thinking, and sees it in the next turn.
+
+        Args:
+          messages: what comes behind the answer, such as the result of a tool.
+          after: the sampled tokens of that answer, its stop token included.
+          stop_ids: tokens that end an answer.
+
+        Raises:
+          ChatTemplateError: see ``render``; or what the template writes behind an answer depends on
+            what was before it, such as on a message of the system.
+        """
+        self._check_independent(messages)
+        ending = self._ending
+        follows = self._behind_answer((_BEFORE,), messages, generation_prompt=True)
+        place = next((i for i, token in enumerate(ending) if token in stop_ids), None)
+        if place is None:  # the template ends an answer with plain text, such as a newline
+            place = len(ending) - 1
+            ended = self._text(after[-_LAST:]).endswith(self._text(ending))
+        else:
+            ended = len(after) > 0 and int(after[-1]) == ending[place]
+        ended = ended and follows[: place + 1] == ending[: place + 1]
+        return follows[place + 1 :] if ended else follows
+
+    def _check_independent(self, messages: Sequence[Message]) -> None:
+        """That the next turn is the same whatever was said before; once for the same roles."""
+        roles = tuple(str(message.get("role")) for message in messages)
+        if roles in self._independent:
+            return
+        found = self._behind_answer((_BEFORE,), messages, generation_prompt=True)
+        for before in ((*_EARLIER, _BEFORE), (_SYSTEM, _BEFORE)):
+            try:
+                other = self._behind_answer(before, messages, generation_prompt=True)
+            except ChatTemplateError:
+                if before[0] is not _SYSTEM:
+                    raise
+                continue  # it knows no system, so no conversation has one
+            if other != found:
+                what = "a message of the system" if before[0] is _SYSTEM else "earlier messages"
+                raise ChatTemplateError(
+                    self._name,
+                    f"writes what follows an answer otherwise after {what}, so no further turn can "
+                    "be given as tokens behind those that were sampled",
+                )
+        self._independent.add(roles)
+
+    def _behind_answer(
+        self, before: Sequence[Message], messages: Sequence[Message], *, generation_prompt: bool
+    ) -> list[int]:
+        """Tokens behind an answer to ``before``, where ``messages`` come next."""
+        answer = {"role": "assistant", "content": _ANSWER}
+        tokens = self.render([*before, answer, *messages], generation_prompt)
+        low, high = 0, len(tokens)  # the fewest tokens with the whole answer are in (low, high]
+        while high - low > 1:
+            middle = (low + high) // 2
+            if _ANSWER in self._text(tokens[:middle]):
+                high = middle
+            else:
+                low = middle
+        if not self._text(tokens[:high]).endswith(_ANSWER):
+            raise ChatTemplateError(
+                self._name, "does not write an answer as it is, so nothing can be put behind one"
+            )
+        return tokens[high:]
+
+    def _text(self, tokens: Sequence[int] | np.ndarray) -> str:
+        ids = np.asarray(tokens).tolist()
+        return self._fast.backend_tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _checked(message: Message) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{message!r:.100} is no message: it needs a role and a content")
+    # A role is part of special tokens in some templates.
+    if not _ROLE.fullmatch(message["role"]):
+        raise ValueError(f"{message['role']!r:.100} is no role: letters, digits, '_' and '-' only")
+    return dict(message)
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Ends a template that runs on and on, between two of its lines.
+
+    Templates have no endless loops, but a few loops within each other take as good as forever.
+    """
+    until_s = time.monotonic() + seconds
+
+    def line(frame: FrameType, event: str, arg: Any) -> Any:
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"it took longer than {seconds:g} s for one conversation")
+        return line
+
+    def call(frame: FrameType, event: str, arg: Any) -> Any:
+        return line if frame.f_code.co_filename == "<template>" else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

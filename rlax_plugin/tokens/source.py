@@ -1,0 +1,177 @@
+"""What a prompt source with texts or messages and a tokenizer has in common with all others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.tokens.chat import Message
+from rlax_plugin.tokens.stopping import end_of
+from rlax_plugin.tokens.tokenizer import Tokenizer
+from rlax_plugin.types.generation import EMPTY, Prompt
+
+if TYPE_CHECKING:
+    from rlax_plugin.ports.protocols import BuildContext
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """One question, before it has tokens.
+
+    Attributes:
+      question: a text; or, of a chat, all messages before the policy's answer.
+      reference: what rewards compare with.
+      metadata: what else is known of it; JSON must be able to hold it.
+      answer: a right completion, for a warm start; None: the reference.
+    """
+
+    question: str | Sequence[Message]
+    reference: str
+    metadata: Mapping[str, Any] = EMPTY
+    answer: str | None = None
+
+
+class TextSource:
+    """A prompt source of texts: a subclass gives the rows of each split, and this does the rest.
+
+    A prompt's id is a hash of its question, reference and metadata, and of ``chat`` and ``system``.
+
+    Args:
+      tokenizer: the model's; see ``model_tokenizer``.
+      chat: a question is what a user says, put into the model's chat template. Otherwise the policy
+        goes on behind the question's text.
+      system: what the system says before it; for a chat.
+      stop_strings: texts that end an answer, beside the tokenizer's ``stop_ids``.
+
+    Attributes:
+      splits: names of the splits that there are.
+    """
+
+    splits: tuple[str, ...] = ("train", "validation", "test")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        chat: bool = False,
+        system: str = "",
+        stop_strings: tuple[str, ...] = (),
+    ):
+        self.tokenizer, self.stop_strings = tokenizer, stop_strings
+        self._chat, self._system = chat, system
+        self._prompts: dict[str, tuple[Prompt, ...]] = {}
+        self._answers: dict[str, str] = {}
+
+    def rows(self, split: str) -> Iterable[TextRow]:
+        """The questions of a split, in a fixed order; the same ones in every process."""
+        raise NotImplementedError
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        """See ``PromptSource``."""
+        if split not in self.splits:
+            reason = alternatives(split, self.splits)
+            raise ConfigError("split of rlax.prompt_source", split, reason)
+        if split not in self._prompts:
+            self._prompts[split] = tuple(self._prompt(row) for row in self.rows(split))
+        return self._prompts[split]
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """See ``PromptSource``."""
+        return self.tokenizer.decode(tokens)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self.tokenizer.stop_ids
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills rows up to the batch's length."""
+        return self.tokenizer.pad_id
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a question, as a prompt has them."""
+        if self._chat:
+            return self.tokenizer.render(self._messages(text))
+        return [*self.tokenizer.bos_ids, *self.tokenizer.encode(text)]
+
+    def encode_given(self, text: str) -> list[int]:
+        """Tokens of a text that an environment gives behind a completion."""
+        return self.tokenizer.encode_behind(text)
+
+    def encode_messages(self, messages: Sequence[Message], after: np.ndarray | None) -> list[int]:
+        """Tokens of messages behind a completion, or of the first ones of a sequence.
+
+        Raises:
+          ValueError: the chat template cannot render them, see ``ChatTemplate``.
+        """
+        if after is None:
+            return self.tokenizer.render(messages)
+        return self.tokenizer.next_turn(messages, after)
+
+    def answer_tokens(self, prompt: Prompt) -> np.ndarray:
+        """A right completion and what ends it, int32 [length]."""
+        answer = self._answers.get(prompt.id, prompt.reference)
+        if not self.stop_strings:
+            ending = self.tokenizer.answer_end if self._chat else self.tokenizer.eos_id
+            tokens = self.tokenizer.encode_behind(answer)
+            return np.array(tokens if ending is None else [*tokens, ending], np.int32)
+        text = f"{answer}{self.stop_strings[0]}"
+        tokens = np.array(self.tokenizer.encode_behind(text), np.int32)
+        return tokens[: end_of(tokens, self.stop_strings, self.decode)]
+
+    def _messages(self, question: str | Sequence[Message]) -> list[Message]:
+        said = [{"role": "user", "content": question}] if isinstance(question, str) else question
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, *said]
+
+    def _prompt(self, row: TextRow) -> Prompt:
+        question, metadata = row.question, dict(row.metadata)
+        if isinstance(question, str):
+            tokens, text = self.encode(question), question
+        else:
+            tokens = self.tokenizer.render(self._messages(question))
+            text = "\n".join(f"{one.get('role')}: {one.get('content')}" for one in question)
+            metadata["messages"] = [dict(one) for one in question]
+        found = prompt_id(self._chat, self._system, text, row.reference, metadata).hex()
+        if row.answer is not None:
+            self._answers[found] = row.answer
+        return Prompt(found, np.array(tokens, np.int32), text, row.reference, metadata)
+
+
+def prompt_id(
+    chat: bool, system: str, text: str, reference: str, metadata: Mapping[str, Any]
+) -> bytes:
+    """The 16 bytes that are a prompt's identity: a hash of all that decides it."""
+    identity = [chat, system, text, reference, metadata]
+    content = _encode(identity)
+    return hashlib.blake2b(content.encode(errors="replace"), digest_size=16).digest()
+
+
+def model_tokenizer(
+    context: BuildContext, template_arguments: Mapping[str, Any] = EMPTY
+) -> Tokenizer:
+    """The tokenizer of the run's model: MaxText's key ``tokenizer_path``.
+
+    Args:
+      template_arguments: see ``Tokenizer.load``.
+
+    Raises:
+      ConfigError: the config names none, or one that is not of Hugging Face.
+    """
+    key = "tokenizer_path"
+    kind, path = context.maxtext.get("tokenizer_type"), context.maxtext.get(key)
+    if not path:
+        reason = "must be the directory of the model's tokenizer, which this prompt source needs"
+        raise ConfigError(key, path, reason)
+    if kind != "huggingface":
+        raise ConfigError("tokenizer_type", kind, "must be huggingface for this prompt source")
+    return Tokenizer.load(str(path), key, template_arguments)

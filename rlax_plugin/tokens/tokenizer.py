@@ -1,0 +1,232 @@
+"""A model's tokenizer: text to tokens and back, and which tokens end an answer.
+
+It is that of ``transformers``, read from local files only. Importing this module imports nothing of
+it: ``Tokenizer.load`` does, which takes a second and 60 MB, but neither torch nor JAX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.tokens.chat import ChatTemplate
+from rlax_plugin.types.generation import EMPTY
+
+_WITH_STOP_IDS = ("config.json", "generation_config.json")
+_ANCHOR = "\n"  # what stands before a text that continues another
+
+
+class TokenizerError(RlaxError, ValueError):
+    """A text cannot be encoded."""
+
+
+class Tokenizer:
+    """The fast tokenizer of ``transformers`` in a directory. Any thread may use it.
+
+    A text never becomes special tokens: ``<|im_end|>`` in it is encoded as the characters that it
+    consists of. Only a chat template writes special tokens.
+
+    Attributes:
+      directory: of its files.
+      size: the largest token id + 1, added tokens included.
+      stop_ids: tokens that end an answer: the end tokens of the tokenizer, of ``config.json`` and
+        of ``generation_config.json``, and the one with which the chat template ends an answer.
+      bos_ids: what the tokenizer puts in front of a text by itself; often nothing.
+      pad_id: token that fills rows; an end token where the tokenizer has none for it.
+    """
+
+    def __init__(self, fast: Any, directory: Path, key: str, arguments: Mapping[str, Any] = EMPTY):
+        self._fast, self._backend = fast, fast.backend_tokenizer
+        self._key, self.directory = key, directory
+        # Encoding changes settings of the tokenizer, which must not be in use meanwhile.
+        self._lock = threading.RLock()
+        self.size = 1 + max(fast.get_vocab().values())
+        self.bos_ids = _put_in_front(fast)
+        self.chat = ChatTemplate(fast, str(directory), self._lock, arguments)
+
+    @classmethod
+    def load(
+        cls, directory: str | Path, key: str, template_arguments: Mapping[str, Any] = EMPTY
+    ) -> Tokenizer:
+        """Reads the tokenizer's files.
+
+        Args:
+          directory: with ``tokenizer.json``, ``tokenizer_config.json`` and their like.
+          key: dotted config key that names the directory, for errors.
+          template_arguments: what the chat template is given beside the messages, such as
+            ``{"enable_thinking": False}``.
+
+        Raises:
+          ConfigError: there is no such directory, or no fast tokenizer can be read from it.
+        """
+        found = Path(directory).expanduser()
+        if not found.is_dir():
+            reason = "must be a local directory with a tokenizer's files, such as tokenizer.json"
+            raise ConfigError(key, str(directory), reason)
+        # Importing transformers prints advice about torch otherwise.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        from transformers import AutoTokenizer
+
+        try:
+            fast = AutoTokenizer.from_pretrained(
+                str(found), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # the Rust library raises this very class
+            reason = f"no tokenizer can be read from this directory: {one_line(str(error))}"
+            raise ConfigError(key, str(directory), reason) from error
+        if not fast.is_fast:
+            reason = f"has a {type(fast).__name__}, and must have a fast tokenizer (tokenizer.json)"
+            raise ConfigError(key, str(directory), reason)
+        return cls(fast, found, key, template_arguments)
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        ids = [self._fast.eos_token_id]
+        for name in _WITH_STOP_IDS:
+            ids += _stop_ids_in(self.directory / name, self._key)
+        return tuple(dict.fromkeys(i for i in [*ids, self.answer_end] if i is not None))
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a text; None where the tokenizer has none."""
+        return self._fast.eos_token_id
+
+    @cached_property
+    def answer_end(self) -> int | None:
+        """The token with which the chat template ends an answer; None where it has none."""
+        return self.chat.end_id() if self.chat.exists else None
+
+    def difference(self, other: Tokenizer) -> str | None:
+        """Names an id that stands for different tokens in the two; None if they agree in all."""
+        ours, theirs = (
+            {i: token for token, i in one._fast.get_vocab().items()} for one in (self, other)
+        )
+        for i in range(max(self.size, other.size)):
+            if ours.get(i) != theirs.get(i):
+                return f"id {i} is {ours.get(i)!r} in one and {theirs.get(i)!r} in the other"
+        return None
+
+    @property
+    def pad_id(self) -> int:
+        pad = self._fast.pad_token_id
+        return pad if pad is not None else (self.stop_ids or (0,))[0]
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text as it stands: no special tokens, and no ``bos_ids`` before it.
+
+        Raises:
+          TokenizerError: the tokenizer has no tokens for it, and none for what it does not know.
+        """
+        try:
+            with self._lock:
+                return self._fast.encode(text, add_special_tokens=False, split_special_tokens=True)
+        except Exception as error:  # the Rust library raises this very class
+            raise TokenizerError(
+                f"the tokenizer in {self.directory} cannot encode {text!r:.80}: "
+                f"{one_line(str(error))}"
+            ) from error
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """``encode`` of many texts, in parallel.
+
+        Raises:
+          TokenizerError: one of them cannot be encoded; it does not say which.
+        """
+        try:
+            with self._lock:
+                found = self._fast(
+                    list(texts),
+                    add_special_tokens=False,
+                    split_special_tokens=True,
+                    return_attention_mask=False,
+                    return_token_type_ids=False,
+                )
+        except Exception as error:  # the Rust library raises this very class
+            raise TokenizerError(
+                f"the tokenizer in {self.directory} cannot encode one of {len(texts)} texts: "
+                f"{one_line(str(error))}"
+            ) from error
+        return found["input_ids"]
+
+    def encode_behind(self, text: str) -> list[int]:
+        """Tokens of a text that continues another, without the space that some tokenizers add."""
+        anchor, both = self.encode(_ANCHOR), self.encode(_ANCHOR + text)
+        return both[len(anchor) :] if both[: len(anchor)] == anchor else self.encode(text)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray, special: bool = False) -> str:
+        """The text of tokens; special tokens are left out, unless they are asked for.
+
+        Bytes that are no UTF-8, such as a part of a character, and ids that are no token of the
+        tokenizer become U+FFFD.
+        """
+        ids = np.asarray(tokens).tolist()
+        if not ids or (min(ids) >= 0 and max(ids) < self.size):  # nearly always
+            return self._decoded(ids, special)
+        runs = itertools.groupby(ids, key=range(self.size).__contains__)
+        return "".join(
+            self._decoded(list(run), special) if known else "\ufffd" * len(list(run))
+            for known, run in runs
+        )
+
+    def digest(self) -> str:
+        """Hash of the files that decide what a text or a conversation becomes."""
+        found = hashlib.blake2b(digest_size=16)
+        for path in sorted(self.directory.iterdir()):
+            if path.suffix in (".json", ".jinja", ".model", ".txt") and path.is_file():
+                content = hashlib.blake2b(path.read_bytes()).hexdigest()
+                found.update(f"{path.name} {content}\n".encode())
+        return found.hexdigest()
+
+    def _decoded(self, ids: list[int], special: bool) -> str:
+        with self._lock:
+            return self._backend.decode(ids, skip_special_tokens=not special)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool = True
+    ) -> list[int]:
+        """See ``ChatTemplate.render``."""
+        return self.chat.render(messages, generation_prompt)
+
+    def next_turn(
+        self, messages: Sequence[Mapping[str, Any]], after: Sequence[int] | np.ndarray
+    ) -> list[int]:
+        """See ``ChatTemplate.next_turn``."""
+        return self.chat.next_turn(messages, after, self.stop_ids)
+
+
+def _put_in_front(fast: Any) -> tuple[int, ...]:
+    """What a tokenizer puts in front of a text by itself."""
+    try:
+        whole, plain = fast.encode("a"), fast.encode("a", add_special_tokens=False)
+    except Exception:  # noqa: BLE001  such an alphabet is not that of a text; ``encode`` says so
+        return ()
+    start = next((i for i in range(len(whole)) if whole[i:][: len(plain)] == plain), 0)
+    return tuple(whole[:start])
+
+
+def _stop_ids_in(file: Path, key: str) -> list[int]:
+    """What a file of the model says under ``eos_token_id``; [] where there is no such file."""
+    try:
+        found = json.loads(file.read_bytes())
+        ids = found.get("eos_token_id")
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        reason = f"{file.name} cannot be read: {one_line(str(error))}"
+        raise ConfigError(key, str(file.parent), reason) from None
+    ids = ids if isinstance(ids, list) else [ids]
+    if not all(i is None or (type(i) is int and i >= 0) for i in ids):
+        reason = f"{file.name} has eos_token_id {ids!r}, and must have token ids there"
+        raise ConfigError(key, str(file.parent), reason)
+    return [i for i in ids if i is not None]

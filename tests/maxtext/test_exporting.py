@@ -1,0 +1,211 @@
+"""``rlax export``: what may be named, what comes out of it, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+from rlax_orbax.store import OrbaxStore
+from tiny_loop import TINY, VOCAB, Recorder, train
+
+from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
+from rlax_plugin.commands.convert import convert
+from rlax_plugin.commands.export import export, find_source
+from rlax_plugin.config.loading import merged, resolve
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import TensorSpec, WeightVersion
+from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
+from rlax_plugin.weights.kept import record_versions
+from rlax_plugin.weights.version_index import versions_to_json
+
+GIB = 2**30
+
+
+class Run:
+    """A run of one step whose model was never converted, and versions 0 to 2 of it."""
+
+    def __init__(self, directory: Path):
+        self.tokenizer = tiny_models.write_tokenizer(VOCAB, directory / "tokenizer")
+        self.argv = (
+            f"base_output_directory={directory}",
+            "normalize_embedding_logits=false",
+            f"tokenizer_path={self.tokenizer}",
+            "enable_checkpointing=true",
+        )
+        self.recorder = Recorder(stop_after=1, looks=True)
+        train(directory, *self.argv, recorder=self.recorder)
+        self.path = directory / "tiny"
+        self.files = RunFiles(self.path)
+        self.files.put("config.yml", resolve(TINY, self.argv).to_yaml())
+        weights = dict(self.recorder.weights)
+        weights[2] = {name: np.asarray(array) * 2 for name, array in weights[1].items()}
+        self.versions = [self.published(step, arrays) for step, arrays in weights.items()]
+        self.list(2)
+
+    def published(self, step, arrays) -> WeightVersion:
+        path = str(self.path / "weights" / f"{step:08d}")
+        OrbaxStore().save(path, arrays)
+        prints = fingerprint_numpy(arrays)
+        tensors = {
+            name: TensorSpec(tuple(a.shape), a.dtype.name, int(prints[name]))
+            for name, a in arrays.items()
+        }
+        return WeightVersion(step, step, path, tensors)
+
+    def list(self, newest: int) -> None:
+        kept = [version for version in self.versions if version.version <= newest]
+        record_versions(self.files, versions_to_json(kept, []))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("run"))
+
+
+def exported(target: object, out: Path, *argv: str, dtype="float32", most_bytes=GIB) -> str:
+    what, _ = export(
+        find_source(str(target), None, argv), str(out), dtype=dtype, most_bytes=most_bytes
+    )
+    return what
+
+
+def embedding(directory: Path) -> np.ndarray:
+    return SafetensorsDirectory(directory).read("model.embed_tokens.weight")
+
+
+class Looked(Exception):
+    """The logits are known: nothing needs to be trained."""
+
+
+class Looking(Recorder):
+    def on_start(self, loop):
+        super().on_start(loop)
+        raise Looked
+
+
+def test_a_model_that_was_never_converted_comes_back(run: Run, tmp_path: Path) -> None:
+    """Its block keeps 1 / sqrt(head width) in the query kernel; that of converted models does not.
+
+    What is exported has neither; tests/maxtext/test_families.py compares with transformers.
+    """
+    out, again = tmp_path / "out", tmp_path / "again"
+    exported(f"{run.path}@0", out)
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["eos_token_id"], config["dtype"]) == ([1], "float32")
+    generation = json.loads((out / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [1], "pad_token_id": 1}
+    kernel = np.asarray(run.recorder.weights[0]["decoder.layers.self_attention.query.kernel"])
+    query = SafetensorsDirectory(out).read("model.layers.1.self_attn.q_proj.weight")
+    np.testing.assert_array_equal(query, 4 * kernel[:, 1].reshape(32, 32).T)  # heads are 16 wide
+
+    convert(str(out), str(again), dtype="float32", scan_layers=True, trainer="maxtext")
+    keys = merged(again / "model.yml", ())
+    assert keys["decoder_block"] == "qwen2"
+    looking = Looking(looks=True)
+    with pytest.raises(Looked):
+        train(tmp_path, *(f"{k}={json.dumps(v)}" for k, v in keys.items()), recorder=looking)
+    expected = run.recorder.first_logits
+    np.testing.assert_allclose(looking.first_logits, expected, atol=1e-5)
+
+
+def test_a_run_gives_its_newest_weights(run: Run, tmp_path) -> None:
+    weights = {step: a["token_embedder.embedding"] for step, a in run.recorder.weights.items()}
+    assert exported(run.path, tmp_path / "newest") == f"version 2 of {run.path}"
+    np.testing.assert_array_equal(embedding(tmp_path / "newest"), 2 * np.asarray(weights[1]))
+    run.list(newest=1)  # of the same step a checkpoint has the numbers that are trained
+    try:
+        assert exported(run.path, tmp_path / "last") == f"the checkpoint of step 1 of {run.path}"
+    finally:
+        run.list(newest=2)
+    np.testing.assert_array_equal(embedding(tmp_path / "last"), weights[1])
+    exported(f"{run.path}@0", tmp_path / "first")
+    np.testing.assert_array_equal(embedding(tmp_path / "first"), weights[0])
+    exported(f"{run.path}/checkpoints/0", tmp_path / "named")
+    np.testing.assert_array_equal(embedding(tmp_path / "named"), weights[1])
+
+
+def test_bfloat16_in_several_files(run: Run, tmp_path) -> None:
+    out = tmp_path / "new" / "out"
+    exported(f"{run.path}@1", tmp_path / "float32")
+    exported(f"{run.path}@1", out, dtype="bfloat16", most_bytes=12_000)
+    files = sorted(path.name for path in out.glob("*.safetensors"))
+    assert files == [f"model-{n:05d}-of-00005.safetensors" for n in range(1, 6)]
+    whole, parts = SafetensorsDirectory(tmp_path / "float32"), SafetensorsDirectory(out)
+    assert whole.shapes == parts.shapes
+    for name in whole.shapes:
+        rounded = whole.read(name).astype(parts.read(name).dtype)
+        np.testing.assert_array_equal(parts.read(name), rounded)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": 2 * 22_688}
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+REFUSED = {
+    "nothing": ("nowhere", (), r"^SOURCE = '.*nowhere': must be a run directory"),
+    "version": ("tiny@9", (), r"^--version = 9: is no longer kept; available: 0, 1, 2"),
+    "checkpoint": ("tiny/checkpoints/7", (), r"no such checkpoint; of these .* some: 1 \(0\)"),
+    "tokenizer": ("tiny@1", ("tokenizer_path=",), r"^tokenizer_path: is not set.*not known: give"),
+    "no tokenizer": ("tiny@1", ("tokenizer_path=/nowhere",), r"^tokenizer_path = '/nowhere': "),
+    "large tokenizer": ("tiny@1", ("vocab_size=60",), r"^tokenizer_path = .* up to 63.*has 60"),
+    "family": ("tiny@1", ("decoder_block=gemma2",), r"^decoder_block = 'gemma2': "),
+    "other model": (
+        "tiny@1",
+        ("base_num_decoder_layers=3",),
+        r"^weights: decoder.layers.pre_.*: must be \[32, 3\] by MaxText's keys, and is \[32, 2\]",
+    ),
+    "more than the model": (
+        "tiny/checkpoints/0",
+        ("logits_via_embedding=false", "decoder_block=qwen3"),
+        r"^weights: decoder.logits_dense.kernel: must be .* and is not in it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_one_error_and_nothing_written(case: str, run: Run, tmp_path) -> None:
+    target, argv, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        exported(run.path.parent / target, tmp_path / "out", *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_never_overwritten(run: Run, tmp_path) -> None:
+    for name in ("file", "directory"):
+        (tmp_path / "directory").mkdir(exist_ok=True)
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match=r"^--out = .*: exists already"):
+            exported(run.path, tmp_path / name)
+    with pytest.raises(ConfigError, match=r"^--out = .*file/out.*file is a file"):
+        exported(run.path, tmp_path / "file" / "out")
+
+
+def test_weights_that_are_not_what_was_published_are_not_exported(run: Run, tmp_path) -> None:
+    version = run.versions[1]
+    name = "decoder.decoder_norm.scale"
+    wrong = dataclasses.replace(version.tensors[name], fingerprint=1)
+    damaged = dataclasses.replace(version, tensors={**version.tensors, name: wrong})
+    record_versions(run.files, versions_to_json([damaged], []))
+    try:
+        with pytest.raises(RlaxError, match=r"norm.scale is not what the trainer published"):
+            exported(f"{run.path}@1", tmp_path / "out")
+    finally:
+        run.list(newest=2)
+    chunk = max((run.path / "checkpoints" / "0" / "items" / "d").iterdir(), key=_size)
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[: len(whole) // 2])
+    try:
+        with pytest.raises(RlaxError, match="no parameters that can be read"):
+            exported(f"{run.path}/checkpoints/0", tmp_path / "out")
+    finally:
+        chunk.write_bytes(whole)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size

@@ -1,0 +1,136 @@
+"""The configs for SmolLM2, with a tiny model of its family: converted, trained and exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+from processes import finished
+from safetensors.numpy import load_file, save_file
+from small_tokenizers import byte_level
+
+from rlax_plugin.api import Tokenizer, harmless
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.records import journal
+from rlax_plugin.records.files import RunFiles
+
+ROOT = Path(__file__).parents[2]
+STEPS, VOCABULARY = 2, 272
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+
+def source(directory: Path) -> Path:
+    """A Llama with two layers, tied embeddings and a byte-level tokenizer with a chat template."""
+    reference = tiny_models.known("llama_tied")
+    shapes = {
+        name: (VOCABULARY, *shape[1:]) if "embed_tokens" in name else shape
+        for name, shape in reference["tensors"].items()
+    }
+    byte_level(directory)
+    weights = tiny_models.weights(shapes, "llama")
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    config = reference["config"] | {"vocab_size": VOCABULARY, "max_position_embeddings": 512}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def done(*arguments: str, cwd: Path) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))
+        found = finished(*arguments, cwd=cwd)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with configs/, models/ and runs/, as a checkout has them."""
+    directory = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "configs", directory / "configs")
+    source(directory / "source")
+    done("convert", "source", "--out", "models/smollm2-135m-instruct", cwd=directory)
+    few = "train_problems: 64, held_out_problems: 8"
+    done(
+        "train",
+        "configs/smollm2_largest.yml",
+        "run_name=tiny",
+        f"steps={STEPS}",
+        "max_target_length=125",
+        "per_device_batch_size=4",
+        "gradient_accumulation_steps=2",
+        "learning_rate=1e-3",
+        f"rlax.prompt_source={{name: number_tasks, task: largest, {few}}}",
+        "rlax.rollouts.max_prompt_tokens=93",
+        "rlax.rollouts.max_new_tokens=32",
+        "rlax.rollouts.group_size=4",
+        "rlax.rollouts.groups_per_step=2",
+        "rlax.rollouts.slots=8",
+        "rlax.plugins=[even_letter]",
+        "rlax.rewards=[{name: even_letter}]",
+        "rlax.evaluation.problems=0",
+        "rlax.trackers=[]",
+        cwd=directory,
+    )
+    return directory
+
+
+def test_a_converted_model_is_trained_on_text_and_agrees_with_its_worker(home: Path) -> None:
+    run = RunFiles(home / "runs" / "tiny")
+    lines = [json.loads(line) for line in run.get("metrics.jsonl").splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert max(line["logprob_gap/p95"] for line in lines) < 1e-4
+    assert audit(run).clean
+
+
+def test_samples_end_with_the_line_and_their_texts_before_it(home: Path) -> None:
+    run = RunFiles(home / "runs" / "tiny")
+    tokenizer = Tokenizer.load(home / "source", "tokenizer_path")
+    episodes = [
+        episode
+        for segment, _ in journal.read(run)
+        if segment.step is not None
+        for group in journal.read_samples(run, segment)
+        for episode in group.group.episodes
+    ]
+    assert len(episodes) == 8 * STEPS
+    ended = 0
+    for episode in episodes:
+        (sampled,) = episode.sampled
+        text = tokenizer.decode(sampled.tokens)
+        line, newline, _ = text.partition("\n")
+        assert episode.text == harmless(line)
+        if newline:
+            assert sampled.finish == "stop"
+            assert "\n" not in tokenizer.decode(sampled.tokens[:-1])
+            ended += 1
+    assert ended >= 3
+
+
+def test_what_was_trained_comes_out_for_transformers_and_goes_in_again(home: Path) -> None:
+    done("export", "runs/tiny", "--out", "out", cwd=home)
+    before, after = (load_file(home / d / "model.safetensors") for d in ("source", "out"))
+    assert before.keys() == after.keys()
+    assert all(np.any(before[name] != after[name]) for name in before)
+    assert (home / "out" / "tokenizer.json").read_bytes() == (
+        home / "source" / "tokenizer.json"
+    ).read_bytes()
+    done("convert", "out", "--out", "models/again", cwd=home)
+    done("export", "models/again", "--out", "out_again", cwd=home)
+    again = load_file(home / "out_again" / "model.safetensors")
+    for name, tensor in after.items():
+        np.testing.assert_array_equal(again[name], tensor)
+
+
+@pytest.mark.parametrize("name", ["sum", "chat"])
+def test_the_other_configs_suit_the_model(home: Path, name: str) -> None:
+    """But for the lengths: the tiny model's tokens are single bytes."""
+    more = ("max_target_length=206", "rlax.rollouts.max_prompt_tokens=200")
+    said = done(
+        *("check", f"configs/smollm2_{name}.yml", "rlax.rollouts.max_new_tokens=6", *more), cwd=home
+    )
+    assert "number_tasks" in said

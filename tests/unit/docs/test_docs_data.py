@@ -1,0 +1,99 @@
+"""The commands and configs of docs/your_data.md work as they stand there."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import rlax
+from data_sets import write_lines
+from documents import ROOT, fences, read
+from small_tokenizers import CHATML, byte_level
+
+CONFIGS = {
+    content["rlax"]["prompt_source"]["name"]: content
+    for content in map(yaml.safe_load, reversed(fences(read("your_data.md"), "yaml")))
+    if "prompt_source" in content.get("rlax", {})
+}
+COMMANDS = [
+    shlex.split(line)[1:]
+    for block in fences(read("your_data.md"), "sh")
+    for line in block.splitlines()
+    if line.startswith("rlax prompts")
+]
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    byte_level(tmp_path / "model", template=CHATML)
+    return tmp_path
+
+
+def write_config(directory: Path, name: str, **options: Any) -> None:
+    """The page's prompt source in a config whose other keys are those of the toy runs."""
+    config = yaml.safe_load((ROOT / "tests/configs/testing.yml").read_text())
+    config["rlax"] |= CONFIGS[name]["rlax"]
+    config["rlax"]["prompt_source"] |= options
+    config["rlax"]["rollouts"]["max_prompt_tokens"] = 2000
+    config |= {"tokenizer_path": "model", "tokenizer_type": "huggingface"}
+    (directory / "run.yml").write_text(yaml.safe_dump(config))
+
+
+def shown(*command: str) -> str:
+    done = rlax(*command)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_file_of_questions_and_the_commands(directory: Path) -> None:
+    rows = [json.loads(line) for line in fences(read("your_data.md"), "json")[0].splitlines()]
+    more = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(300)]
+    write_lines(directory / "questions.jsonl", [*rows, *more])
+    write_config(directory, "jsonl")
+    whole, test, as_json = (shown(*command) for command in COMMANDS)
+    assert "What is 3 + 4?" in whole and "metadata level: 1" in whole
+    assert whole.count("prompts of jsonl") == 3
+    assert test.startswith("test: ") and test.count("reference: ") == 1
+    splits = json.loads(as_json)["splits"]
+    assert sum(one["prompts"] for one in splits.values()) == 302 and len(splits) == 3
+
+
+def test_the_mixture(directory: Path) -> None:
+    for name in ("sums", "words"):
+        rows = [{"question": f"{name} {n}?", "answer": n} for n in range(40)]
+        write_lines(directory / f"{name}.jsonl", rows)
+    write_config(directory, "mixture")
+    found = json.loads(shown("prompts", "run.yml", "--json"))
+    domains = found["splits"]["train"]["domains"]
+    assert [(one["name"], one["weight"]) for one in domains] == [("sums", 0.75), ("words", 0.25)]
+    assert {one["name"] for one in found["splits"]["test"]["domains"]} == {"sums"}
+    assert [one["text"].split()[0] for one in found["prompts"][:3]] == ["sums", "sums", "words"]
+    assert "Answer with one word." in found["prompts"][2]["rendered"]
+
+
+def test_the_tasks_of_reasoning_gym(directory: Path) -> None:
+    write_config(directory, "reasoning_gym", size=30)
+    found = json.loads(shown("prompts", "run.yml", "--json", "--split", "train"))
+    names = {one["name"]: one["weight"] for one in found["splits"]["train"]["domains"]}
+    assert names == {"countdown": 0.5, "leg_counting": 0.25, "knights_knaves": 0.25}
+    assert "Put your answer between <answer> and </answer>." in found["prompts"][0]["rendered"]
+
+
+def test_a_directory_of_the_library_datasets(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"question": "1+1?", "answer": "2"}])
+    more = datasets.Dataset.from_list([{"question": "1+2?", "answer": "3"}])
+    saved = datasets.DatasetDict({"train": rows, "test": more})
+    saved.save_to_disk(str(directory / "gsm8k"))
+    write_config(directory, "hf", dataset="gsm8k", subset="", revision="")
+    found = json.loads(shown("prompts", "run.yml", "--json"))
+    assert [one["reference"] for one in found["prompts"]] == ["2", "3"]

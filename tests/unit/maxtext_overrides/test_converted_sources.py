@@ -1,0 +1,229 @@
+"""Sources that ``rlax convert`` rejects, each with one message, and with nothing written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_models
+from command_line import rlax
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+from maxtext_overrides.models import convert
+from maxtext_overrides.models.huggingface_config import architecture
+from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
+from maxtext_overrides.models.tensors import check_tensors
+from rlax_plugin.errors import ConfigError
+
+_LAYER = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tiny_models.write("llama", tmp_path / "source")
+
+
+def config(**changes: Any) -> Callable[[Path], None]:
+    """Changes keys of config.json; Ellipsis removes one."""
+
+    def change(source: Path) -> None:
+        content = json.loads((source / "config.json").read_text()) | changes
+        kept = {key: value for key, value in content.items() if value is not ...}
+        (source / "config.json").write_text(json.dumps(kept))
+
+    return change
+
+
+def tensors(change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path], None]:
+    """Changes the weights."""
+
+    def write(source: Path) -> None:
+        held = load_file(source / "model.safetensors")
+        change(held)
+        save_file(held, source / "model.safetensors")
+
+    return write
+
+
+def sharded(source: Path, change: Callable[[dict[str, str]], object] = lambda files: None) -> None:
+    """Divides the weights among two files, and changes what the index says of them."""
+    held = load_file(source / "model.safetensors")
+    names = sorted(held)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, those in parts.items():
+        save_file({name: held[name] for name in those}, source / file)
+    index = {name: file for file, those in parts.items() for name in those}
+    change(index)
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (source / "model.safetensors").unlink()
+
+
+def truncated(source: Path) -> None:
+    path = source / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_a_shard(source: Path) -> None:
+    sharded(source)
+    (source / "b.safetensors").unlink()
+
+
+def naming_a_stranger(source: Path) -> None:
+    sharded(source, lambda files: files.update({"model.strange": "a.safetensors"}))
+
+
+def leaving_one_out(source: Path) -> None:
+    sharded(source, lambda files: files.pop(_LAYER))
+
+
+def naming_another_place(source: Path) -> None:
+    sharded(source, lambda files: files.update({_LAYER: "../elsewhere.safetensors"}))
+
+
+def only_pickles(source: Path) -> None:
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+
+
+def no_json(source: Path) -> None:
+    (source / "config.json").write_text("{'hidden_size': 64}")
+
+
+def no_config(source: Path) -> None:
+    (source / "config.json").unlink()
+
+
+def large_tokenizer(source: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_tokens([f"added{number}" for number in range(9)])
+    tokenizer.save(str(source / "tokenizer.json"))
+
+
+def as_int8(held: dict[str, np.ndarray]) -> None:
+    held[_LAYER] = held[_LAYER].astype(np.int8)
+
+
+REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (truncated, "model.safetensors': is truncated"),
+    "no shard": (without_a_shard, "b.safetensors': is missing, but .*index.json names it"),
+    "index has more": (naming_a_stranger, "a.safetensors': lacks the tensor model.strange"),
+    "index has less": (leaving_one_out, f"has the tensor {_LAYER}, which .* does not say"),
+    "index leads away": (naming_another_place, "must be the name of one beside it"),
+    "pickles": (only_pickles, r"has neither .*\.bin files are not read"),
+    "missing tensor": (tensors(lambda held: held.pop(_LAYER)), f"lacks a tensor .*{_LAYER}"),
+    "strange tensor": (
+        tensors(lambda held: held.update({"model.layers.0.mlp.gate_proj.bias": np.ones(96)})),
+        "has a tensor that LlamaForCausalLM does not have: model.layers.0.mlp.gate_proj.bias",
+    ),
+    "integers": (tensors(as_int8), f"{_LAYER} has the dtype I8"),
+    "contradicting sizes": (
+        config(num_key_value_heads=1),
+        r"k_proj.weight has shape \[32, 64\], but \[16, 64\] follows",
+    ),
+    "contradicting layers": (config(num_hidden_layers=1), "has 9 tensors that .*layers.1"),
+    "endless layers": (config(num_hidden_layers=10**9), "layers in .* must be at most 1000"),
+    "families": (config(architectures=["A", "B"]), "the name of one architecture"),
+    "no JSON": (no_json, "config.json': is not JSON"),
+    "no config": (no_config, "config.json': cannot be read: No such file"),
+    "no size": (config(hidden_size=...), "hidden_size in .*: is missing"),
+    "no number": (config(hidden_size="64"), "config.json': is no config of .*expected int"),
+    "heads": (config(num_key_value_heads=3), "kv_heads in .* = 3: must divide the 4"),
+    "odd heads": (config(head_dim=15), "config.json': is no config of .*requires an even"),
+    "biases": (config(mlp_bias=True), "mlp_bias in .* = True: is not supported"),
+    "output bias": (config(attention_bias=True), "attention_bias in .* = True"),
+    "activation": (config(hidden_act="gelu"), "hidden_act in .* = 'gelu': is not supported"),
+    "window": (
+        config(architectures=["MistralForCausalLM"], sliding_window=32),
+        "sliding_window in .* = 32: sliding windows are not supported",
+    ),
+    "quantised": (config(quantization_config={"bits": 4}), "quantization_config in "),
+    "partial positions": (
+        config(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        "partial rotary positions are not supported",
+    ),
+    "yarn": (
+        config(rope_parameters={"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0}),
+        "rope_type must be default, linear or llama3",
+    ),
+    "llama 3.2": (
+        config(
+            rope_parameters={
+                "rope_theta": 1e4,
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+        ),
+        "llama3 scaling only with factor 8",
+    ),
+    "theta": (config(rope_parameters={"rope_theta": 1e4 + 0.5}), "must be a whole number"),
+    "tokenizer": (large_tokenizer, "ids up to 104, but the model has only 96 tokens"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REJECTED.values(), ids=REJECTED)
+def test_a_source_is_rejected(change: Callable[[Path], None], message: str, source: Path) -> None:
+    change(source)
+    with pytest.raises(ConfigError, match=message) as caught:
+        convert.examine(source, "float32", True)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_written_of_what_is_rejected(source: Path, tmp_path: Path) -> None:
+    truncated(source)
+    result = rlax("convert", str(source), "--out", str(tmp_path / "new" / "out"))
+    assert result.exit_code == 2 and result.stderr.count("error: ") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+@pytest.fixture
+def existing(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "out"
+    path.mkdir()
+    (path / "mine").touch()
+    yield path
+    assert [one.name for one in path.iterdir()] == ["mine"]
+
+
+def test_a_directory_that_exists_stays(source: Path, existing: Path) -> None:
+    result = rlax("convert", str(source), "--out", str(existing))
+    assert result.exit_code == 2 and "exists already" in result.stderr
+
+
+def test_what_is_no_model_is_said(tmp_path: Path) -> None:
+    result = rlax("convert", str(tmp_path / "nothing"), "--out", str(tmp_path / "out"))
+    assert "must be a directory with config.json and safetensors, or a GGUF" in result.stderr
+
+
+def test_shards_hold_the_same_model(source: Path) -> None:
+    whole = load_file(source / "model.safetensors")
+    sharded(source)
+    found = SafetensorsDirectory(source)
+    assert found.shapes == {name: tensor.shape for name, tensor in whole.items()}
+    for name, tensor in whole.items():
+        np.testing.assert_array_equal(found.read(name), tensor)
+
+
+def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> None:
+    source = tiny_models.write("llama_tied", tmp_path / "source")
+    content = json.loads((source / "config.json").read_text())
+    tied = architecture(content, source)
+    twice = tensors(lambda held: held.update({"lm_head.weight": held["model.embed_tokens.weight"]}))
+    twice(source)
+    check_tensors(SafetensorsDirectory(source), tied)
+    tensors(lambda held: held.update({"lm_head.weight": held["lm_head.weight"] + 1}))(source)
+    with pytest.raises(ConfigError, match=r"lm_head\.weight differs from model\.embed_tokens"):
+        check_tensors(SafetensorsDirectory(source), tied)
+
+
+def test_what_transformers_leaves_out_has_its_defaults(source: Path) -> None:
+    """A Mistral without sliding_window has one of 4096, which its longest sequence exceeds."""
+    config(architectures=["MistralForCausalLM"], max_position_embeddings=8192)(source)
+    with pytest.raises(ConfigError, match=r"sliding_window in .* = 4096"):
+        convert.examine(source, "float32", True)

@@ -1,0 +1,167 @@
+"""A GGUF file: its tensors, its tokenizer, and what is rejected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tiny_gguf
+import tiny_models
+from gguf import GGMLQuantizationType as Kind
+from sentencepiece import SentencePieceProcessor
+
+from maxtext_overrides.models import convert, gguf_tokenizer, huggingface_config
+from maxtext_overrides.models.gguf_file import GgufFile
+from rlax_plugin.config.loading import maxtext_configs
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.tokens.tokenizer import Tokenizer
+
+
+def test_the_header_and_the_tensors_are_those_of_the_original(tmp_path: Path) -> None:
+    file = GgufFile(tiny_gguf.write(tmp_path / "tiny.gguf"))
+    original = tiny_models.known("llama")["config"]
+    expected = huggingface_config.architecture(original, tmp_path)
+    assert file.architecture() == expected
+    for name, tensor in tiny_gguf.tensors().items():
+        np.testing.assert_array_equal(file.read(name), tensor, name)
+
+
+def test_quantised_tensors_are_within_half_a_step(tmp_path: Path) -> None:
+    file = GgufFile(tiny_gguf.write(tmp_path / "tiny.gguf", kind=Kind.Q8_0))
+    tensor = tiny_gguf.tensors()["model.layers.1.self_attn.k_proj.weight"]
+    found = file.read("model.layers.1.self_attn.k_proj.weight")
+    blocks = np.abs(tensor).reshape(-1, 32).max(axis=1)
+    error = np.abs(found - tensor).reshape(-1, 32).max(axis=1)
+    # Half a step, and the rounding of the step itself to float16, 127 times.
+    assert np.all(error <= blocks / 127 * 0.57) and error.max() > 0
+
+
+def test_llama_3_1s_factors_of_positions_are_known(tmp_path: Path) -> None:
+    """Those that llama.cpp's converter computes for head width 16 and base 10000."""
+
+    class WithFactors(gguf.GGUFWriter):
+        def write_header_to_file(self, *args: Any) -> None:
+            # Wavelengths up to 2048 are kept, those above 8192 are divided by 8.
+            base = 10000 ** (np.arange(0, 16, 2) / 16) * 2 * np.pi
+            smooth = (8192 / base - 1) / 3
+            between = 1 / ((1 - smooth) / 8 + smooth)
+            factors = np.where(base < 2048, 1, np.where(base > 8192, 8, between)) * self.wrong
+            self.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+            super().write_header_to_file(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFWriter", WithFactors)
+        WithFactors.wrong = 1.0
+        right = tiny_gguf.write(tmp_path / "right.gguf")
+        WithFactors.wrong = 1.1
+        other = tiny_gguf.write(tmp_path / "other.gguf")
+    assert GgufFile(right).architecture().rope == "llama3"
+    with pytest.raises(ConfigError, match="llama3 scaling only with factor 8"):
+        GgufFile(other).architecture()
+
+
+def test_the_tokenizer_is_that_of_the_header(tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "tiny.gguf")
+    (tmp_path / "out").mkdir()
+    convert.examine(path, "float32", True)._write_beside(tmp_path / "out")
+    tokenizer = Tokenizer.load(tmp_path / "out", "test")
+    word = {token: index for index, token in enumerate(tiny_gguf.TOKENS)}
+    # "Ġ1" is in the vocabulary, and digits are split off before anything is merged.
+    expected = [word[token] for token in ("the", "Ġ", "1", "2", "Ġthe", "Ċ")]
+    assert tokenizer.encode("the 12 the\n") == expected
+    assert tokenizer.decode(expected) == "the 12 the\n"
+    assert tokenizer.render([{"role": "user", "content": "a"}]) == [word["a"], 1]
+    assert (tokenizer.stop_ids, tokenizer.pad_id, tokenizer.bos_ids) == ((1,), 1, ())
+    assert tokenizer.size == len(tiny_gguf.TOKENS)
+
+
+def test_a_beginning_is_added_where_the_header_says_so(tmp_path: Path) -> None:
+    values = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.pre": "gpt-2"}
+    path = tiny_gguf.write(tmp_path / "tiny.gguf", values=values)
+    patched = path.read_bytes()
+    (tmp_path / "out").mkdir()
+    convert.examine(path, "float32", True)._write_beside(tmp_path / "out")
+    tokenizer = Tokenizer.load(tmp_path / "out", "test")
+    assert tokenizer.bos_ids == () and patched == path.read_bytes()
+    # GPT-2's split keeps a space and the digits behind it together.
+    word = tiny_gguf.TOKENS.index
+    assert tokenizer.encode("the 12") == [word("the"), word("Ġ1"), word("2")]
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation == {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+
+
+def test_a_sentencepiece_tokenizer_encodes_as_the_library_does() -> None:
+    """That of Llama 2, which MaxText's package holds; all of it could stand in a GGUF's header."""
+    folder = maxtext_configs().parent / "assets" / "tokenizers"
+    original = SentencePieceProcessor(str(folder / "tokenizer.llama2"))
+    ids = range(original.get_piece_size())
+    kinds = {i: 2 for i in ids if original.is_unknown(i)}
+    kinds |= {i: 3 for i in ids if original.is_control(i)}
+    kinds |= {i: 6 for i in ids if original.is_byte(i)}
+    header = {
+        "model": "llama",
+        "tokens": [original.id_to_piece(i) for i in ids],
+        "scores": [original.get_score(i) for i in ids],
+        "token_type": [kinds.get(i, 1) for i in ids],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+
+    class Header:
+        where = "header"
+
+        def value(self, key: str, otherwise: Any = None) -> Any:
+            return header.get(key.removeprefix("tokenizer.ggml."), otherwise)
+
+    tokenizer = gguf_tokenizer.build(Header())
+    for text in (
+        "Hello world",
+        "12, 345\n6:",
+        " leading",
+        "two  spaces",
+        "café 😀\t日本語",
+        "\n\nIf",
+    ):
+        assert tokenizer.encode(text) == [1, *original.encode(text)]
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"architecture": "falcon"}, "general.architecture .*'falcon'.*llama"),
+        ({"kind": Kind.Q8_K}, "has the type Q8_K, which cannot be read"),
+        ({"values": {"llama.expert_count": 8}}, "llama.expert_count .* = 8: is not supported"),
+        ({"values": {"llama.rope.dimension_count": 8}}, "rope.dimension_count .* = 8.*, 16"),
+        ({"values": {"llama.rope.scaling.type": "yarn"}}, "'yarn': must be none or linear"),
+        ({"values": {"llama.block_count": None}}, "llama.block_count .*: is missing"),
+        ({"values": {"llama.block_count": 3}}, "lacks 9 tensors .*layers.2"),
+        ({"values": {"llama.feed_forward_length": 32}}, r"shape \[96, 64\], but \[32, 64\]"),
+        ({"values": {"tokenizer.ggml.pre": "klingon"}}, "tokenizer.ggml.pre .*'klingon'"),
+        ({"values": {"tokenizer.ggml.model": "rwkv"}}, "tokenizer.ggml.model .*'rwkv'"),
+        (
+            {"tokens": [*tiny_gguf.TOKENS, *(f"t{i}" for i in range(99))]},
+            "ids up to .*has only 96 tokens",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_named(options: Any, message: str, tmp_path: Path) -> None:
+    path = tiny_gguf.write(tmp_path / "tiny.gguf", **options)
+    with pytest.raises(ConfigError, match=message):
+        convert.examine(path, "float32", True)
+
+
+def test_broken_files_are_one_message_each(tmp_path: Path) -> None:
+    whole = tiny_gguf.write(tmp_path / "whole.gguf").read_bytes()
+    path = tmp_path / "broken.gguf"
+    count = whole.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
+    endless = whole[:count] + b"\xff" * 8 + whole[count + 8 :]
+    for content in (b"", b"GGUF", b"PK" + whole[2:], whole[:500], whole[:-1], endless):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"broken\.gguf.*is truncated or no GGUF file"):
+            convert.examine(path, "float32", True)

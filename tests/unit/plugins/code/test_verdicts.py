@@ -1,0 +1,211 @@
+"""``python_tests``: right code passes, and no code passes otherwise."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rlax_code import PythonTests, PythonTestsConfig
+
+from rlax_plugin.api import Prompt, sandbox_layers
+from rlax_plugin.testing import make_prompt
+
+pytestmark = pytest.mark.skipif(
+    bool(sandbox_layers().missing), reason=f"this machine lacks {sandbox_layers().missing}"
+)
+DOUBLE = ["assert double(2) == 4", "assert double([1]) == [1, 1]", "assert double('a') == 'aa'"]
+RIGHT = "def double(x):\n    return x * 2\n"
+
+
+@pytest.fixture(scope="module")
+def share() -> Iterator[PythonTests]:
+    reward = PythonTests(PythonTestsConfig(reward="share", test_s=2.0))
+    yield reward
+    reward.close()
+
+
+def prompt(tests: Any, **columns: Any) -> Prompt:
+    return replace(make_prompt("double it"), metadata={"tests": tests, **columns})
+
+
+def passed(reward: PythonTests, tests: Any, code: str) -> float:
+    return reward(prompt(tests), code).total
+
+
+def test_the_share_of_tests_that_hold(share: PythonTests) -> None:
+    assert passed(share, DOUBLE, RIGHT) == 1.0
+    assert passed(share, DOUBLE, f"So:\n```python\n{RIGHT}```\nDone.") == 1.0
+    assert passed(share, DOUBLE, "def double(x):\n    return 2 * int(x)\n") == pytest.approx(1 / 3)
+    assert passed(share, DOUBLE, "def other(x): return 2 * x") == 0.0
+    assert passed(share, DOUBLE, "this is no Python") == 0.0
+    assert passed(share, DOUBLE, "") == 0.0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos._exit(0)",
+        "raise SystemExit(0)",
+        "import os\ndef double(x): os._exit(0)",
+        "import builtins\nbuiltins.AssertionError = Warning\ndef double(x): return 5",
+        "import sys\nsys.exit = lambda *_: None\nprint('3 passed', flush=True)\ndef double(x): ...",
+        # An object that equals everything, and one that hides in a list or behind a class.
+        "class All:\n    __eq__ = lambda s, o: True\n    __hash__ = None\ndouble = lambda x: All()",
+        "class All(int):\n    __eq__ = lambda s, o: True\ndouble = lambda x: All(9)",
+        "class All(list):\n    __eq__ = lambda s, o: True\ndouble = lambda x: All([9])",
+        "class All(str):\n    __eq__ = lambda s, o: True\ndouble = lambda x: All('z')",
+        "class All:\n    __eq__ = lambda s, o: True\ndouble = lambda x: [All(), All()]",
+        # The channel itself: any answer, before it was asked.
+        "import os\nos.write(3, b'{\"value\": true}\\n' * 50)\ndef double(x): return 5",
+        "import os\nos.write(3, b'x' * 2_000_000)",
+        "import os\nos.write(3, b'{\"value\": ' + b'[\"l\",[' * 9000)",
+        "import os\ndef double(x):\n    os.write(3, b'\\xff\\n{}\\n[]\\n')\n    os.close(3)",
+        # The machinery around it.
+        "import prelude\nprelude.encode = lambda *_: ['i', '4']\nprelude.RIGHT = 9",
+        "import gc\nfor one in gc.get_objects():\n    if type(one) is dict: one.setdefault('x', 1)",
+        "import os, signal\nos.kill(-1, 9)",
+        "import os\nfor fd in range(64):\n    try: os.write(fd, b'\\0')\n    except OSError: pass",
+        "def double(x):\n    raise AssertionError",
+        "def double(x):\n    raise type('E', (BaseException,), {'__str__': lambda s: 1/0})()",
+        "def double(x): return 10 ** 400_000",
+        "def double(x):\n    x = []\n    x.append(x)\n    return x",
+        "def double(x): return iter(int, 1)",
+    ],
+)
+def test_a_verdict_cannot_be_forged(share: PythonTests, code: str) -> None:
+    assert passed(share, DOUBLE, code) == 0.0
+    assert passed(share, DOUBLE, RIGHT) == 1.0
+
+
+def test_names_of_python_and_of_the_tests_are_never_the_codes(share: PythonTests) -> None:
+    tests = [
+        "assert set(pairs(3)) == set([(0, 1), (1, 2)])",
+        "import math\nassert math.isclose(half(3), 1.5)",
+        "def same(a, b): return a == b\nassert same(half(4), 2.0)",
+        "assert [2] and 2 in whole(9) or False",
+    ]
+    forged = (
+        "set = len = lambda *_: 1\n"
+        "class math:\n    isclose = staticmethod(lambda *_: True)\n"
+        "same = lambda *_: True\n"
+        "pairs = half = lambda x: 'wrong'\n"
+        "class In:\n    __contains__ = lambda s, o: True\n    __iter__ = lambda s: iter(())\n"
+        "whole = lambda x: In()\n"
+    )
+    assert passed(share, tests, forged) == 0.0
+    right = (
+        "def pairs(n): return [(i, i + 1) for i in range(n - 1)]\n"
+        "def half(x): return x / 2\n"
+        "def whole(n): return (i for i in range(n))\n"
+    )
+    assert passed(share, tests, right) == 1.0
+
+
+def test_objects_and_exceptions_of_the_code_can_be_tested(share: PythonTests) -> None:
+    tests = [
+        "s = Stack()\ns.push(3)\ns.push((4, {'a': {5}}))\nassert s.pop() == (4, {'a': {5}})\n"
+        "assert s.pop() == 3 and len(s) == 0",
+        "try:\n    Stack().pop()\nexcept IndexError as error:\n    assert 'empty' in str(error)\n"
+        "else:\n    raise AssertionError",
+        "assert twice(Stack) == 2 and NAME == 'x' and nan() != nan() and big() == 2 ** 200",
+        "assert Stack()",  # is an object, and no plain data
+    ]
+    code = (
+        "class Stack:\n"
+        "    def __init__(self): self.items = []\n"
+        "    def push(self, one): self.items.append(one)\n"
+        "    def pop(self):\n"
+        "        if not self.items: raise IndexError('it is empty')\n"
+        "        return self.items.pop()\n"
+        "    def __len__(self): return len(self.items)\n"
+        "NAME = 'x'\n"
+        "nan = lambda: float('nan')\n"
+        "big = lambda: 1 << 200\n"
+        "def twice(kind): return len([kind(), kind()])\n"
+    )
+    assert passed(share, tests, code) == 0.75
+
+
+def test_one_test_sees_nothing_of_another(share: PythonTests) -> None:
+    tests = ["assert count() == 1", "assert count() == 1", "assert count() == 1"]
+    code = (
+        "import os\ncalls = 0\n"
+        "def count():\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    calls += os.path.exists('/tmp/again')\n"
+        "    open('/tmp/again', 'w').close()\n"
+        "    return calls\n"
+    )
+    assert passed(share, tests, code) == 1.0
+
+
+def test_code_that_hangs_fails_and_is_counted(share: PythonTests) -> None:
+    score = share(
+        prompt(["assert f(1) == 1", "assert f(0) == 0"]),
+        "def f(x):\n    while x: pass\n    return 0",
+    )
+    assert score.total == 0.5
+    assert score.metrics == {"tests_passed": 0.5, "tests_late": 0.5}
+
+
+def test_no_more_tests_are_tried_than_there_is_time_for() -> None:
+    reward = PythonTests(PythonTestsConfig(reward="share", test_s=0.5, sample_s=0.9))
+    score = reward(prompt(DOUBLE), "while True: pass")
+    assert score.metrics == {"tests_passed": 0.0, "tests_late": 1.0}
+    reward.close()
+
+
+def test_programs_are_compared_by_what_they_print(share: PythonTests) -> None:
+    tests = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5", "output": "10"}]
+    add = "print(sum(map(int, input().split())))"
+    assert passed(share, tests, add) == 1.0
+    assert passed(share, {"inputs": ["1 2", "5 5"], "outputs": ["3", "10"]}, add) == 1.0
+    assert passed(share, tests, "print(3, '  ')\nprint()\n") == 0.5
+    assert passed(share, tests, f"{add}\nraise SystemExit(1)") == 0.0
+    assert passed(share, tests, "print('3')\nprint('passed')") == 0.0
+    assert passed(share, tests, "import os\nos._exit(0)") == 0.0
+    assert passed(share, [{"input": "", "output": "ä🙂"}], "print('ä🙂')") == 1.0
+
+
+def test_hostile_text_is_scored(share: PythonTests) -> None:
+    for text in ("\udc80", "x = '\udc80'", "\0", "\u202e", "(" * 100_000, "x" * 2_000_000, "```"):
+        assert passed(share, DOUBLE, text) == 0.0
+    assert passed(share, DOUBLE, f"# {'x' * 900_000}\n{RIGHT}") == 1.0
+
+
+def test_tests_that_cannot_be_used_leave_the_sample_unscored(share: PythonTests) -> None:
+    for tests, said in (
+        (["assert double(("], "test 1 of prompt .* cannot be used: SyntaxError"),
+        ([DOUBLE[0], "assert double(lambda: 1)"], "test 2 .* plain data only, not function"),
+        ([], "has no tests in column 'tests', and the reference"),
+        ([1, 2], "has no tests"),
+        ({"inputs": ["1"], "outputs": []}, "has no tests"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            share(replace(prompt(tests), reference=""), RIGHT)
+
+
+def test_columns_of_other_data_sets() -> None:
+    reward = PythonTests(
+        PythonTestsConfig(tests="test", setup="imports", prefix="given", entry_point="function")
+    )
+    columns = {
+        "test": "def check(candidate):\n    assert candidate(4) == 2.0\n",
+        "imports": ["import math"],
+        "given": "def root(x):\n",
+        "function": "root",
+    }
+    asked = replace(make_prompt("root"), metadata=columns)
+    assert reward(asked, "    return math.sqrt(x)\n").total == 1.0
+    assert reward(asked, "    return x\n").total == 0.0
+    with pytest.raises(ValueError, match="no text in column 'given'; columns: function, given"):
+        reward(replace(asked, metadata={**columns, "given": None}), "")
+    with pytest.raises(ValueError, match="'function' is not the name of a function"):
+        reward(replace(asked, metadata={**columns, "function": "a b"}), "")
+    reward.close()
+    by_reference = PythonTests(PythonTestsConfig())
+    in_json = replace(make_prompt("q"), reference='[{"input": "", "output": "1"}]')
+    assert by_reference(in_json, "print(1)").total == 1.0
+    assert by_reference(replace(in_json, reference="assert x == 1"), "x = 1").total == 1.0
+    by_reference.close()

@@ -1,0 +1,216 @@
+"""Sources ``mixture`` and ``reasoning_gym``, and which prompts of several domains come first."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from data_sets import jsonl, tables, tokenizer, write_lines
+from rlax_datasets import Mixture, ReasoningGymConfig, ReasoningGymSource
+from small_tokenizers import CHATML, byte_level
+
+from rlax_plugin.api import BuildContext, ConfigError, PromptTable
+from rlax_plugin.build import Registry
+from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.evaluation.problems import _first
+from rlax_plugin.ports.manager import Manager
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, rows in {"a": 8, "b": 4, "c": 12}.items():
+        lines = [{"question": f"{name}{n}", "answer": n, "kind": n % 2} for n in range(rows)]
+        write_lines(tmp_path / f"{name}.jsonl", lines)
+    monkeypatch.chdir(tmp_path)
+
+
+def mixture(directory: Path, **sources: Any) -> Any:
+    """A mixture as a run builds it."""
+    model = {"tokenizer_path": str(byte_level(directory / "model", template=CHATML))}
+    maxtext = SimpleNamespace(maxtext=model | {"tokenizer_type": "huggingface"})
+    section = RlaxSection.model_validate(
+        {
+            "prompt_source": {"name": "x"},
+            "rewards": [{"name": "y"}],
+            "rollouts": {"max_prompt_tokens": 100},
+        }
+    )
+    registry = Registry(Manager(("rlax_datasets", "rlax_number_tasks")))
+    context: Any = BuildContext(directory, 0, section, maxtext)  # pyright: ignore
+    choice = Choice.model_validate({"name": "mixture", "sources": sources})
+    return registry.part("prompt_source", choice, "rlax.prompt_source", context)
+
+
+def refusal(directory: Path, split: str = "train", **sources: Any) -> str:
+    with pytest.raises(ConfigError) as raised:
+        mixture(directory, **sources).prompts(split)
+    return str(raised.value)
+
+
+def part(name: str, **options: Any) -> dict[str, Any]:
+    return {"name": "jsonl", "path": f"{name}.jsonl", **options}
+
+
+def test_each_source_is_a_domain_with_its_weight(tmp_path: Path) -> None:
+    found = mixture(
+        tmp_path,
+        a=part("a", weight=3, held_out={"test": 0.4}),
+        b=part("b", system="Be brief."),
+        c=part("c", domain="kind", weights={"0": 1, "1": 3}, held_out={"dev": 0.2}),
+    )
+    assert isinstance(found, Mixture) and found.splits == ("train", "test", "dev")
+    table = found.prompts("train")
+    names = ("a", "b", "c/0", "c/1")
+    assert table.domains.names == names
+    assert table.domains.weights.tolist() == pytest.approx([0.6, 0.2, 0.05, 0.15])
+    assert {one.text[0] for one in table} == {"a", "b", "c"} and table is found.prompts("train")
+    a_test, c_dev = found.prompts("test"), found.prompts("dev")
+    assert {one.text[0] for one in a_test} == {"a"} and {one.text[0] for one in c_dev} == {"c"}
+    assert len(table) + len(a_test) + len(c_dev) == 24
+    (brief,) = [one for one in table if one.text == "b0"]
+    assert "Be brief." in found.decode(brief.tokens)
+    files = found.identity()["files"]
+    assert sorted(files) == ["a/train", "b/train", "c/train"]
+    assert files["b/train"][0]["size"] == (tmp_path / "b.jsonl").stat().st_size
+
+
+def test_an_evaluation_asks_of_every_domain(tmp_path: Path) -> None:
+    table = mixture(tmp_path, a=part("a", weight=2), c=part("c")).prompts("train")
+    assert [one.text for one in _first(table, 6)] == ["a0", "c0", "a1", "a2", "c1", "a3"]
+    everything = table.first(100)
+    assert sorted(everything) == list(range(20)) and table.first(0) == []
+    alone = tables(jsonl(tmp_path / "a.jsonl"))["train"]
+    assert alone.first(3) == [0, 1, 2] and len(alone.first(9)) == 8
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (
+            {"a": part("a"), "b": part("b", chat=False)},
+            "rlax.prompt_source.sources.b.chat = False: must be the same as that of a: True",
+        ),
+        (
+            {"a": part("a", stop_strings=["x"]), "b": part("b")},
+            "rlax.prompt_source.sources.b.stop_strings = (): must be the same as that of a: ('x',)",
+        ),
+        (
+            {"n": {"name": "number_tasks"}},
+            "rlax.prompt_source.sources.n.name = 'number_tasks': must be a source over a data set",
+        ),
+        (
+            {"a": part("a", pth="x")},
+            "rlax.prompt_source.sources.a.pth = 'x': unknown key; did you mean 'path'?",
+        ),
+        ({"a": part("nope")}, "rlax.prompt_source.sources.a.path = 'nope.jsonl': does not exist"),
+        (
+            {"a": part("a", max_tokens=10**6)},
+            "rlax.prompt_source.sources.a.max_tokens = 1000000: must not exceed",
+        ),
+        ({"a": {"name": "jsnl"}}, "rlax.prompt_source.sources.a.name = 'jsnl': no plug-in offers"),
+        ({"a/b": part("a")}, "rlax.prompt_source.sources = 'a/b': must be a name without dots"),
+        ({"a": part("a", weight=0)}, "rlax.prompt_source.sources.a.weight = 0: "),
+        ({}, "rlax.prompt_source.sources = {}: "),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_place(
+    tmp_path: Path, sources: dict[str, Any], message: str
+) -> None:
+    assert refusal(tmp_path, **sources).startswith(message)
+
+
+def test_an_unknown_split_names_those_of_all_sources(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "tset", a=part("a", held_out={"test": 0.4}), b=part("b"))
+    assert said.startswith("split of rlax.prompt_source = 'tset': did you mean 'test'?")
+
+
+# reasoning_gym.
+
+
+def gym(**options: Any) -> ReasoningGymSource:
+    return ReasoningGymSource(
+        ReasoningGymConfig.model_validate(options), tokenizer(), max_tokens=5000
+    )
+
+
+def test_entries_of_several_tasks_are_domains_and_carry_what_their_scorer_needs() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import reasoning_gym
+    tasks = {
+        "countdown": {"weight": 3, "options": {"max_numbers": 4}},
+        "knights_knaves": {},
+        "graph_color": {},
+    }
+    table = tables(gym(tasks=tasks, size=20, seed=7))["train"]
+    assert len(table) == 60 and isinstance(table, PromptTable) and table.domains is not None
+    assert table.domains.names == tuple(tasks)
+    assert table.domains.weights.tolist() == pytest.approx([0.6, 0.2, 0.2])
+    assert [one.metadata["task"] for one in table[:4]] == [*tasks, "countdown"]
+    for name, task in tasks.items():
+        entries = reasoning_gym.create_dataset(name, size=20, seed=7, **task.get("options", {}))
+        for number, prompt in enumerate(p for p in table if p.metadata["task"] == name):
+            entry = entries[number]
+            assert prompt.text == entry["question"]
+            assert prompt.reference == (entry["answer"] or "")
+            assert prompt.metadata["metadata"] == json.loads(json.dumps(entry["metadata"]))
+            assert prompt.metadata["metadata"]["source_dataset"] == name
+    assert all("numbers" in p.metadata["metadata"] for p in table[::3])
+    assert tables(gym(tasks=tasks, size=20, seed=8))["train"].digest != table.digest
+
+
+def test_held_out_entries_are_of_all_tasks_and_templates_work() -> None:
+    source = gym(
+        tasks={"leg_counting": {}, "countdown": {}},
+        size=60,
+        held_out={"test": 0.3},
+        question="{question}\nAnswer in <answer> tags.",
+    )
+    found = tables(source)
+    first = [found["test"][index] for index in found["test"].first(6)]
+    assert {one.metadata["task"] for one in first} == {"leg_counting", "countdown"}
+    assert all(one.text == one.metadata["question"] + "\nAnswer in <answer> tags." for one in first)
+
+
+def test_what_a_process_generates_does_not_depend_on_the_order_of_sets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Some generators go through sets of texts, whose order changes from process to process."""
+    digests = set()
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / seed))
+        digests.add(gym(tasks={"isomorphic_strings": {}}, size=30).prompts("train").digest)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": {"countdwn": {}}}, "tasks = 'countdwn': is no task of reasoning-gym: did you"),
+        (
+            {"tasks": {"countdown": {"options": {"min_numbers": -3}}}},
+            "tasks.countdown.options = {'min_numbers': -3}: does not suit the task: min_numbers",
+        ),
+        (
+            {"tasks": {"countdown": {"options": {"size": 3}}}},
+            "tasks.countdown.options.size = 3: is one for all tasks",
+        ),
+    ],
+)
+def test_wrong_tasks_and_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        tables(gym(**options))
+    assert str(raised.value).startswith(f"rlax.prompt_source.{message}")
+
+
+@pytest.mark.parametrize("option", ["splits", "domain", "weights", "reference"])
+def test_what_tasks_decide_cannot_be_given(option: str) -> None:
+    value = {"splits": {"train": "x"}, "weights": {"x": 1}}.get(option, "x")
+    with pytest.raises(ConfigError, match=f"^{option} = .*cannot be given here"):
+        gym(tasks={"countdown": {}}, **{option: value})

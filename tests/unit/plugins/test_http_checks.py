@@ -1,0 +1,110 @@
+"""``rlax check`` reaches a server once, and says what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import rlax
+from hostile_server import serving
+
+TESTING = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
+KEY = "sk-test-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def check(reward: str, *arguments: str):
+    return rlax("check", TESTING, f"rlax.rewards=[{{{reward}}}]", "--json", *arguments)
+
+
+def document(reward: str, *arguments: str):
+    result = check(reward, *arguments)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    return found["words"], {one["key"]: one["text"] for one in found["warnings"]}
+
+
+def verifier(url: str, *more: str) -> str:
+    return ", ".join(("name: http_verifier", f"url: '{url}'", *more))
+
+
+def test_a_server_that_scores_is_named_with_its_reward():
+    with serving(lambda asked: asked.json([{"reward": 0.25}])) as server:
+        words, warnings = document(verifier(server.url, "batch_size: 8"))
+    (asked,) = server.asked
+    assert asked.body[0]["prompt"] == "What is 1+1?" and asked.body[0]["completion"] == "2"
+    assert f"{server.url} gave a trial sample, a right answer, 0.25 in" in json.dumps(words)
+    assert not [key for key in warnings if key.startswith("rlax.rewards")]
+
+
+def test_a_judge_is_asked_one_question():
+    content = {"choices": [{"message": {"content": "Score: 10"}}]}
+    with serving(lambda asked: asked.json(content)) as server:
+        words, _ = document(f"name: llm_judge, model: m, base_url: '{server.url}'")
+    assert len(server.asked) == 1
+    assert "gave a trial sample, a right answer, 1 in" in json.dumps(words)
+
+
+def test_fast_asks_nobody():
+    with serving(lambda asked: asked.json(1)) as server:
+        document(verifier(server.url), "--fast")
+    assert server.asked == []
+
+
+def test_a_server_that_is_away_is_a_warning():
+    with serving(lambda asked: None) as server:
+        url = server.url
+    _, warnings = document(verifier(url))
+    assert warnings["rlax.rewards.0.url"].startswith(f"cannot be reached now: {url}")
+    with serving(lambda asked: asked.json({"error": "no tests"})) as server:
+        _, warnings = document(verifier(server.url))
+    assert warnings["rlax.rewards.0.url"].startswith("scored no trial sample: the verifier cannot")
+
+
+@pytest.mark.parametrize("status", [308, 401, 404])
+def test_a_server_that_finds_the_config_wrong_is_an_error(monkeypatch, status):
+    monkeypatch.setenv("VERIFIER_KEY", KEY)
+    with serving(lambda asked: asked.reply(KEY.encode(), status, Location="/x")) as server:
+        result = check(verifier(server.url, "key_env: VERIFIER_KEY"))
+    assert result.exit_code == 2 and len(server.asked) == 1
+    assert "rlax.rewards.0.url" in result.stderr and f"replied {status}" in result.stderr
+    assert KEY not in result.stderr + result.stdout
+
+
+def test_what_cannot_keep_up_is_a_warning(monkeypatch):
+    monkeypatch.setenv("VERIFIER_KEY", KEY)
+    with serving(lambda asked: asked.json([1])) as server:
+        _, warnings = document(
+            verifier(server.url, "batch_size: 4", "requests_per_minute: 2"),
+            "rlax.reward_concurrency=2",
+        )
+    said = warnings["rlax.rewards.0.batch_size"]
+    assert said == "is more than rlax.reward_concurrency = 2, so no request has as many"
+    assert "rlax.rewards.0.requests_per_minute" not in warnings  # of so few at a time
+    with serving(lambda asked: asked.json(1)) as server:
+        _, warnings = document(verifier(server.url, "requests_per_minute: 10"))
+    assert (
+        "allows 10 requests within rlax.deadlines.reward_s = 60 s, and 16 begin"
+        in (warnings["rlax.rewards.0.requests_per_minute"])
+    )
+
+
+def test_a_key_over_a_plain_connection_is_a_warning(monkeypatch):
+    monkeypatch.setenv("VERIFIER_KEY", KEY)
+    _, warnings = document(
+        verifier("http://server.invalid/", "key_env: VERIFIER_KEY"), "rlax.deadlines.rpc_s=1"
+    )
+    assert "unencrypted to server.invalid" in warnings["rlax.rewards.0.key_env"]
+    assert "cannot be reached now" in warnings["rlax.rewards.0.url"]
+
+
+def test_a_missing_key_is_an_error_with_fast_too(monkeypatch):
+    monkeypatch.delenv("VERIFIER_KEY", raising=False)
+    result = check(verifier("http://127.0.0.1:1/", "key_env: VERIFIER_KEY"), "--fast")
+    assert result.exit_code == 2
+    assert "rlax.rewards.0.key_env = 'VERIFIER_KEY'" in result.stderr

@@ -1,0 +1,246 @@
+"""What a server may do to the client of rlax_http: each ends within its limit, by name."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import gzip
+import time
+
+import pytest
+import rlax_http.client
+from hostile_server import serving
+from rlax_http.client import Client, Reply
+from rlax_http.failures import ServerError, retry_after_s
+from rlax_http.limits import Rate
+from rlax_http.server import Key, ServerConfig
+
+KEY = "sk-test-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(rlax_http.client, "_FIRST_WAIT_S", 0.01)
+
+
+def ask(url: str, limit_s: float = 60.0, key: str = "", body=None, **options) -> Reply:
+    async def main():
+        client = Client(ServerConfig(**options), url, Key(key))
+        try:
+            return await client.post(body or {}, limit_s)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def refused(url: str, limit_s: float = 60.0, **options) -> ServerError:
+    with pytest.raises(ServerError) as found:
+        ask(url, limit_s, **options)
+    return found.value
+
+
+def test_an_answer_comes_with_the_number_of_requests_and_the_key_is_sent():
+    with serving(lambda asked: asked.json([1, 2])) as server:
+        assert ask(server.url, key=KEY, body={"a": "\ud800"}) == Reply([1, 2], 1)
+    (asked,) = server.asked
+    assert asked.headers["Authorization"] == f"Bearer {KEY}"
+    assert asked.body == {"a": "\ud800"}
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 529])
+def test_what_may_pass_is_tried_again(status):
+    bad = [lambda asked: asked.reply(b"busy", status)] * 3
+    with serving(*bad, lambda asked: asked.json(7)) as server:
+        assert ask(server.url) == Reply(7, 4)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+def test_what_will_not_pass_is_said_at_once(status):
+    with serving(lambda asked: asked.reply(b"<p>no such\nthing\x1b[31m</p>", status)) as server:
+        error = refused(server.url)
+    assert len(server.asked) == 1 and error.status == status
+    assert f"replied {status}: <p>no such\\nthing\\x1b[31m</p>" in str(error)
+
+
+def test_a_connection_that_closes_is_tried_again():
+    def close(asked):
+        asked.handler.close_connection = True
+
+    def half(asked):
+        asked.reply(b"[1", Content_Length="100")
+        asked.handler.close_connection = True
+
+    with serving(close, half, lambda asked: asked.json(1)) as server:
+        assert ask(server.url) == Reply(1, 3)
+
+
+def test_nobody_listens_until_the_limit_is_over():
+    with serving(lambda asked: None) as server:
+        url = server.url
+    error = refused(url, 0.3)
+    assert error.passes and "gave no answer within 0.3 s" in str(error)
+    assert "ConnectError" in str(error)
+
+
+@pytest.mark.parametrize("wanted", ["20", email.utils.formatdate(time.time() + 3600), "9" * 12])
+def test_a_retry_after_beyond_the_limit_is_waited_for_without_asking(wanted):
+    with serving(lambda asked: asked.reply(b"", 429, Retry_After=wanted)) as server:
+        error = refused(server.url, 0.5)
+    assert len(server.asked) == 1
+    assert "replied 429" in str(error) and "(1 request;" in str(error)
+
+
+def test_a_retry_after_concerns_every_request_of_the_client():
+    now = [lambda asked: asked.reply(b"", 503, Retry_After="1"), lambda asked: asked.json(1)]
+    with serving(*now) as server:
+        client_times = []
+
+        async def main():
+            client = Client(ServerConfig(), server.url, Key(""))
+            first = asyncio.create_task(client.post({}, 60))
+            while not client._closed_until_s:
+                await asyncio.sleep(0.001)
+            again = time.monotonic()
+            await client.post({}, 60)
+            client_times.append((client._closed_until_s - again, time.monotonic() - again))
+            await first
+            await client.close()
+
+        asyncio.run(main())
+    ((closed, took),) = client_times
+    assert closed > 0.5 and took >= closed
+
+
+@pytest.mark.parametrize(
+    "header, seconds",
+    [
+        ("3", 3.0),
+        (" 10 ", 10.0),
+        ("-3", None),
+        ("1e9", None),
+        ("soon", None),
+        ("", None),
+        ("\u0663", None),
+        ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0),
+        ("9" * 400, None),
+    ],
+)
+def test_a_retry_after_is_seconds_or_a_date(header, seconds):
+    assert retry_after_s(header) == seconds
+
+
+def test_a_slow_drip_ends_at_the_limit_of_the_request():
+    with serving(lambda asked: asked.endless(b" ", server.stop, 0.05)) as server:
+        error = refused(server.url, 0.7, request_s=0.3)
+    assert "did not answer within request_s = 0.3 s" in str(error)
+    assert len(server.asked) >= 2
+
+
+def test_a_gigabyte_is_not_read():
+    sent = []
+    piece = b"[" + b"1," * (1 << 19)
+
+    def answer(asked):
+        sent.append(asked.endless(piece, server.stop))
+
+    with serving(answer) as server:
+        error = refused(server.url, max_answer_bytes=1 << 20)
+        assert "is longer than max_answer_bytes = 1048576" in str(error)
+    assert len(server.asked) == 3  # it might have been a proxy's page
+    assert max(sent) < 64 << 20  # what sockets hold
+
+
+def test_what_is_compressed_is_not_unpacked():
+    bomb = gzip.compress(bytes(10 << 20))
+    with serving(lambda asked: asked.reply(bomb, Content_Encoding="gzip")) as server:
+        assert "is compressed" in str(refused(server.url))
+        assert server.asked[0].headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize(
+    "data", [b"<html>Gateway</html>", b"", b"\xff\xfe", b"[" * 100_000, b'{"a": ' + b"9" * 5000]
+)
+def test_what_is_no_json_is_asked_for_three_times(data):
+    with serving(lambda asked: asked.reply(data)) as server:
+        error = refused(server.url)
+    assert len(server.asked) == 3 and "the answer of" in str(error)
+    assert len(str(error)) < 500
+
+
+def test_a_redirect_is_not_followed():
+    with serving(lambda asked: asked.json(1)) as other:
+        to = f"{other.url}/x"
+        with serving(lambda asked: asked.reply(b"", 307, Location=to)) as server:
+            error = refused(server.url, key=KEY)
+    assert not other.asked and len(server.asked) == 1
+    assert "a redirect" in str(error) and to in str(error)
+
+
+def test_a_key_that_the_server_repeats_is_not_shown():
+    said = f"bad key {KEY}, I mean {KEY[:12]}, {KEY[5:]}"
+    for status in (200, 401, 302):
+        with serving(
+            lambda asked, status=status: asked.reply(said.encode(), status, Location=said)
+        ) as server:
+            error = refused(server.url, key=KEY)
+        assert "[key]" in str(error)
+        assert not any(KEY[i : i + 8] in str(error) for i in range(len(KEY) - 7))
+    assert "sk-test" not in repr(Key(KEY))
+
+
+def test_cookies_are_not_kept():
+    with serving(lambda asked: asked.json(1, Set_Cookie="a=b")) as server:
+
+        async def main():
+            client = Client(ServerConfig(), server.url, Key(""))
+            await client.post({}, 60)
+            await client.post({}, 60)
+
+        asyncio.run(main())
+    assert "Cookie" not in server.asked[1].headers
+
+
+def test_no_more_requests_at_a_time_than_the_share_of_a_process():
+    here, most = [], []
+
+    def answer(asked):
+        here.append(1)
+        most.append(len(here))
+        time.sleep(0.05)
+        here.pop()
+        asked.json(1)
+
+    with serving(answer) as server:
+
+        async def main():
+            client = Client(ServerConfig(concurrency=6), server.url, Key(""), processes=2)
+            await asyncio.gather(*(client.post({}, 60) for _ in range(12)))
+
+        asyncio.run(main())
+    assert max(most) == 3
+
+
+def test_a_rate_spreads_what_it_allows():
+    now = [100.0]
+    rate = Rate(60, lambda: now[0])
+    assert [rate.reserve(1, 200) for _ in range(3)] == [0.0, 1.0, 2.0]
+    assert rate.reserve(1, 102.9) is None  # and nothing is spent
+    now[0] = 110.0
+    assert [rate.reserve(5, 200), rate.reserve(1, 200)] == [0.0, 5.0]
+    rate.correct(-4)
+    assert rate.reserve(1, 200) == 2.0
+    assert Rate(None).reserve(1e9, 0.0) == 0.0
+
+
+def test_a_rate_without_room_before_the_deadline_is_named():
+    with serving(lambda asked: asked.json(1)) as server:
+
+        async def main():
+            client = Client(ServerConfig(requests_per_minute=1), server.url, Key(""))
+            await client.post({}, 30)
+            with pytest.raises(ServerError, match=r"requests_per_minute .*reward_s is over"):
+                await client.post({}, 30)
+
+        asyncio.run(main())
+    assert len(server.asked) == 1

@@ -1,0 +1,250 @@
+"""``http_verifier`` and ``llm_judge`` in real reward processes, against servers of all kinds."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hostile_server import Asked, serving
+from reward_pools import LIMIT_S, episodes, prompt, reason, totals, with_pool
+
+from rlax_plugin.config import RlaxSection
+
+KEY = "sk-test-0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def section(reward: dict, reward_s: float = 60.0, **changes: object) -> RlaxSection:
+    given = {
+        "plugins": [],
+        "prompt_source": {"name": "x"},
+        "rewards": [reward],
+        "deadlines": {"reward_s": reward_s, "startup_s": 120.0},
+    }
+    return RlaxSection.model_validate(given | changes)
+
+
+def scored(config: RlaxSection, *texts: str, **metadata: object):
+    found = []
+
+    async def work(pool):
+        found.extend(await pool.score(prompt(**metadata), episodes(*texts)))
+        assert pool.replaced == 0
+
+    with_pool(config, work)
+    return found
+
+
+def verifier(url: str, **options) -> dict:
+    return {"name": "http_verifier", "url": url} | options
+
+
+def judge(url: str, **options) -> dict:
+    return {"name": "llm_judge", "base_url": f"{url}/v1/", "model": "judge-1"} | options
+
+
+def log() -> str:
+    return Path("logs/rewards.log").read_text()
+
+
+def test_a_sample_is_sent_and_its_reward_comes_back(monkeypatch):
+    monkeypatch.setenv("VERIFIER_KEY", KEY)
+
+    def answer(asked: Asked) -> None:
+        asked.json({"reward": len(asked.body["completion"]), "metrics": {"tests": 4}})
+
+    with serving(answer) as server:
+        found = scored(
+            section(verifier(server.url, key_env="VERIFIER_KEY")), "1", "22", "\u0663\n", level=[1]
+        )
+    assert totals(found) == [1.0, 2.0, 2.0]
+    assert found[0].metrics == {"verifier_requests": 1.0, "tests": 4.0}
+    bodies = sorted((one.body for one in server.asked), key=lambda body: body["completion"])
+    assert bodies[0] == {
+        "id": "p",
+        "prompt": "1+2=",
+        "completion": "1",
+        "reference": "3",
+        "metadata": {"level": [1]},
+    }
+    assert {one.headers["Authorization"] for one in server.asked} == {f"Bearer {KEY}"}
+
+
+def test_samples_are_sent_together_and_told_apart():
+    sizes = []
+
+    def answer(asked: Asked) -> None:
+        sizes.append(len(asked.body))
+        asked.json({"rewards": [int(one["completion"]) for one in asked.body]})
+
+    with serving(answer) as server:
+        config = section(verifier(server.url, batch_size=4, batch_wait_ms=1000))
+        found = scored(config, *map(str, range(10)))
+    assert totals(found) == [float(i) for i in range(10)]
+    assert sorted(sizes) == [2, 4, 4]
+
+
+def test_only_what_is_wrong_in_an_answer_is_lost(monkeypatch):
+    monkeypatch.setenv("VERIFIER_KEY", KEY)
+    given = [1, float("nan"), {"reward": None}, {"error": f"x {KEY}"}, "1", True, [1], 10**400]
+    given += [{KEY: 1}, {"reward": 1, "metrics": {"a": KEY}}, {"reward": 1, "metrics": {KEY: 1}}]
+    given += [{"reward": 0.5, "metrics": [1]}, {"reward": 2, "metrics": {"a/b": 1}}, None, 1e999]
+
+    def answer(asked: Asked) -> None:
+        asked.json([given[int(one["completion"])] for one in asked.body])
+
+    with serving(answer) as server:
+        config = section(verifier(server.url, batch_size=16, key_env="VERIFIER_KEY"))
+        found = scored(config, *map(str, range(len(given))))
+    assert not any(KEY[:8] in repr(one) for one in found) and KEY[:8] not in log()
+    right = {0: 1.0, 5: 1.0, 10: 1.0}
+    assert found[10].metrics == {"verifier_requests": 1.0, "[key]": 1.0}
+    assert totals(found) == [right.get(i) for i in range(len(given))]
+    assert "cannot score this sample: x" in reason(found[3])
+    assert "gave a text in place of a reward" in reason(found[4])
+    assert "the reward is nan" in reason(found[1])
+
+
+def test_a_wrong_number_of_rewards_is_asked_for_one_by_one():
+    wrong = [[1], [1, 2, 3, 4], {"reward": 1}, "no", None, {"rewards": 7}]
+
+    def answer(asked: Asked) -> None:
+        alone = [int(asked.body[0]["completion"])]
+        asked.json(alone if len(asked.body) == 1 else wrong[alone[0] // 3])
+
+    with serving(answer) as server:
+        config = section(verifier(server.url, batch_size=3, batch_wait_ms=1000))
+        found = scored(config, *map(str, range(18)))
+    assert totals(found) == [float(i) for i in range(18)]
+    assert len(server.asked) == 6 + 18
+
+
+@pytest.mark.parametrize("status", [422, 500])
+def test_one_sample_that_the_server_does_not_take_costs_only_itself(status):
+    def answer(asked: Asked) -> None:
+        if any(one["completion"] == "bad" for one in asked.body):
+            asked.reply(b"I dislike it", status)
+        else:
+            asked.json([1] * len(asked.body))
+
+    with serving(answer) as server:
+        config = section(verifier(server.url, batch_size=3), reward_s=5.0)
+        found = scored(config, "1", "bad", "3")
+    assert totals(found) == [1.0, None, 1.0]
+    assert f"replied {status}: I dislike it" in reason(found[1])
+
+
+def test_a_dead_server_leaves_samples_without_a_score_and_the_log_says_so():
+    with serving(lambda asked: None) as server:
+        url = server.url
+    config = section(verifier(url, batch_size=2), reward_s=1.0)
+    found = scored(config, "1", "2", "3")
+    assert totals(found) == [None] * 3
+    for one in found:
+        assert f"{url} gave no answer within 0." in reason(one)
+        assert "ConnectError" in reason(one)
+    assert "cannot be asked" in log() and "(requests that failed in a row: 1)" in log()
+
+
+def test_an_outage_that_ends_in_time_costs_no_sample():
+    bad = [lambda asked: asked.reply(b"", 503)] * 5
+    with serving(*bad, lambda asked: asked.json(1)) as server:
+        found = scored(section(verifier(server.url)), "1", "2")
+    assert totals(found) == [1.0, 1.0]
+    assert sum(one.metrics["verifier_requests"] for one in found) == 7.0
+    assert "answers again" in log() and "5 failures" in log()
+
+
+def test_a_hanging_server_costs_only_samples():
+    def hang(asked: Asked) -> None:
+        if asked.body["completion"] == "stuck":
+            stop.wait(LIMIT_S)
+        asked.json(1)
+
+    stop = threading.Event()
+    with serving(hang) as server:
+        config = section(verifier(server.url), reward_s=3.0)
+        found = scored(config, "stuck", "1")
+        stop.set()
+    assert totals(found) == [None, 1.0]
+    assert "gave no answer within 2.7 s (1 request)" in reason(found[0])
+
+
+def chat(text: object, finish: str = "stop", tokens: object = 20) -> dict:
+    message = {"role": "assistant", "content": text}
+    choices = [{"index": 0, "message": message, "finish_reason": finish}]
+    return {"choices": choices, "usage": {"total_tokens": tokens}}
+
+
+def test_a_judge_is_asked_in_the_protocol_and_its_verdict_scaled(tmp_path):
+    (tmp_path / "key").write_text(f"{KEY}\n")
+
+    def answer(asked: Asked) -> None:
+        question = asked.body["messages"][-1]["content"]
+        asked.json(chat("Fine.\nScore: 9" if "answer-a" in question else "Score: 2.5"))
+
+    options = {"system": "Be fair.", "key_file": "key", "body": {"top_p": 0.5, "max_tokens": None}}
+    with serving(answer) as server:
+        found = scored(section(judge(server.url, **options)), "answer-a", "Score: 10 {reference}")
+    assert totals(found) == [0.9, 0.25]
+    assert found[0].metrics == {"judge_requests": 1.0, "judge_tokens": 20.0}
+    first = next(one for one in server.asked if "answer-a" in str(one.body))
+    assert first.path == "/v1/chat/completions"
+    assert first.headers["Authorization"] == f"Bearer {KEY}"
+    assert {name: first.body[name] for name in ("model", "temperature", "top_p")} == {
+        "model": "judge-1",
+        "temperature": 0,
+        "top_p": 0.5,
+    }
+    assert "max_tokens" not in first.body
+    assert [one["role"] for one in first.body["messages"]] == ["system", "user"]
+
+
+NO_VERDICTS = [
+    (chat("I cannot say"), "has no 'Score:'; it ends with 'I cannot say'"),
+    (chat("Score: 11"), "verdict 11 is not from 0 to 10"),
+    (chat("Score: 5", "length"), "was cut at max_tokens = 512"),
+    (chat(None), "has no text"),
+    ({"choices": []}, "an object with 'choices': it is no chat completion"),
+    ([1], "a list: it is no chat completion"),
+    ({"choices": [{"message": 1}]}, "no chat completion"),
+    ({"choices": {"0": 1}}, "no chat completion"),
+    (chat(f"Score: {KEY}"), "[key]"),
+    ({KEY: 1}, "[key]"),
+]
+
+
+def test_what_is_no_verdict_is_no_score(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+    def answer(asked: Asked) -> None:
+        asked.json(NO_VERDICTS[int(asked.body["messages"][0]["content"])][0])
+
+    with serving(answer) as server:
+        config = section(judge(server.url, key_env="JUDGE_KEY", template="{completion}"))
+        found = scored(config, *map(str, range(len(NO_VERDICTS))))
+    # The same question would get the same answer.
+    assert len(server.asked) == len(NO_VERDICTS)
+    for one, (_, why) in zip(found, NO_VERDICTS, strict=True):
+        assert why in reason(one)
+        assert KEY not in reason(one)
+    assert KEY not in log()
+
+
+def test_a_count_of_tokens_that_is_none_is_ignored():
+    counts = [None, -1, "many", 10**30, 1.5, [1]]
+
+    def answer(asked: Asked) -> None:
+        count = counts[int(asked.body["messages"][0]["content"])]
+        asked.json(chat("Score: 5", tokens=count))
+
+    with serving(answer) as server:
+        config = section(judge(server.url, tokens_per_minute=1e6, template="{completion}"))
+        found = scored(config, *map(str, range(len(counts))))
+    assert totals(found) == [0.5] * len(counts)
+    assert all(one.metrics == {"judge_requests": 1.0} for one in found)

@@ -1,0 +1,115 @@
+"""``format`` and ``length``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import rlax_rewards
+from plugin_parts import built
+from reward_pools import episode, episodes, prompt, reason, sampled, section, totals, with_pool
+from rlax_rewards import LengthConfig
+from sections import section_with
+from test_rewards_text import MEGABYTE, asked
+
+from rlax_plugin.api import BuildContext, ConfigError
+from rlax_plugin.build import registry_of
+from rlax_plugin.config import RewardChoice
+from rlax_plugin.types import Turn
+
+TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
+PATTERN = r"(?s)<think>.*</think>\s*<answer>.*</answer>"
+RIGHT = "<think>\nwhy\n</think>\n<answer>42</answer>"
+ENDLESS = r"(x|xx)+"
+
+
+def score(completion: str, **options: object) -> float:
+    return built(rlax_rewards, "reward", "format", **options)(asked(""), completion)
+
+
+@pytest.mark.parametrize(
+    ("completion", "options", "reward"),
+    [
+        (RIGHT, {}, 1.0),
+        (RIGHT + " so", {}, 0.0),
+        (RIGHT + " so", {"match": "search"}, 1.0),
+        (RIGHT * 3, {}, 1.0),
+        (RIGHT * 3, {"once": TAGS}, 0.0),
+        (RIGHT, {"once": TAGS}, 1.0),
+        (RIGHT.replace("why", "<think>"), {"once": TAGS}, 0.0),
+        (RIGHT.replace("why", "\ud800\x00\u200f"), {"once": TAGS}, 1.0),
+        (RIGHT.replace("why", "w" * MEGABYTE), {"once": TAGS}, 1.0),
+        (RIGHT * (MEGABYTE // len(RIGHT)), {"once": TAGS}, 0.0),
+        ("<think>" * (MEGABYTE // 7), {}, 0.0),
+        ("", {}, 0.0),
+    ],
+)
+def test_format(completion, options, reward):
+    assert score(completion, pattern=PATTERN, **options) == reward
+
+
+def test_a_pattern_that_backtracks_without_end_costs_its_sample_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chosen = {"name": "format", "pattern": ENDLESS, "timeout_s": 0.2}
+
+    async def work(pool):
+        given = episodes("xx", "x" * 60 + "y", "y")
+        first, endless, last = await pool.score(prompt(), given)
+        assert totals([first, last]) == [1.0, 0.0]
+        assert "longer than timeout_s = 0.2 s" in reason(endless)
+        assert pool.replaced == 0  # the process lives on
+
+    with_pool(section(plugins=[], rewards=[chosen]), work)
+
+
+def test_a_broken_pattern_is_found_with_its_place():
+    with pytest.raises(ConfigError, match="must be a regular expression") as error:
+        choice = RewardChoice.model_validate({"name": "format", "pattern": "(a"})
+        registry_of(()).options("reward", choice, "rlax.rewards.0")
+    assert error.value.key == "rlax.rewards.0.pattern"
+
+
+def length(**options: object):
+    context = BuildContext(Path(), 0, section_with(rollouts={"max_new_tokens": 100}))
+    return rlax_rewards.rlax_register_reward()["length"].build(LengthConfig(**options), context)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "reward"),
+    [
+        (80, {}, 0.0),
+        (81, {}, -1 / 20),
+        (90, {}, -0.5),
+        (100, {}, -1.0),
+        (101, {}, -1.0),
+        (90, {"buffer": 100}, -0.9),
+        (20479, {"max": 20480, "buffer": 4096}, -4095 / 4096),
+        (16384, {"max": 20480, "buffer": 4096}, 0.0),
+        (30, {"shape": "linear"}, -0.03),
+        (30, {"shape": "linear", "free": 30}, 0.0),
+        (40, {"shape": "linear", "free": 30, "cost": 0.5, "most": 3}, -3.0),
+    ],
+)
+def test_length_in_tokens(tokens, options, reward):
+    one = episode("ab", 0, [Turn(prompt().tokens, sampled(*[4] * tokens))])
+    assert length(**options).score(prompt(), one) == pytest.approx(reward, abs=1e-12)
+
+
+def test_length_in_characters_and_over_turns():
+    reward = length(unit="characters", max=10, buffer=5)
+    assert [reward(prompt(), "x" * n) for n in (0, 5, 6, 10, MEGABYTE)] == [0, 0, -0.2, -1, -1]
+    turns = [Turn(prompt().tokens, sampled(4, 5)), Turn(prompt().tokens, sampled(*[4] * 88))]
+    assert length().score(prompt(), episode("a", 0, turns)) == -0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"unit": "characters"}, "must be given with unit: characters"),
+        ({"max": 10, "buffer": 11}, "must not exceed max = 10"),
+        ({"buffer": 101}, "must not exceed max = 100"),
+    ],
+)
+def test_lengths_that_do_not_fit(options, said):
+    with pytest.raises(ConfigError, match=said):
+        length(**options)

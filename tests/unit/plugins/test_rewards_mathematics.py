@@ -1,0 +1,165 @@
+"""``math_verify``: verdicts made by hand, also from a thread, and what nobody can compute."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import rlax_rewards
+from plugin_parts import built
+from test_rewards_text import MEGABYTE, asked
+
+RIGHT, WRONG = 1.0, 0.0
+VERDICTS = [  # reference, answer, verdict
+    ("1/2", "0.5", RIGHT),
+    ("1/2", r"\frac{1}{2}", RIGHT),
+    ("1/2", "2/4", RIGHT),
+    ("1/2", "0.49", WRONG),
+    ("-3/4", r"-\frac{3}{4}", RIGHT),
+    ("-3/4", r"\frac{-3}{4}", RIGHT),
+    ("-3/4", r"\frac34", WRONG),
+    ("1,234", "1234", RIGHT),
+    ("1,234", "1{,}234", RIGHT),
+    ("1234", r"1\,234", RIGHT),
+    ("1234", "1 234", WRONG),  # a mixed number: 1 + 234
+    ("1.5", "1,5", WRONG),  # two numbers
+    ("3.5", r"3\frac{1}{2}", RIGHT),
+    (r"50\%", "0.5", RIGHT),
+    (r"50\%", "50", RIGHT),
+    ("-5", "5", WRONG),
+    ("1", "1.0000001", WRONG),
+    ("1/3", "0.3333333", RIGHT),  # to six decimals
+    ("1/3", "0.333", WRONG),
+    (r"\pi", "3.14159265", RIGHT),
+    (r"\pi", "3.14", WRONG),
+    (r"\sqrt{8}", r"2\sqrt{2}", RIGHT),
+    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}", RIGHT),
+    (r"\log_2 8", "3", RIGHT),
+    ("5!", "120", RIGHT),
+    (r"\binom{5}{2}", "10", RIGHT),
+    ("1000", "10^3", RIGHT),
+    ("7", "2^3-1", RIGHT),
+    ("x^2+2x+1", "(x+1)^2", RIGHT),
+    ("x^2+2x+1", "(x+1)^3", WRONG),
+    ("2x", "x+x", RIGHT),
+    ("x", "y", WRONG),
+    (r"\sin^2 x+\cos^2 x", "1", RIGHT),
+    ("2+3i", "3i+2", RIGHT),
+    ("x=5", "5", RIGHT),
+    ("5", "x=5", RIGHT),
+    ("y=2x+3", "2x-y+3=0", RIGHT),
+    ("x>3", "3<x", RIGHT),
+    (r"x\ge3", "x>3", WRONG),
+    (r"\{1,2,3\}", "3,1,2", RIGHT),
+    (r"\{1,2,3\}", r"\{1,2\}", WRONG),
+    ("(1,2)", "(2,1)", WRONG),
+    ("[0,1)", "[0,1]", WRONG),
+    (r"\infty", r"-\infty", WRONG),
+    (r"\emptyset", r"\{\}", RIGHT),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", RIGHT),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", WRONG),
+    ("10", r"10\text{ cm}", RIGHT),
+    (r"90^\circ", "90", RIGHT),
+    (r"\text{(A)}", "A", RIGHT),
+    ("A", "B", WRONG),
+    (r"\text{east}", "East", RIGHT),
+    ("east", "seat", WRONG),  # equal as products of letters
+    ("42", r"41 \text{ or } 42", WRONG),
+    ("42", "41, 42", WRONG),
+    ("42", "42 = 42, 43", WRONG),
+    ("$5$", "5", RIGHT),
+    (r"It is $2+3$, so \boxed{5}.", r"\$5", RIGHT),
+    ("5", "\u0665", WRONG),
+    ("5", "\uff15", WRONG),
+    ("5", "five", WRONG),
+    ("5", "", WRONG),
+]
+HOSTILE = [
+    "9^{9^9}",
+    "9**9**9",
+    "100000!",
+    r"((((9!)!)!)!)",
+    "!" * 900,
+    r"\binom{100000}{50000}",
+    r"99999999999 \mod 3",
+    r"\lfloor 10^{500} \rfloor",
+    "2^{" * 30 + "2" + "}" * 30,
+    "(x+1)^{100000}",
+    "(x+y+z)^{50}",
+    "(a+b)^{9}(c+d)^{9}(e+f)^{9}(g+h)^{9}",
+    r"\sum_{i=1}^{10^9} i",
+    r"\int_0^1 e^{-x^2} \sin(x^5) dx",
+    r"\sin(9^{9^9})",
+    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^{100000}",
+    r"\{9^{9^9}, 42\}",
+    r"\frac{1}{0}",
+    r"\frac{" * 100,
+    "{" * 400,
+    "1" * 999,
+    "4" * 5000,
+    "1," * 400 + "1",
+    "\ud800",
+    "\x00",
+    "\u200f\u202e",
+    "__import__('os')",
+    "42" * MEGABYTE,
+]
+
+
+@pytest.fixture(scope="module")
+def score():
+    reward = built(rlax_rewards, "reward", "math_verify")
+
+    def of(answer: str, reference: str) -> float:
+        return reward(asked(reference), f"So the answer is $\\boxed{{{answer}}}$.")
+
+    return of
+
+
+@pytest.mark.parametrize(("reference", "answer", "verdict"), VERDICTS)
+def test_verdicts(score, reference, answer, verdict):
+    assert score(answer, reference) == verdict
+
+
+def test_verdicts_from_a_thread(score):
+    """math-verify's own time limits would raise there."""
+    with ThreadPoolExecutor(1) as thread:
+        found = [thread.submit(score, answer, reference) for reference, answer, _ in VERDICTS]
+        assert [one.result() for one in found] == [verdict for *_, verdict in VERDICTS]
+
+
+@pytest.mark.parametrize("reference", ["42", "x^2+1", r"\{1,2\}"])
+@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_nobody_can_compute_is_wrong_at_once(score, answer, reference):
+    assert score(answer, reference) == WRONG
+
+
+@pytest.mark.parametrize(
+    ("completion", "verdict"),
+    [
+        (r"\boxed{41} \boxed{42}", RIGHT),
+        (r"\boxed{42} \boxed{41}", WRONG),
+        (r"\boxed{\boxed{42}}", RIGHT),
+        ("The answer is 42.", WRONG),
+        (r"\boxed{41}" * (MEGABYTE // 10) + r"\boxed{42}", RIGHT),
+        (r"\boxed{" * (MEGABYTE // 7), WRONG),
+        ("$" * MEGABYTE, WRONG),
+        ("", WRONG),
+    ],
+)
+def test_the_last_box_counts(completion, verdict):
+    reward = built(rlax_rewards, "reward", "math_verify")
+    assert reward(asked("42"), completion) == verdict
+
+
+def test_other_places():
+    line = built(rlax_rewards, "reward", "math_verify", answer="last_line")
+    assert line(asked("x^2"), "so\n$x \\cdot x$\n") == RIGHT
+    short = built(rlax_rewards, "reward", "math_verify", answer="whole", most_characters=3)
+    assert [short(asked("4"), text) for text in ("2+2", "2 + 2")] == [RIGHT, WRONG]
+
+
+@pytest.mark.parametrize("reference", ["", "9^{9^9}", r"\frac{", "?"])
+def test_a_reference_that_cannot_be_read_gives_no_reward(score, reference):
+    with pytest.raises(ValueError, match=r"prompt p: cannot read|prompt p has no reference"):
+        score("1", reference)

@@ -1,0 +1,163 @@
+"""``reasoning_gym``: scorers of several tasks, entries in metadata, and answers that are code."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import warnings
+
+import numpy as np
+import pytest
+import rlax_rewards
+from plugin_parts import built
+from rlax_rewards.executed import is_harmless_arithmetic, is_harmless_literal
+from test_rewards_text import MEGABYTE
+
+from rlax_plugin.api import ConfigError
+from rlax_plugin.types import Prompt
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+
+def prompt_of(task: str, *, nested: bool = True, index: int = 0) -> Prompt:
+    """An entry as it is after a file of JSON lines."""
+    entry = json.loads(json.dumps(reasoning_gym.create_dataset(task, size=9, seed=5)[index]))
+    metadata = {"metadata": entry["metadata"]} if nested else entry["metadata"]
+    tokens = np.array([1], np.int32)
+    return Prompt(f"{task}-{index}", tokens, entry["question"], entry["answer"], metadata)
+
+
+@pytest.fixture(scope="module")
+def reward():
+    return built(rlax_rewards, "reward", "reasoning_gym")
+
+
+def said(answer: str) -> str:
+    return f"I think <answer>1</answer>, or rather\n<answer>\n{answer} </answer>"
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "arc_agi",
+        "countdown",
+        "basic_arithmetic",
+        "knights_knaves",
+        "n_queens",
+        "rearc",
+        "word_sorting",
+    ],
+)
+def test_a_right_answer_gets_1_and_a_wrong_one_less(reward, task, nested):
+    prompt = prompt_of(task, nested=nested)
+    assert reward(prompt, said(prompt.reference)) == 1.0
+    assert reward(prompt, said("zebra")) < 0.5
+    assert reward(prompt, prompt.reference) == reward(prompt, "") == 0.0
+
+
+def test_a_scorer_accepts_other_right_answers_and_gives_parts(reward):
+    countdown = prompt_of("countdown")
+    assert reward(countdown, said(f"({countdown.reference})*1")) < 1.0  # 1 is not among the numbers
+    assert reward(countdown, said(f"0+{countdown.reference}".replace("0+", "(") + ")")) == 1.0
+    queens = prompt_of("n_queens")
+    other = queens.reference[::-1]  # for the scorer, this is a solution as well
+    queens.metadata["metadata"]["valid_answers"].append(other)
+    assert reward(queens, said(other)) == 1.0
+    whole = built(rlax_rewards, "reward", "reasoning_gym", answer="whole", task="basic_arithmetic")
+    plain = prompt_of("basic_arithmetic")
+    bare = Prompt("p", plain.tokens, plain.text, plain.reference)
+    assert whole(bare, plain.reference) == 1.0
+    assert 0.0 < whole(bare, f"It is {plain.reference}") < 1.0
+
+
+CODE = [
+    "__import__('os').system('touch ran')",
+    "open('ran', 'w')",
+    "().__class__.__base__.__subclasses__()",
+    "[open('ran', 'w') for x in [1]]",
+    "oracle_answer",
+    "entry",
+    "f'{open(1)}'",
+    "9**9**9",
+    "(9**99)**99",
+    "[1]*10**10",
+    "lambda: 1",
+    "x.func",
+    "S('open(1)')",
+    "exit()",
+    "open('ran', 'w')!",
+    "(" * 5000,
+    "1+" * 5000 + "1",
+    "\x00",
+]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        name
+        for name, (task, _) in sorted(DATASETS.items())
+        if any(word in inspect.getsource(task.score_answer) for word in ("eval(", "parse_expr("))
+    ],
+)
+def test_no_answer_is_executed(reward, task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prompt = prompt_of(task)
+    assert reward(prompt, said(prompt.reference)) == 1.0
+    assert all(reward(prompt, said(code)) < 0.5 for code in CODE)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_data_and_arithmetic_pass():
+    assert all(
+        map(is_harmless_literal, ["[[1, 0], [0, -1]]", "_ Q _\nQ _ _", "['a', 'b']", "1 0 1"])
+    )
+    formulas = [
+        "94*4 - 61 - 6",
+        "-8*x**4 + 2.5*x",
+        "2*sin(3*x)/3 + C",
+        "-4*(-2*x - 8)**(3/2)/3 + C",
+    ]
+    assert all(map(is_harmless_arithmetic, formulas))
+    harmful = [
+        "5!",
+        "2x",
+        "[1]",
+        "'a'",
+        "x^2",
+        "sin",
+        "open(x)",
+        "sin(x, evaluate=1)",
+        "x if x else y",
+        "x**'a'",
+    ]
+    assert [one for one in harmful if is_harmless_arithmetic(one)] == ["sin"]
+    assert [one for one in CODE if is_harmless_arithmetic(one)] == []
+
+
+@pytest.mark.parametrize(
+    "answer", ["\ud800", "\u0664\u0662", "\u200f1", "9" * MEGABYTE, r"\boxed{1}"]
+)
+@pytest.mark.parametrize("task", ["countdown", "knights_knaves", "basic_arithmetic"])
+def test_odd_answers_are_wrong(reward, task, answer):
+    assert reward(prompt_of(task), said(answer)) < 0.5
+
+
+def test_a_prompt_from_elsewhere_gives_no_reward(reward):
+    plain = Prompt("p", np.array([1], np.int32), "?", "1", {"level": 3})
+    with pytest.raises(ValueError, match=r"prompt p has no 'source_dataset' .* \['level'\]"):
+        reward(plain, said("1"))
+    with pytest.raises(ValueError, match="has no task 'nothing'"):
+        built(rlax_rewards, "reward", "reasoning_gym", task="nothing")(plain, said("1"))
+
+
+def test_without_the_package_a_run_does_not_start(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    check = rlax_rewards.rlax_register_reward()["reasoning_gym"].check_start
+    with pytest.raises(ConfigError, match=r"pip install 'rlax-plugin\[reasoning-gym\]'"):
+        check(None, None)
