@@ -62,13 +62,21 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path, parameter_server):
     assert all(set(r["versions"]) == {r["step"] - 1} for r in generated)
 
 
-def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path):
-    engine = "{name: scripted, weight_fault: swapped_tensors, fault_at_version: 0}"
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("swapped_tensors", ".* has fingerprint .* was published"),
+        # Every process verifies decoding with its first version, and later now and then.
+        ("wrong_decoding", "decoding behind the canary"),
+    ],
+)
+def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path, fault, why):
+    engine = f"{{name: scripted, weight_fault: {fault}, fault_at_version: 0}}"
     run = Run(tmp_path, f"rlax.rollouts.engine={engine}", "rlax.launcher.max_restarts=0")
     status, out = run.end()
     assert status == 1
     assert "ended 1 times in a row, the last time with status 1" in out
-    assert re.search(r"error: version 0: .* has fingerprint .* was published", out), out
+    assert re.search(rf"error: version 0: .*{why}", out), out
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,6 @@ def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path):
     [
         ("flipped_bit", "crc32c"),
         ("wrong_use", "the canary's log-prob"),
-        ("wrong_decoding", "decoding behind the canary"),
     ],
 )
 def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
