@@ -172,8 +172,9 @@ class PromptTable(Sequence[Prompt]):
           where: the other one is, for messages.
         """
         import pyarrow as pa
-        import pyarrow.compute as pc
+        import pyarrow.compute
 
+        pc: Any = pyarrow.compute  # it makes its functions when it is imported
         theirs = pa.concat_arrays([batch.column("text") for batch in other._batches])
         found = [pc.is_in(batch.column("text"), value_set=theirs) for batch in self._batches]
         is_left_out_n = np.concatenate([one.to_numpy(zero_copy_only=False) for one in found])

@@ -93,6 +93,7 @@ def arguments(*more: str, **parts: Any) -> tuple[str, ...]:
         "rlax.rollouts.max_prompt_tokens=60",
         "rlax.evaluation.problems=7",
         "rlax.launcher.workers=1",
+        "rlax.deadlines.prompts_s=180",  # importing TensorFlow, where other work is going on
         "rlax.trainer.checkpoint_every=2",
         *more,
     )
