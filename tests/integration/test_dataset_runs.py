@@ -134,10 +134,10 @@ def test_a_killed_run_goes_on_in_the_order_of_the_mixture(directory: Path) -> No
     before = len(issued(files))
 
     # Neither with other data nor with other weights.
-    write_lines(directory / "sums.jsonl", [*SUMS[:40], {**SUMS[40], "answer": 0}, *SUMS[41:]])
+    write_lines(directory / "sums.jsonl", [*SUMS[:38], {**SUMS[38], "answer": 0}, *SUMS[39:]])
     said = refusal()
     assert "= 'mixture': has other prompts than when this run began (training: " in said
-    assert "sums.jsonl, line 41; " in said and "sums.jsonl was written to since" in said
+    assert "sums.jsonl, line 39; " in said and "sums.jsonl was written to since" in said
     write_lines(directory / "sums.jsonl", SUMS)  # again as it was
     said = refusal(**sources(words=4.0))
     assert "has other weights than when this run began (training: sums/odd had a share " in said
@@ -167,7 +167,7 @@ def test_a_killed_run_goes_on_in_the_order_of_the_mixture(directory: Path) -> No
 
 
 def test_a_broken_part_is_named_before_anything_is_started(directory: Path) -> None:
-    write_lines(directory / "bad.jsonl", [{"prompt": "a?"}, '{"prompt": "1+1?", "answer"'])
+    write_lines(directory / "bad.jsonl", [SUMS[0], '{"prompt": "1+1?", "answer"'])
     part = sources()["sums"] | {"path": "bad.jsonl"}
     said = refusal("run_name=bad", bad=part)
     assert "rlax.prompt_source.sources.bad.broken = 'error': " in said
