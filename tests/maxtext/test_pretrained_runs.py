@@ -143,7 +143,7 @@ def test_a_model_a_file_and_a_reward_are_enough_to_train(home: Path) -> None:
     assert ["train", "mine.yml"] in commands
     samples = ("--group-size=32", "--groups-per-step=4", "--max-new-tokens=12")
     done(*init, "--steps=1", "--workers=1", *samples, cwd=home)
-    done("train", "mine.yml", cwd=home)
+    done("train", "mine.yml", "rlax.deadlines.startup_s=270", cwd=home)
     run = RunFiles(home / "runs" / "mine")
     (line,) = [json.loads(line) for line in run.get("metrics.jsonl").splitlines()]
     assert line["logprob_gap/p95"] < 1e-4 and 0 < line["reward/mean"] < 1
