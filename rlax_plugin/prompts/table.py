@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _EXAMPLES = 3
+ELSEWHERE = "in another split"
+"""Why a training prompt is left out whose question is one of an evaluation, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,13 @@ class Domains:
           used: how many of each were taken so far.
         """
         return self.weights * (used.sum() + 1) - used
+
+    def kept(self, is_kept_n: np.ndarray) -> Domains:
+        """Those of some of the prompts; a domain that has none left gets no share."""
+        of_n = self.of_n[is_kept_n]
+        counts = np.bincount(of_n, minlength=len(self.names))
+        weights = np.where(counts > 0, self.weights, 0.0)
+        return Domains(self.names, of_n, _shares(weights) if weights.any() else weights)
 
 
 @dataclass(slots=True)
@@ -155,6 +164,35 @@ class PromptTable(Sequence[Prompt]):
             domains=Domains(tuple(names), np.concatenate(of_n), np.array(shares)),
             skipped=skipped,
         )
+
+    def without_questions_of(self, other: PromptTable, where: str) -> PromptTable:
+        """This table without the prompts whose question another one has, too; they are counted.
+
+        Args:
+          where: the other one is, for messages.
+        """
+        import pyarrow as pa
+        import pyarrow.compute
+
+        pc: Any = pyarrow.compute  # it makes its functions when it is imported
+        theirs = pa.concat_arrays([batch.column("text") for batch in other._batches])
+        found = [pc.is_in(batch.column("text"), value_set=theirs) for batch in self._batches]
+        is_left_out_n = np.concatenate([one.to_numpy(zero_copy_only=False) for one in found])
+        if not is_left_out_n.any():
+            return self
+        batches = [
+            batch.filter(pc.invert(one)) if one.true_count else batch
+            for batch, one in zip(self._batches, found, strict=True)
+        ]
+        indices = np.flatnonzero(is_left_out_n)
+        known = self.skipped.get(ELSEWHERE, Skipped())
+        counted = Skipped(known.count, list(known.examples))
+        for index in indices.tolist():
+            counted.add(self.place_of(index), f"its question is in {where}, too")
+        skipped = self.skipped | {ELSEWHERE: counted}
+        domains = None if self.domains is None else self.domains.kept(~is_left_out_n)
+        digest = hashlib.blake2b(self.digest.encode() + indices.tobytes(), digest_size=16)
+        return PromptTable(batches, digest=digest.hexdigest(), domains=domains, skipped=skipped)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from data_sets import listed, tables, tokenizer
@@ -57,6 +59,13 @@ def test_reading_by_index_slice_and_id() -> None:
 
 
 def test_its_digest_is_of_ids_tokens_and_order() -> None:
+    table = tables(listed(*ROWS))["train"]
+    expected = hashlib.blake2b(digest_size=16)
+    for prompt in table:
+        expected.update(bytes.fromhex(prompt.id) + len(prompt.tokens).to_bytes(4, "little"))
+        expected.update(prompt.tokens.astype("<i4").tobytes())
+    assert table.digest == expected.hexdigest()
+
     def digest(*rows: dict, **options: object) -> str:
         return tables(listed(*rows, **options))["train"].digest
 
