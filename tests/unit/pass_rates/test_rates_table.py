@@ -80,9 +80,7 @@ def test_the_histogram_is_that_of_all_means_at_every_moment() -> None:
         if step % 50 == 0:
             means = table.mean()
             means = means[~np.isnan(means)]
-            expected = np.bincount(
-                np.minimum(BINS - 1, (BINS * means).astype(int)), minlength=BINS
-            )
+            expected = np.bincount(np.minimum(BINS - 1, (BINS * means).astype(int)), minlength=BINS)
             assert table.histogram() == expected.tolist()
     again = PassRateTable(50, 3)
     again.restore(table.columns())
