@@ -242,7 +242,7 @@ class Harness:
             RlaxSection.model_validate(rlax),
             Source().prompts("train"),
             sampler or InOrder(),
-            PassRateTable(10, 8.0),
+            PassRateTable(10, 32.0),
         )
         section = RlaxSection.model_validate(rlax)
         self.about = about_rates(section, sampling_params(section, Source()), "x", None)
