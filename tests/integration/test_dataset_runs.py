@@ -26,7 +26,7 @@ from toy_data import SOURCES
 
 from rlax_plugin.api import PromptTable, Tokenizer
 from rlax_plugin.commands.audit import audit
-from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.pass_rates.table import PassRateTable
 from rlax_plugin.prompts.preparation import tables_of
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
@@ -152,7 +152,7 @@ def test_a_killed_run_goes_on_in_the_order_of_the_mixture(directory: Path) -> No
     table = expected()
     assert table.domains is not None and table.domains.names == tuple(SHARES)
     rng = np.random.default_rng([0, 1])
-    chosen = rlax_curation.Shuffled().choose(table, PassRateTable(1), rng, len(found))
+    chosen = rlax_curation.Shuffled().choose(table, PassRateTable(len(table), 1), rng, len(found))
     assert found == [table.id_at(index) for index in chosen]
     # Exact proportions also after every single prompt, whatever the sizes.
     names = [table.domains.names[table.domains.of_n[index]] for index in chosen]

@@ -1,0 +1,1 @@
+"""Pass rates of prompts: a statistical measurement of a policy that changes."""
