@@ -114,6 +114,38 @@ class Reply(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
 
+class Attempt(_message.Message):
+    __slots__ = ("key", "attempt")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    attempt: int
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class GiveUpRequest(_message.Message):
+    __slots__ = ("unwanted", "oldest")
+    UNWANTED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    unwanted: _containers.RepeatedCompositeFieldContainer[Attempt]
+    oldest: int
+    def __init__(self, unwanted: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., oldest: _Optional[int] = ...) -> None: ...
+
+class GivenUp(_message.Message):
+    __slots__ = ("key", "attempt", "tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    attempt: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GiveUpReply(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[GivenUp]
+    def __init__(self, requests: _Optional[_Iterable[_Union[GivenUp, _Mapping]]] = ...) -> None: ...
+
 class HealthRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -20,7 +20,12 @@ from rlax_plugin.rollouts.defects import defect, outside
 from rlax_plugin.rollouts.jobs import context_problem
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import key_from_proto, reply_to_proto, request_from_proto
+from rlax_plugin.rpc.wire import (
+    key_from_proto,
+    key_to_proto,
+    reply_to_proto,
+    request_from_proto,
+)
 from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
@@ -93,11 +98,13 @@ class _Call:
       known: what the caller has of their samples: what was sent, or is to be resumed.
       owed: requests that are to report once more.
       delivered: what is to be sent, in order; None: nothing more comes.
+      given_up: requests that get no answer.
     """
 
     unanswered: dict[Key, Request]
     known: dict[Key, Sequence[Sampled]]
     owed: set[Key] = field(default_factory=set)
+    given_up: set[Key] = field(default_factory=set)
     delivered: asyncio.Queue[tuple[Key, Sequence[Sampled]] | None] = field(
         default_factory=asyncio.Queue
     )
@@ -182,7 +189,35 @@ class RolloutService(rpc.RolloutServicer):
             del self._calls[call]
             self._settle()
 
+    async def GiveUp(
+        self, request: pb.GiveUpRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GiveUpReply:
+        give_up = getattr(self._engine, "give_up", None)
+        if give_up is None:
+            return pb.GiveUpReply()
+        try:
+            unwanted = {(key_from_proto(one.key), one.attempt) for one in request.unwanted}
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        self._on_wanted(request.oldest)
+        found = give_up(unwanted, request.oldest)
+        for call in self._calls:
+            ended = {k for k, r in call.unanswered.items() if (k, r.attempt) in found}
+            for key in ended:
+                del call.unanswered[key]
+            call.owed -= ended
+            call.given_up |= ended
+        self._settle()
+        return pb.GiveUpReply(
+            requests=[
+                pb.GivenUp(key=key_to_proto(key), attempt=attempt, tokens=tokens)
+                for (key, attempt), tokens in found.items()
+            ]
+        )
+
     def _deliver(self, call: _Call, key: Key, samples: Sequence[Sampled]) -> None:
+        if key in call.given_up:
+            return
         self._delivered += 1
         call.delivered.put_nowait((key, samples))
         call.owed.discard(key)

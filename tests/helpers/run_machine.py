@@ -145,6 +145,23 @@ class Run(RuleBasedStateMachine):
         version = self.run_.latest if newest else request.min_version
         self.act(self.run_.answers.generate, group, version, rewards, worker, length)
 
+    @precondition(lambda self: self.run_.answers.open)
+    @rule(data=st.data(), newest=st.booleans())
+    def a_worker_begins_a_group(self, data, newest):
+        group = self.pick(self.run_.answers.open, data)
+        request, _ = self.run_.answers.open[group]
+        if self.can_generate(group) and group not in self.run_.answers.begun:
+            version = self.run_.latest if newest else request.min_version
+            self.act(self.run_.answers.begin, group, version)
+
+    @precondition(lambda self: self.run_.answers.too_old())
+    @rule(data=st.data())
+    def a_worker_gives_up_what_is_too_old(self, data):
+        answers = self.run_.answers
+        self.act(answers.give_up, self.pick(answers.too_old(), data))
+        for group in sorted(answers.open.keys() - answers.begun.keys()):
+            self.act(answers.wait_for_newer, group)
+
     @precondition(lambda self: self.run_.answers.unscored)
     @rule(data=st.data())
     def a_group_is_scored(self, data):
