@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.refill import ALL_FAILED
 from rlax_plugin.controller.run_history import RunHistory
@@ -39,6 +40,7 @@ class Trips:
       turns: records those of episodes under way.
       reissuing: makes the next attempt, where a worker's samples turn out to be void.
       observers: are told of each scored group.
+      guard: ends the run if too few groups are accepted.
     """
 
     def __init__(
@@ -53,11 +55,12 @@ class Trips:
         turns: Turns,
         reissuing: Reissuing,
         observers: Observers,
+        guard: KeptGuard,
     ):
         self._section, self._filters = section, filters
         self._dispatcher, self._episodes, self._rewards = dispatcher, episodes, rewards
         self._history, self._turns = history, turns
-        self._reissuing, self._observers = reissuing, observers
+        self._reissuing, self._observers, self._guard = reissuing, observers, guard
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._savings = Savings()
 
@@ -67,7 +70,7 @@ class Trips:
         Call ``next_turn`` when what follows is done, too.
 
         Raises:
-          RlaxError: it cannot be generated, or a deadline has passed.
+          RlaxError: it cannot be generated, a deadline has passed, or the guard ends the run.
         """
         group = request.key.group
         try:
@@ -171,3 +174,4 @@ class Trips:
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected)
         self._history.score(event, group if rejected is None else Rejected(group, rejected))
         self._observers.notify("group_scored", group=group, rejected=rejected)
+        self._guard.scored(rejected)

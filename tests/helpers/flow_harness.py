@@ -17,6 +17,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.flow import Flow
+from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.pass_rates import PassRateTable
@@ -244,6 +245,7 @@ class Harness:
         filters=(),
         refill=8,
         oversample=1.0,
+        guard=None,
         deterministic=False,
         step=0,
         last_step=100,
@@ -259,7 +261,7 @@ class Harness:
             "rollouts": {"group_size": 2, "groups_per_step": groups, "max_prompt_tokens": 1},
             "batches": batches or {},
             "staleness": {"reload_every": j, "max_staleness": k},
-            "curation": {"max_refill": refill, "oversample": oversample},
+            "curation": {"max_refill": refill, "oversample": oversample, "guard": guard or {}},
             "deterministic": deterministic,
         }
         if play is not None:
@@ -275,6 +277,7 @@ class Harness:
             PassRateTable(8.0),
         )
         self.errors: list[BaseException] = []
+        self.notes: list[str] = []  # for people
         self.ledger = Ledger(directory / "ledger.sqlite", run="x")
         # No timer: events reach the ledger with a commit, or when a test flushes them.
         self.recorder = Recorder(self.files, self.ledger, self.errors.append, flush_s=3600)
@@ -310,6 +313,7 @@ class Harness:
             turns=turns,
             reissuing=self.issuing,
             observers=observers,
+            guard=KeptGuard(section.curation.guard, self.notes.append),
         )
         return Flow(
             history=history,
