@@ -71,12 +71,7 @@ class Dispatcher(FleetListener):
         self._reissuing, self._pace = reissuing or Reissuing(), pace
         self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
         self._calls: dict[asyncio.Task[None], Call] = {}
-        self.giving_up = GivingUp(
-            self._calls.values(),
-            deadlines.rpc_s,
-            on_end=self._was_given_up,
-            distrust=fleet.distrust,
-        )
+        self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
         self._scheduled = False
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
         self.reissued = 0
@@ -108,11 +103,6 @@ class Dispatcher(FleetListener):
             if request.key.purpose == "train" and request.min_version < version:
                 ticket.renew(self._reissuing.refreshed(request))
         self.giving_up.older_than(version)
-
-    def _was_given_up(self, call: Call, ticket: Ticket) -> None:
-        self._release(call.worker, ticket.request)
-        self._give_up(call)
-        self.wake()
 
     def worker_ready(self, worker: Worker) -> None:
         self.wake()
@@ -283,6 +273,8 @@ class Dispatcher(FleetListener):
         if any(sample.finish == pb.UNFINISHED for sample in reply.samples):
             return  # it is yet to be answered
         needed_s = self._release(call.worker, call.expired.pop(key))
+        if reply.given_up:
+            return
         self.late += 1
         self._seen_late = f"; one late answer came after {needed_s:.3g} s without progress"
         log.warning(
@@ -305,14 +297,18 @@ class Dispatcher(FleetListener):
             key = key_from_proto(reply.key)
         except ValueError as error:
             raise WorkerError(f"{worker.name} sent a garbled answer: {error}") from error
-        if key in call.given_up:
-            return  # it was on its way
         if (ticket := call.open.get(key)) is None:
             if key in call.expired:
                 self._late(call, reply, key)
                 return
             raise WorkerError(f"{worker.name} answered {key}, which it had not been sent")
         request = ticket.request
+        if reply.given_up:
+            self.giving_up.given_up(call, ticket, reply.tokens)
+            self._release(worker, request)
+            self._give_up(call)
+            self.wake()
+            return
         samples = call.told[key] = reply_from_proto(
             reply,
             request,

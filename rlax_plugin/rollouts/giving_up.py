@@ -6,8 +6,9 @@ A worker decides which ones are too old, because only it knows what it has begun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -16,8 +17,7 @@ from rlax_plugin.errors import WorkerError
 from rlax_plugin.rollouts.fleet import Worker
 from rlax_plugin.rollouts.tickets import Call, GivenUp, Ticket
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.wire import key_from_proto, key_to_proto
-from rlax_plugin.types import Key
+from rlax_plugin.rpc.wire import key_to_proto
 
 
 class GivingUp:
@@ -29,8 +29,6 @@ class GivingUp:
     Args:
       calls: that are open.
       rpc_s: longest wait for an answer.
-      on_end: called with each call of which something was given up, and the worker is free of it.
-      distrust: called with a worker that answers nonsense.
 
     Attributes:
       requests: that were given up so far.
@@ -40,12 +38,8 @@ class GivingUp:
         self,
         calls: Iterable[Call],
         rpc_s: float,
-        *,
-        on_end: Callable[[Call, Ticket], None],
-        distrust: Callable[[Worker, str], None],
     ):
         self._calls, self._rpc_s = calls, rpc_s
-        self._on_end, self._distrust = on_end, distrust
         self._oldest = 0  # version that can train
         self._looks = self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,44 +97,31 @@ class GivingUp:
         attempts = [
             pb.Attempt(key=key_to_proto(t.request.key), attempt=t.request.attempt) for t in unwanted
         ]
-        try:
-            reply = await worker.stub.GiveUp(
-                pb.GiveUpRequest(unwanted=attempts, oldest=oldest), timeout=self._rpc_s
-            )
-            for one in reply.requests:
-                self._take(worker, one, oldest)
-        except grpc.aio.AioRpcError:
-            pass  # if it is lost, its heartbeats or its calls show it
-        except WorkerError as error:
-            self._distrust(worker, str(error))
+        request = pb.GiveUpRequest(unwanted=attempts, oldest=oldest)
+        # If it is lost, its heartbeats or its calls show it. What it gives up, its calls tell.
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await worker.stub.GiveUp(request, timeout=self._rpc_s)
 
-    def _take(self, worker: Worker, one: pb.GivenUp, oldest: int) -> None:
-        try:
-            key = key_from_proto(one.key)
-        except ValueError as error:
-            raise WorkerError(f"{worker.name} gave up a garbled request: {error}") from error
-        for call in [call for call in self._calls if call.worker is worker]:
-            ticket = call.open.get(key)
-            if ticket is not None and ticket.request.attempt == one.attempt:
-                self._end(call, ticket, key, tuple(one.tokens), oldest)
-                return
+    def given_up(self, call: Call, ticket: Ticket, tokens: Sequence[int]) -> None:
+        """Takes from a call what its worker has given up.
 
-    def _end(
-        self, call: Call, ticket: Ticket, key: Key, tokens: tuple[int, ...], oldest: int
-    ) -> None:
+        Args:
+          tokens: see ``GivenUp``.
+
+        Raises:
+          WorkerError: it was not asked to, or cannot have generated so much.
+        """
         request, name = ticket.request, call.worker.name
-        if not ticket.done.cancelled() and not self._too_old(ticket, oldest):
-            raise WorkerError(f"{name} gave up {key}, which it was not asked to")
+        if not ticket.done.cancelled() and not self._too_old(ticket, call.oldest):
+            raise WorkerError(f"{name} gave up {request.key}, which it was not asked to")
         longest = request.sampling.max_new_tokens
         if len(tokens) > len(request.seeds) or not all(0 <= n <= longest for n in tokens):
-            raise WorkerError(f"{name} gave up {key} with {tokens} tokens of {request.seeds}")
-        del call.open[key]
-        call.told.pop(key, None)
-        call.given_up.add(key)
+            raise WorkerError(f"{name} gave up {request.key} with {list(tokens)[:99]} tokens")
+        del call.open[request.key]
+        call.told.pop(request.key, None)
         self.requests += 1
         if not ticket.done.done():
-            ticket.done.set_exception(GivenUp(tokens))
-        self._on_end(call, ticket)
+            ticket.done.set_exception(GivenUp(tuple(tokens)))
 
     async def close(self) -> None:
         """Ends what still waits for a worker's answer."""

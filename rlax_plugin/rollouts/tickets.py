@@ -94,7 +94,6 @@ class Call:
       open: of each request, until it is answered or has expired.
       expired: what was asked, until it is answered late.
       told: what the worker has sent so far; what it sends next continues it.
-      given_up: requests that it does not answer any more.
       asked: requests that it was asked to give up.
       oldest: weights that training could still use when it was last asked to give older ones up.
     """
@@ -103,7 +102,6 @@ class Call:
     open: dict[Key, Ticket]
     expired: dict[Key, Request] = field(default_factory=dict)
     told: dict[Key, tuple[Sampled, ...]] = field(default_factory=dict)
-    given_up: set[Key] = field(default_factory=set)
     asked: set[Key] = field(default_factory=set)
     oldest: int = 0
     task: asyncio.Task[None] | None = None

@@ -64,7 +64,7 @@ class RolloutServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GiveUp(self, request, context):
-        """Ends requests of open calls, which then get no last reply; the others of a call go on.
+        """Ends requests of open calls, whose last reply says so; the others of a call go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

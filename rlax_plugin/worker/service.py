@@ -98,14 +98,14 @@ class _Call:
       known: what the caller has of their samples: what was sent, or is to be resumed.
       owed: requests that are to report once more.
       delivered: what is to be sent, in order; None: nothing more comes.
-      given_up: requests that get no answer.
+      given_up: requests that get no samples.
     """
 
     unanswered: dict[Key, Request]
     known: dict[Key, Sequence[Sampled]]
     owed: set[Key] = field(default_factory=set)
     given_up: set[Key] = field(default_factory=set)
-    delivered: asyncio.Queue[tuple[Key, Sequence[Sampled]] | None] = field(
+    delivered: asyncio.Queue[tuple[Key, Sequence[Sampled]] | pb.Reply | None] = field(
         default_factory=asyncio.Queue
     )
 
@@ -177,7 +177,7 @@ class RolloutService(rpc.RolloutServicer):
         generation.add_done_callback(lambda _: call.delivered.put_nowait(None))
         try:
             while (found := await call.delivered.get()) is not None:
-                yield call.reply(*found)
+                yield found if isinstance(found, pb.Reply) else call.reply(*found)
             if generation.cancelled():
                 await self._end.wait()
                 await context.abort(grpc.StatusCode.UNAVAILABLE, self._leaving)
@@ -202,18 +202,16 @@ class RolloutService(rpc.RolloutServicer):
         self._on_wanted(request.oldest)
         found = give_up(unwanted, request.oldest)
         for call in self._calls:
-            ended = {k for k, r in call.unanswered.items() if (k, r.attempt) in found}
-            for key in ended:
+            for key, asked in list(call.unanswered.items()):
+                if (tokens := found.get((key, asked.attempt))) is None:
+                    continue
+                reply = pb.Reply(key=key_to_proto(key), given_up=True, tokens=tokens)
+                call.delivered.put_nowait(reply)  # before the end, which follows the last one's
+                call.given_up.add(key)
+                call.owed.discard(key)
                 del call.unanswered[key]
-            call.owed -= ended
-            call.given_up |= ended
         self._settle()
-        return pb.GiveUpReply(
-            requests=[
-                pb.GivenUp(key=key_to_proto(key), attempt=attempt, tokens=tokens)
-                for (key, attempt), tokens in found.items()
-            ]
-        )
+        return pb.GiveUpReply()
 
     def _deliver(self, call: _Call, key: Key, samples: Sequence[Sampled]) -> None:
         if key in call.given_up:
