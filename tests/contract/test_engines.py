@@ -48,7 +48,7 @@ def test_the_jetstream_engine_keeps_the_contract(scripted, mode: str) -> None:
 
     versions = [scripted.version(3), scripted.version(4)]
     rules = check_engine(make_engine, versions, decode=scripted.Source().decode)
-    assert len(rules) == 8
+    assert len(rules) == 9
 
 
 def test_an_engine_that_generates_by_slot_is_found(scripted) -> None:
