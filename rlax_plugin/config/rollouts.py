@@ -144,7 +144,7 @@ class Guard(Section):
     """Limits for the share of groups that the filters keep.
 
     The share is counted over the last `window` scored groups, and judged as soon as there are that
-    many. It is counted by each process anew, so a resumed run begins with 0 groups.
+    many. Each process counts from 0, so a resumed run does as well.
     """
 
     window: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
