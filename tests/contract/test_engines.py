@@ -82,7 +82,7 @@ def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
     store = FakeWeightStore()
     assert len(check_store(store)) == 8
     versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
-    assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 8
+    assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 9
 
 
 def test_the_orbax_store_keeps_the_contract() -> None:
