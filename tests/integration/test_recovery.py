@@ -13,6 +13,7 @@ import signal
 import sqlite3
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +31,9 @@ from rlax_plugin.records.packing import unpack
 STEPS = 8
 SETTINGS = (
     "rlax.deterministic=true",
+    "rlax.observers=[{name: tally}]",
     "rlax.trainer.checkpoint_every=3",
     "rlax.evaluation.problems=2",
-    "rlax.launcher.workers=1",
     f"steps={STEPS}",
 )
 # The trainer has a state beside its weights. Prompts come again, so that it matters.
@@ -91,6 +92,11 @@ def trained(files: RunFiles) -> list[dict]:
     ]
 
 
+def tally(files: RunFiles) -> dict[str, Any]:
+    """The observer's counts: of each scored group and each step, once."""
+    return json.loads(files.get("tally.json"))
+
+
 def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
     weights, expected = final_weights(files), final_weights(undisturbed)
     assert weights.keys() == expected.keys()
@@ -99,6 +105,7 @@ def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
     assert running_values(files) == running_values(undisturbed)
     assert prompt_order(files) == prompt_order(undisturbed)
     assert trained(files) == trained(undisturbed)
+    assert tally(files) == tally(undisturbed)
     report = audit(files)
     assert report.violation is None, report.violation
     lines = files.get("metrics.jsonl").decode().splitlines()
@@ -121,6 +128,9 @@ def undisturbed(tmp_path_factory) -> RunFiles:
     metrics = [json.loads(line) for line in files.get("metrics.jsonl").decode().splitlines()]
     values = [m["objective/running_value"] for m in metrics]
     assert values[0] == 0 and min(values[STEPS // 2 :]) > 0
+    counted = tally(files)
+    assert counted["step"] == counted["counts"]["steps"] == STEPS
+    assert counted["counts"]["accepted"] == STEPS * 4 and counted["rewards"] > 0
     return files
 
 
@@ -210,11 +220,13 @@ def test_finished_groups_are_kept_and_only_open_ones_are_generated_again(tmp_pat
         "rlax.trainer.train_s=0.4",
         "rlax.rollouts.engine.latency_s=1.0",
         "rlax.rollouts.slots=32",
+        "rlax.evaluation.problems=0",
+        "steps=6",
     )
     for attempt in range(3):
         directory = tmp_path / f"{attempt}"
         directory.mkdir()
-        killed = train(directory, *slow, kill_at="step-trained:5")
+        killed = train(directory, *slow, kill_at="step-trained:4")
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
         files = RunFiles(directory / "runs/testing")
         with sqlite3.connect(directory / "runs/testing/ledger.sqlite") as db:
