@@ -84,7 +84,7 @@ def shared_pool(
 
         def do(work: Work) -> None:
             runner.run(asyncio.wait_for(work(pool), LIMIT_S))
-            assert pool.replaced == 0, "another test of the file has ended the process"
+            assert pool.replaced == 0, "the process must outlive the test"
 
         with pytest.MonkeyPatch.context() as patch:
             write_plugin(directory, patch, code)

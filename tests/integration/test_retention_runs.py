@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import command_line
 import pytest
 from runs import Run
-from typer.testing import CliRunner
 
-from rlax_plugin.cli import app
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.controller.recovery import snapshot_steps
 from rlax_plugin.records import journal
@@ -28,7 +27,7 @@ SETTINGS = (
 def rlax(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """A command that only reads records, in this process: its status, and what it printed."""
     capfd.readouterr()
-    done = CliRunner().invoke(app, arguments)
+    done = command_line.rlax(*arguments)
     out, error = capfd.readouterr()
     return done.exit_code, done.stdout + out, done.stderr + error
 

@@ -350,17 +350,18 @@ def test_a_message_that_is_none_is_the_episodes_error(line):
     with_pool(config(), work)
 
 
-def test_what_a_policy_raises_is_the_runs_error_and_ends_the_episode_there(shared):
+def test_what_a_policy_raises_is_the_runs_error_and_ends_the_episode_there():
     async def work(pool):
         with pytest.raises(RlaxError, match="no worker"):
             await play(pool, Played("turns 2", errors={2: RlaxError("no worker")}))
         (runner,) = pool._scheduler.runners
         while runner.load:
             await asyncio.sleep(0.01)
+        assert pool.replaced == 0
         (wrong,) = await play(pool, Played("turns 2", errors={1: ValueError("not a token")}))
         assert reason(wrong).startswith("ValueError: not a token")
 
-    shared(work)
+    with_pool(config(), work)
 
 
 @pytest.mark.parametrize("how", ["hangs", "ends_badly"])
