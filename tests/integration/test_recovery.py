@@ -161,7 +161,7 @@ def test_a_trainer_killed_again_and_again_ends_as_if_it_had_not_been(
         f"rlax.network.port={(port := free_port())}",
     )
     files = RunFiles(tmp_path / "runs/testing")
-    serve = ("serve", CONFIG, *SETTINGS, *settings, "--controller", f"127.0.0.1:{port}")
+    serve = ("serve", "--controller", f"127.0.0.1:{port}", "rlax.deadlines.startup_s=120")
     with process(tmp_path / "survivor.log", *serve, cwd=tmp_path) as worker:
         for kill in chain:
             killed = train(tmp_path, *settings, kill_at=kill)
