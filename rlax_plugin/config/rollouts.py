@@ -10,6 +10,7 @@ from rlax_plugin.config.base import (
     Choice,
     DefaultPart,
     NonNegativeInt,
+    PathText,
     PositiveInt,
     Seconds,
     Section,
@@ -150,6 +151,11 @@ class Curation(Section):
         default=(),
         description="filters that accept or reject each scored group, in this order; a group is "
         "used for training only if all of them accept it",
+    )
+    only: PathText = Field(
+        default="",
+        description="Parquet file of rlax curate: only the prompts that it keeps are used for "
+        "training; empty: all prompts of rlax.prompt_source",
     )
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
         default=8.0,

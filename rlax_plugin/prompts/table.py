@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -27,15 +28,30 @@ class Domains:
       names: of the domains.
       of_n: int16 [n], the domain of each prompt, an index into ``names``.
       weights: float64 [domains], the share of the training prompts that each should have; sum 1.
+      counted: whether the weights are no more than the shares that the prompts have.
     """
 
     names: tuple[str, ...]
     of_n: np.ndarray
     weights: np.ndarray
+    counted: bool = False
 
     def places(self) -> list[np.ndarray]:
         """Of each domain, the indices of its prompts in their order."""
         return [np.flatnonzero(self.of_n == number) for number in range(len(self.names))]
+
+    def subset(self, indices: np.ndarray) -> Domains:
+        """The domains of some prompts; one that has none of them is left out."""
+        of_n = self.of_n[indices]
+        counts = np.bincount(of_n, minlength=len(self.names))
+        there = np.flatnonzero(counts)
+        numbers = np.zeros(len(self.names), np.int16)
+        numbers[there] = np.arange(len(there))
+        names = tuple(self.names[number] for number in there)
+        weights = (counts if self.counted else self.weights)[there]
+        if not weights.sum():  # all that are left have the weight 0
+            weights = counts[there]
+        return Domains(names, numbers[of_n], _shares(weights), self.counted)
 
     def lacking(self, used: np.ndarray) -> np.ndarray:
         """float64 [domains], how many prompts each lacks to its weight with the next prompt.
@@ -86,6 +102,7 @@ class PromptTable(Sequence[Prompt]):
         self.skipped = dict(skipped or {})
         self._columns: dict[int, tuple[Any, ...]] = {}
         self._ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
+        self._rows: np.ndarray | None = None  # in the batches, of each prompt; None: all of them
         self.ids = _joined([_ids(batch) for batch in batches], np.zeros((0, 16), np.uint8))
         lengths = [np.diff(batch.column("tokens").offsets.to_numpy()) for batch in batches]
         self.lengths = _joined(lengths, np.zeros(0, np.int32))
@@ -121,7 +138,7 @@ class PromptTable(Sequence[Prompt]):
             of_n = np.concatenate([batch.column("domain").to_numpy() for batch in batches])
             counts = np.bincount(of_n, minlength=len(names))
             given = [weights.get(name, 0.0) for name in names] if weights else counts
-            domains = Domains(names, of_n, _shares(given))
+            domains = Domains(names, of_n, _shares(given), counted=not weights)
         return cls(batches, digest=known["digest"], domains=domains, skipped=skipped)
 
     @classmethod
@@ -132,6 +149,7 @@ class PromptTable(Sequence[Prompt]):
           tables: name -> table.
           weights: name -> weight; relative to each other.
         """
+        assert all(table._rows is None for table in tables.values()), "some are subsets"
         names: list[str] = []
         of_n: list[np.ndarray] = []
         shares: list[float] = []
@@ -156,8 +174,41 @@ class PromptTable(Sequence[Prompt]):
             skipped=skipped,
         )
 
+    def subset(self, indices: np.ndarray) -> PromptTable:
+        """Some prompts, with what is known of them; copies neither texts nor tokens.
+
+        Args:
+          indices: int [m], ascending.
+        """
+        found = copy.copy(self)
+        found._columns = {}
+        found._rows = indices if self._rows is None else self._rows[indices]
+        found.ids, found.lengths = self.ids[indices], self.lengths[indices]
+        found.domains = None if self.domains is None else self.domains.subset(indices)
+        digest = hashlib.blake2b(found.ids.data, digest_size=16)
+        digest.update(found.lengths.data)
+        for tokens in found._column("tokens"):
+            digest.update(tokens.flatten().to_numpy().data)
+        found.digest = digest.hexdigest()
+        return found
+
+    def texts(self) -> Iterator[list[str]]:
+        """The texts of all prompts in their order, some thousands at a time."""
+        for texts in self._column("text"):
+            yield texts.to_pylist()
+
+    def _column(self, name: str) -> Iterator[pa.Array]:
+        start = 0
+        for batch, end in zip(self._batches, self._ends, strict=True):
+            column = batch.column(name)
+            if self._rows is not None:
+                low, high = np.searchsorted(self._rows, (start, end))
+                column = column.take(self._rows[low:high] - start)
+            yield column
+            start = int(end)
+
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self.lengths)
 
     @overload
     def __getitem__(self, index: int) -> Prompt: ...
@@ -214,6 +265,8 @@ class PromptTable(Sequence[Prompt]):
         return None
 
     def _where(self, index: int) -> tuple[int, int]:
+        if self._rows is not None:
+            index = int(self._rows[index])
         batch = int(np.searchsorted(self._ends, index, side="right"))
         return batch, index - (int(self._ends[batch - 1]) if batch else 0)
 
