@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -130,16 +130,12 @@ class LearnabilityConfig(Section):
     """Chooses prompts with an intermediate pass rate p more often.
 
     A prompt is chosen from random candidates, with a probability proportional to p (1 - p) (LILO,
-    https://arxiv.org/abs/2502.12272).
+    https://arxiv.org/abs/2502.12272). For p a value is drawn that is as probable as the measured
+    samples make it, so that prompts of which little is known are tried, too.
     """
 
     candidates: PositiveInt = Field(
         default=8, description="number of random prompts from which one is chosen"
-    )
-    prior_samples: Annotated[float, Field(gt=0)] = Field(
-        default=4.0,
-        description="p is the measured pass rate, combined with a prior of 1/2 that counts as "
-        "much as this number of samples",
     )
     floor: Rate = Field(
         default=0.02,
@@ -152,9 +148,10 @@ class Learnability(Sampler):
     """Prompts with weight p(1-p), the chance-of-a-gradient rule of LILO (arXiv 2502.12272).
 
     For each prompt chosen, ``candidates`` are sampled uniformly and one of them is picked with
-    probability proportional to ``max(floor, p (1 - p))``, p being the measured pass rate shrunk
-    towards 1/2 by ``prior_samples``. Easy and hopeless prompts become rare, but can still be
-    chosen. Where prompts have domains, all candidates are of one, which is chosen by its weight.
+    probability proportional to ``max(floor, q (1 - q))``, q being a draw from the posterior of its
+    pass rate (Thompson sampling). Easy and hopeless prompts become rare; they are chosen again when
+    the policy has moved so far that they may have changed. Where prompts have domains, all
+    candidates are of one, which is chosen by its weight.
     """
 
     def __init__(self, config: LearnabilityConfig) -> None:
@@ -162,26 +159,21 @@ class Learnability(Sampler):
         self._domains: Domains | None = None
         self._places: list[np.ndarray] = []  # of the prompts of each domain
 
-    def _weight(self, prompt_id: str, rates: PassRates) -> float:
-        known = rates.get(prompt_id)
-        rate, seen = known if known is not None else (0.5, 0.0)
-        prior = self._config.prior_samples
-        p = (rate * seen + 0.5 * prior) / (seen + prior)
-        return max(self._config.floor, p * (1 - p))
-
     def choose(
         self, prompts: Sequence[Prompt], rates: PassRates, rng: np.random.Generator, count: int
     ) -> list[int]:
-        id_at = prompts.id_at if isinstance(prompts, PromptTable) else lambda i: prompts[i].id
-        chosen: list[int] = []
-        for candidates in self._candidates(prompts, rng, count):
-            weights = np.array([self._weight(id_at(int(i)), rates) for i in candidates])
-            chosen.append(int(rng.choice(candidates, p=weights / weights.sum())))
-        return chosen
+        candidates = self._candidates(prompts, rng, count)
+        drawn = rng.beta(*rates.posterior(candidates))
+        weights = np.maximum(self._config.floor, drawn * (1 - drawn))
+        # Where all weights are 0, which takes a floor of 0 and rates of 0 or 1, any will do.
+        ends = np.cumsum(weights + np.finfo(float).tiny, axis=1)
+        picked = np.sum(rng.random((count, 1)) * ends[:, -1:] >= ends, axis=1)
+        return candidates[np.arange(count), np.minimum(picked, ends.shape[1] - 1)].tolist()
 
     def _candidates(
         self, prompts: Sequence[Prompt], rng: np.random.Generator, count: int
-    ) -> Iterable[np.ndarray]:
+    ) -> np.ndarray:
+        """int64 [count, candidates]."""
         each = self._config.candidates
         if (domains := domains_of(prompts)) is None:
             return rng.integers(len(prompts), size=(count, each))
@@ -189,7 +181,8 @@ class Learnability(Sampler):
             self._domains = domains
             self._places = domains.places()
         numbers = rng.choice(len(domains.names), size=count, p=domains.weights)
-        return [rng.choice(self._places[number], size=each) for number in numbers.tolist()]
+        found = [rng.choice(self._places[number], size=each) for number in numbers.tolist()]
+        return np.array(found, np.int64).reshape(count, each)
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -54,6 +54,7 @@ from rlax_plugin.objective.inputs import TokenInputs
 from rlax_plugin.objective.loss import Aggregation, ObjectiveSlots, Ratio, make_loss, resolve
 from rlax_plugin.objective.presets import Preset, presets_from_yaml
 from rlax_plugin.objective.ratios import kl_estimate, kl_token_rewards, ratio_of
+from rlax_plugin.pass_rates.posterior import beta_interval, mixed_probability
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.capabilities import Capabilities
@@ -244,6 +245,7 @@ __all__ = [
     "WeightsUnwritableError",
     "WorkerError",
     "alternatives",
+    "beta_interval",
     "check_file_writable",
     "check_readable",
     "completion_text",
@@ -258,6 +260,7 @@ __all__ = [
     "load_section",
     "make_loss",
     "matching_files",
+    "mixed_probability",
     "model_tokenizer",
     "new_directory",
     "of_batch",

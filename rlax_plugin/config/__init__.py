@@ -23,7 +23,7 @@ from rlax_plugin.config.base import (
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
-from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
+from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Prior, Rollouts, Staleness
 from rlax_plugin.config.section import (
     SINGLE_TURN,
     Deadlines,
@@ -56,6 +56,7 @@ __all__ = [
     "Overlong",
     "PathText",
     "PositiveInt",
+    "Prior",
     "Processes",
     "Reference",
     "Retention",

@@ -141,6 +141,30 @@ class Staleness(Section):
         return self
 
 
+class Prior(Section):
+    """Pass rates that were measured before the run, by `rlax measure` or by another run.
+
+    They count like samples of the run's first policy version. A run keeps a copy of them and reads
+    the file only when it begins.
+    """
+
+    path: PathText = Field(
+        default="",
+        description="Parquet file with pass rates: of rlax measure, or a snapshot of another run, "
+        "controller/<step>.pass_rates.parquet; empty: none",
+    )
+    weight: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="a sample of the file counts as much as this share of a sample of the run; "
+        "below 1 if the file measured another policy",
+    )
+    any_sampling: bool = Field(
+        default=False,
+        description="whether a file is read whose samples were generated with other settings, or "
+        "judged by another pass_threshold, than those of this run",
+    )
+
+
 class Curation(Section):
     """Which prompts are chosen, and which groups are used for training."""
 
@@ -158,10 +182,19 @@ class Curation(Section):
         "training; empty: all prompts of rlax.prompt_source",
     )
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
-        default=8.0,
-        description="a prompt's pass rate is a decaying mean: the samples of one of its groups "
-        "count half as much after this number of later groups of the same prompt",
+        default=32.0,
+        description="number of policy versions after which a sample counts half in the pass rate "
+        "of its prompt, because the policy has changed since",
     )
+    prior_samples: Annotated[float, Field(gt=0)] = Field(
+        default=2.0,
+        description="what is assumed of a prompt before it is measured counts as much as this "
+        "number of samples. With 2 and prior_rate 1/2 all pass rates are equally probable",
+    )
+    prior_rate: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.5, description="share of these assumed samples that passed"
+    )
+    prior: Prior = Prior()
     pass_threshold: float = Field(default=0.5, description="smallest reward that counts as a pass")
     oversample: Annotated[float, Field(ge=1, le=1000)] = Field(
         default=1.0,

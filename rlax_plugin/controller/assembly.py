@@ -18,7 +18,7 @@ from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.controller.prior import about_rates, first_rates
 from rlax_plugin.controller.retention import retaining
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
@@ -84,16 +84,18 @@ class _Assembly:
 
     async def controller(self) -> Assembled:
         s, setup, closing = self._section, self._setup, self._closing
+        sampling = sampling_params(s, self._prompts.source)
+        about = about_rates(s, sampling, setup.files.url, setup.origin)
+        note, train = setup.dashboard.message, self._prompts.train
+        rates = await asyncio.to_thread(first_rates, s, train, about, setup.files, note)
         store: WeightStore = self._part("weight_store", s.weights.store, "rlax.weights.store")
-        source = self._prompts.source
         filters: list[Filter] = self._parts("filter", s.curation.filters, "rlax.curation.filters")
         sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
         slots: ObjectiveSlots = setup.registry.slots(setup.context)
         records = self._records()
         parameters = await self._parameter_server(store)
 
-        rates = PassRateTable(s.curation.pass_rate_half_life)
-        run_state = RunState(s, self._prompts.train, sampler, rates)
+        run_state = RunState(s, train, sampler, rates)
         history = RunHistory(run_state, records.recorder)
         turns = Turns(history)
         environment: Environment = self._part("environment", s.environment, "rlax.environment")
@@ -102,7 +104,7 @@ class _Assembly:
         buffer = Buffer(history, rule, staleness, s.deterministic)
         issuing = Issuing(
             s,
-            sampling_params(s, source),
+            sampling,
             history=history,
             turns=turns,
             environment=environment,
@@ -121,8 +123,8 @@ class _Assembly:
             else s.weights.parameter_server,
             trains=True,
             closing=closing,
-            note=setup.dashboard.message,
-            warn=setup.dashboard.message,
+            note=note,
+            warn=note,
             reissuing=issuing,
         )
         trips = Trips(
@@ -169,6 +171,7 @@ class _Assembly:
             flow=flow,
             periodic=periodic,
             algorithm=slots.algorithm,
+            about_rates=about,
         )
         generation.fleet.listeners.append(controller)
         if s.network.prometheus_port is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,15 +13,18 @@ from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.gap_limit import gap_error
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
+from rlax_plugin.controller.recovery import Recovery
 from rlax_plugin.controller.retention import Retaining
 from rlax_plugin.controller.run_state import RunState
+from rlax_plugin.controller.snapshots import snapshot, write_snapshot
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
+from rlax_plugin.pass_rates.files import About
+from rlax_plugin.pass_rates.table import RateColumns
 from rlax_plugin.ports.protocols import BuildContext, Tracker
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
@@ -86,6 +88,7 @@ class Controller(FleetListener):
 
     Args:
       algorithm: of the objective, preset and config merged.
+      about_rates: how pass rates are measured.
 
     Attributes:
       stats: of the steps that are finished.
@@ -104,6 +107,7 @@ class Controller(FleetListener):
         flow: Flow,
         periodic: PeriodicEvaluation,
         algorithm: Algorithm,
+        about_rates: About,
     ):
         self._setup, self._supervision, self._observers = setup, supervision, observers
         self.section, self.files, self.dashboard = setup.section, setup.files, setup.dashboard
@@ -112,7 +116,7 @@ class Controller(FleetListener):
         self.fleet = generation.fleet
         self._ledger, self._recorder = records.ledger, records.recorder
         self._metrics, self._trackers = records.metrics, records.trackers
-        self._retaining = records.retaining
+        self._retaining, self._about_rates = records.retaining, about_rates
         self.stats = RunStats()
         self.before: Evaluated | None = None
         self._begun: asyncio.Task[None] | None = None  # once there are weights
@@ -265,17 +269,18 @@ class Controller(FleetListener):
     async def snapshot(self, unfinished: FinishedStep) -> None:
         """Saves the controller's state, before the trainer's checkpoint of a step."""
         observers = self._observers.state()  # of the same moment as the run state
-        commit, run_state = await self._flow.commit()
+        commit, saved = await self._flow.commit()
         metrics = self._step_metrics(unfinished)
         step = unfinished.step
-        if run_state["next_step"] != step + 1:
+        if saved.document["next_step"] != step + 1:
             raise TrainingError(
                 f"the trainer saves a checkpoint of step {step}, but the batch of step "
-                f"{run_state['next_step'] - 1} was the last: no run could be resumed from it"
+                f"{saved.document['next_step'] - 1} was the last: no run could be resumed from it"
             )
-        document = snapshot(step, commit.number, commit.checksum, run_state, metrics, observers)
+        where = (step, commit.number, commit.checksum)
+        document = snapshot(*where, saved.document, metrics, observers)
         reached(FaultPoint.SNAPSHOT_BEGUN)
-        await self._recorder.call(self._save, step, document)
+        await self._recorder.call(self._save, document, saved.rates)
         self._supervision.spawn(self._remove_what_is_not_kept())
 
     async def _remove_what_is_not_kept(self) -> None:
@@ -283,8 +288,8 @@ class Controller(FleetListener):
         while await self._recorder.call(self._retaining.remove_some):
             pass
 
-    def _save(self, step: int, document: dict[str, Any]) -> None:
-        self.files.put(snapshot_name(step), json.dumps(document).encode())
+    def _save(self, document: dict[str, Any], rates: RateColumns) -> None:
+        write_snapshot(self.files, document, rates, self.run_state.prompts, self._about_rates)
         reached(FaultPoint.SNAPSHOT_WRITTEN)
         self._metrics.upload()
         self._retaining.note_checkpoints()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.controller.buffer import Buffer
@@ -17,6 +16,7 @@ from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.recorded_batches import RecordedBatches
 from rlax_plugin.controller.recovery import Recovery
 from rlax_plugin.controller.run_history import RunHistory
+from rlax_plugin.controller.run_state import Saved
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.errors import TrainingError
@@ -183,7 +183,7 @@ class Flow:
             self.wake()
         return self._buffer.batch()
 
-    async def commit(self) -> tuple[Commit, dict[str, Any]]:
+    async def commit(self) -> tuple[Commit, Saved]:
         """Commits everything so far, without a batch; returns the segment and the run state."""
         if self._live:
             return await self._history.commit_state()

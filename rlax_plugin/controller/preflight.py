@@ -15,6 +15,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.controller.prior import check_prior, kept_prior
 from rlax_plugin.controller.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import advantages
@@ -129,7 +130,7 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
     deadline_s = section.deadlines.rpc_s
     base, name = maxtext.get("base_output_directory"), maxtext.get("run_name")
     written = {"rlax.weights.path": section.weights.path, "rlax.state_dir": section.state_dir}
-    goes_on = False
+    goes_on = has_prior = False
     if base and name:
         run = f"{base.rstrip('/')}/{name}"
         _check_written("base_output_directory", base, run, deadline_s, remote=remote)
@@ -137,6 +138,7 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
         if not section.state_dir and not files.is_local:
             written["rlax.state_dir"] = str(state_directory(section, files))
         goes_on = (files.is_local or remote) and bool(files.names("checkpoints"))
+        has_prior = (files.is_local or remote) and kept_prior(files)
     for key, path in written.items():
         if path:
             check_writable(key, path, deadline_s, remote=remote)
@@ -146,6 +148,10 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
     for key, path in read.items():
         if path and (remote or "://" not in path):
             check_readable(key, path, deadline_s)
+    prior = section.curation.prior.path
+    if prior and not has_prior and (remote or "://" not in prior):
+        check_readable("rlax.curation.prior.path", prior, deadline_s)
+        check_prior(section)
 
 
 def _check_written(key: str, base: str, run: str, deadline_s: float, *, remote: bool) -> None:

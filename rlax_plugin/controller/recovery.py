@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from rlax_plugin.controller.run_state import RunState
-from rlax_plugin.errors import TrainingError
+from rlax_plugin.controller.snapshots import read_snapshot
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -29,19 +29,6 @@ from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.types import Judged, ScoredGroup, TrainBatch, group_of
 
 log = logging.getLogger("rlax.controller")
-
-_SNAPSHOTS = "controller"
-
-
-def snapshot_name(step: int) -> str:
-    """Of the controller's state beside the trainer's checkpoint of a step."""
-    return f"{_SNAPSHOTS}/{step:08d}.json"
-
-
-def snapshot_steps(files: RunFiles) -> list[int]:
-    """Of all snapshots that are there, ascending."""
-    stems = (name.partition(".")[0] for name in files.names(_SNAPSHOTS))
-    return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +180,7 @@ class Recovery:
 
 
 def _restore_snapshot(step: int, run_state: RunState, files: RunFiles) -> dict[str, Any]:
-    name = snapshot_name(step)
-    document = files.get_json(name)
-    if document is None:
-        raise TrainingError(
-            f"the trainer resumed at step {step}, but {files.location(name)} is missing: without "
-            "the controller's state prompts would repeat. Start a new run_name, or remove the "
-            "checkpoints that are newer than the newest snapshot"
-        )
+    document, rates = read_snapshot(files, step, run_state.prompts)
 
     def load(segment_of: Mapping[int, int]) -> dict[int, ScoredGroup]:
         groups = {}
@@ -210,7 +190,7 @@ def _restore_snapshot(step: int, run_state: RunState, files: RunFiles) -> dict[s
                     groups[one.group.id] = one.group
         return {group_id: groups[group_id] for group_id in segment_of}
 
-    run_state.restore(document["run_state"], load)
+    run_state.restore(document["run_state"], rates, load)
     return document
 
 
@@ -233,23 +213,3 @@ def _remove_uncommitted(files: RunFiles, number: int) -> None:
     """Removes what a killed process put, and whose segment it did not live to put."""
     for later in journal.numbers(files, journal.SAMPLES, above=number):
         files.delete(journal.samples_name(later))
-
-
-def snapshot(
-    step: int,
-    segment: int,
-    checksum: str,
-    run_state: Mapping[str, Any],
-    metrics: Mapping[str, float] | None = None,
-    observers: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The document that ``Recovery`` reads: a run state, and where in the journal it is true.
-
-    Args:
-      metrics: what was known of the step before its checkpoint, should the process not live to
-        hear the rest.
-      observers: their states, see ``controller.observers``.
-    """
-    where = {"step": step, "segment": segment, "checksum": checksum}
-    more = {"metrics": dict(metrics or {}), "observers": dict(observers or {})}
-    return {**where, **more, "run_state": dict(run_state)}

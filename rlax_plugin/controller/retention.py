@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rlax_plugin.config import Retention, RlaxSection
-from rlax_plugin.controller.recovery import snapshot_name, snapshot_steps
+from rlax_plugin.controller.snapshots import remove_snapshot, snapshot_name, snapshot_steps
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.training import CheckpointReader, CheckpointStarter, Trainer
 from rlax_plugin.records import journal
@@ -78,7 +78,7 @@ class Retaining:
         if self._retention.snapshots:
             for step in snapshots:
                 if step < saved[-1] and step not in saved:
-                    self._files.delete(snapshot_name(step))
+                    remove_snapshot(self._files, step)
 
     def _remove_samples(self, bases: list[int]) -> bool:
         """Returns whether some were removed.

@@ -6,9 +6,8 @@ So the run state is always what the recorded events add up to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from rlax_plugin.controller.run_state import Open, RunState
+from rlax_plugin.controller.run_state import Open, RunState, Saved
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.recorder import Commit, Recorder
@@ -74,18 +73,19 @@ class RunHistory:
         """
         self._remember(await self._recorder.commit(batch.step, batch))
 
-    async def commit_state(self) -> tuple[Commit, dict[str, Any]]:
+    async def commit_state(self) -> tuple[Commit, Saved]:
         """Commits everything so far, without a batch.
 
         Returns:
           The segment, and the run state at its end.
         """
-        state = self.run_state.state()  # now: while the segment is written, more may happen
+        saved = self.run_state.state()  # now: while the segment is written, more may happen
         commit = await self._recorder.commit(self.next_step, None)
         self._remember(commit)
         kept = dict.fromkeys(map(str, commit.kept), commit.number)
-        state["ready"] = {g: segment or kept[g] for g, segment in state["ready"].items()}
-        return commit, state
+        ready = saved.document["ready"]
+        saved.document["ready"] = {g: segment or kept[g] for g, segment in ready.items()}
+        return commit, saved
 
     def _remember(self, commit: Commit) -> None:
         for group_id in commit.kept:

@@ -12,24 +12,29 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.pass_rates.table import PassRateTable, RateColumns
 from rlax_plugin.ports.protocols import Sampler
-from rlax_plugin.prompts.table import with_ids
+from rlax_plugin.prompts.table import id_at, indices_of
 from rlax_plugin.records import events as ev
 from rlax_plugin.types import Prompt, ScoredGroup
 
 
 @dataclass(slots=True)
 class Open:
-    """A group that was issued and is not scored yet."""
+    """A group that was issued and is not scored yet.
+
+    Attributes:
+      index: of the prompt in its split.
+    """
 
     prompt: Prompt
+    index: int
     min_version: int
     attempt: int = 1
 
@@ -52,18 +57,29 @@ class Totals:
     restarts: int = 0
 
 
+class Saved(NamedTuple):
+    """A run state at one moment; of it nothing changes with what happens later.
+
+    Attributes:
+      document: JSON-able; of ready groups only their ids, for which ``segment_of`` is complete.
+      rates: the pass-rate table.
+    """
+
+    document: dict[str, Any]
+    rates: RateColumns
+
+
 class RunState:
     """See the module.
 
     Attributes:
+      prompts: of the split that is trained on.
+      rates: how often each prompt's samples passed.
       open: group id -> issued, not yet scored; in issue order.
       ready: group id -> accepted, not yet trained.
       segment_of: group id of a ready group -> journal segment in whose file of samples it is.
       next_step: the step whose batch is next, from 1.
       issued_for_step: groups issued since the last batch, or since the run was resumed.
-
-    Args:
-      prompts: of the split that is trained on.
     """
 
     def __init__(
@@ -73,7 +89,7 @@ class RunState:
         sampler: Sampler,
         rates: PassRateTable,
     ):
-        self._prompts, self._sampler, self.rates = prompts, sampler, rates
+        self.prompts, self._sampler, self.rates = prompts, sampler, rates
         self._rng = np.random.default_rng([section.seed, 1])
         self._next_id = 0
         self.open: dict[int, Open] = {}
@@ -89,13 +105,13 @@ class RunState:
         Raises:
           TrainingError: it chose more or fewer than it was asked for.
         """
-        chosen = self._sampler.choose(self._prompts, self.rates, self._rng, count)
+        chosen = self._sampler.choose(self.prompts, self.rates, self._rng, count)
         if len(chosen) != count:
             raise TrainingError(f"the sampler chose {len(chosen)} prompts instead of {count}")
-        prompts = [self._prompts[index] for index in chosen]
+        prompts = [self.prompts[index] for index in chosen]
         event = ev.Issued(self._next_id, tuple(p.id for p in prompts), min_version)
-        for prompt in prompts:
-            self.open[self._next_id] = Open(prompt, min_version)
+        for index, prompt in zip(chosen, prompts, strict=True):
+            self.open[self._next_id] = Open(prompt, index, min_version)
             self._next_id += 1
         self.totals.issued += count
         self.issued_for_step += count
@@ -149,8 +165,10 @@ class RunState:
             )
 
     def _score(self, event: ev.Scored, group: ScoredGroup) -> None:
-        del self.open[event.group]
-        self.rates.observe(group.prompt.id, event.passed, event.scored)
+        index = self.open.pop(event.group).index
+        if event.scored:
+            failed = event.scored - event.passed
+            self.rates.observe(index, event.passed, failed, group.newest_version)
         self.totals.reward_errors += len(group.episodes) - event.scored
         if event.rejected is None:
             self.ready[event.group] = group
@@ -164,23 +182,23 @@ class RunState:
 
     # --- snapshot ------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """JSON-able; of ready groups only their ids, for which ``segment_of`` is complete."""
+    def state(self) -> Saved:
+        """Copies of everything."""
         # Not dataclasses.asdict: it makes a Counter of a Counter's items.
         totals = {f.name: getattr(self.totals, f.name) for f in dataclasses.fields(self.totals)}
         # Copies: the state is written while more happens.
-        return {
+        document = {
             "next_id": self._next_id,
             "next_step": self.next_step,
             "issued_for_step": self.issued_for_step,
             "rng": self._rng.bit_generator.state,
             "sampler": copy.deepcopy(self._sampler.state()),
-            "pass_rates": self.rates.state(),
             "totals": copy.deepcopy(totals),
             "open": [
                 {
                     "group": group_id,
                     "prompt": one.prompt.id,
+                    "index": one.index,
                     "min_version": one.min_version,
                     "attempt": one.attempt,
                 }
@@ -188,15 +206,19 @@ class RunState:
             ],
             "ready": {str(group_id): self.segment_of.get(group_id) for group_id in self.ready},
         }
+        return Saved(document, self.rates.columns())
 
     def restore(
         self,
         state: Mapping[str, Any],
+        rates: RateColumns,
         load: Callable[[Mapping[int, int]], Mapping[int, ScoredGroup]],
     ) -> None:
         """Goes back to what ``state`` returned.
 
         Args:
+          state, rates: the document, in which open groups of earlier versions have no index; and
+            the pass-rate table.
           load: group id -> segment, to group id -> group.
 
         Raises:
@@ -207,18 +229,29 @@ class RunState:
         self.issued_for_step = state["issued_for_step"]
         self._rng.bit_generator.state = state["rng"]
         self._sampler.restore(state["sampler"])
-        self.rates.restore(state["pass_rates"])
+        self.rates.restore(rates)
         totals = dict(state["totals"])
         for name in ("rejected", "dropped"):
             totals[name] = Counter(totals[name])
         self.totals = Totals(**totals)
-        wanted = {one["prompt"] for one in state["open"]}
-        by_id = with_ids(self._prompts, wanted)
-        if missing := sorted(wanted - by_id.keys()):
-            raise TrainingError(f"the prompt source no longer has prompt {missing[0]}")
-        self.open = {
-            one["group"]: Open(by_id[one["prompt"]], one["min_version"], one["attempt"])
-            for one in state["open"]
-        }
+        self.open = self._restored(state["open"])
         self.segment_of = {int(group_id): segment for group_id, segment in state["ready"].items()}
         self.ready = dict(load(self.segment_of))
+
+    def _restored(self, found: Sequence[Mapping[str, Any]]) -> dict[int, Open]:
+        lost = {one["prompt"] for one in found if not self._is_at(one.get("index"), one["prompt"])}
+        index_of = indices_of(self.prompts, lost)
+        if missing := sorted(lost - index_of.keys()):
+            raise TrainingError(f"the prompt source no longer has prompt {missing[0]}")
+        opened = {}
+        for one in found:
+            index = index_of[one["prompt"]] if one["prompt"] in lost else one["index"]
+            prompt = self.prompts[index]
+            opened[one["group"]] = Open(prompt, index, one["min_version"], one["attempt"])
+        return opened
+
+    def _is_at(self, index: int | None, prompt_id: str) -> bool:
+        """Whether a prompt is where it was."""
+        if index is None or not 0 <= index < len(self.prompts):
+            return False
+        return id_at(self.prompts, index) == prompt_id

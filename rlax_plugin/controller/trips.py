@@ -14,6 +14,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.refill import ALL_FAILED
 from rlax_plugin.controller.run_history import RunHistory
+from rlax_plugin.controller.run_state import Open
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import EpisodeRunner
@@ -24,7 +25,7 @@ from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
 from rlax_plugin.rollouts.requests import sample_seed
 from rlax_plugin.rollouts.tickets import Completed, trusted
 from rlax_plugin.text.harmless import one_line
-from rlax_plugin.types import Key, Prompt, Rejected, Request, ScoredGroup, Turn
+from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn
 
 
 class Trips:
@@ -61,10 +62,9 @@ class Trips:
         Raises:
           RlaxError: it cannot be generated, or a deadline has passed.
         """
-        prompt = self._history.open[request.key.group].prompt
-        self._judge(await self._scored(request, prompt))
+        self._judge(await self._scored(request, self._history.open[request.key.group]))
 
-    async def _scored(self, request: Request, prompt: Prompt) -> ScoredGroup:
+    async def _scored(self, request: Request, asked: Open) -> ScoredGroup:
         stats, group = self._history.stats, request.key.group
         while True:
             completed = await self._first_turns(request)
@@ -72,7 +72,7 @@ class Trips:
             seed_of = functools.partial(sample_seed, self._section.seed, "train", group)
             try:
                 scored = await self._episodes.run(
-                    prompt, completed, self._rewards, seed_of, log=self._turns
+                    asked.prompt, completed, self._rewards, seed_of, log=self._turns
                 )
             except VoidTurns:
                 request = self._again(request)
@@ -85,14 +85,13 @@ class Trips:
                 break
             request = self._again(request)
         self._turns.forget(group)
-        known = self._history.run_state.rates.get(prompt.id)
         return ScoredGroup(
             id=group,
             attempt=request.attempt,
-            prompt=prompt,
+            prompt=asked.prompt,
             episodes=scored.episodes,
             scores=scored.scores,
-            pass_rate_before=None if known is None else known[0],
+            pass_rate_before=self._history.run_state.rates.rate(asked.index),
         )
 
     def _again(self, request: Request) -> Request:

@@ -44,11 +44,9 @@ class Observations:
     failed_m: np.ndarray
 
     def by_visit(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(observations, place of their prompt) of the first group of each prompt, the second ..."""
+        """(observations, places of their prompts) of all first groups of prompts, all second ..."""
         order = np.lexsort((self.version_m, self.prompt_m))
-        _, place, counts = np.unique(
-            self.prompt_m[order], return_inverse=True, return_counts=True
-        )
+        _, place, counts = np.unique(self.prompt_m[order], return_inverse=True, return_counts=True)
         first = np.repeat(np.cumsum(counts) - counts, counts)
         visit = np.arange(len(order)) - first
         by_visit = np.argsort(visit, kind="stable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def interval(
+def beta_interval(
     alpha: np.ndarray | float, beta: np.ndarray | float, mass: float = 0.9
 ) -> tuple[np.ndarray, np.ndarray]:
     """(low, high) of the pass rate: outside of each lies half of ``1 - mass``.

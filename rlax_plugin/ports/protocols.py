@@ -179,10 +179,44 @@ class Reward(Protocol):
 
 
 class PassRates(Protocol):
-    """Read-only view of the pass-rate table."""
+    """Read-only view of the pass-rate table: by index into ``prompts``, in whole arrays.
 
-    def get(self, prompt_id: str) -> tuple[float, float] | None:
-        """(decayed pass rate in [0, 1], decayed number of samples), or None if never measured."""
+    Ask for the prompts that you consider, not for all of a million: ``indices`` may be any integers
+    in an array or a list, and each answer has their shape. None stands for all prompts.
+
+    Attributes:
+      version: the newest policy version of which a sample was observed. Samples count the less the
+        older they are than this (``rlax.curation.pass_rate_half_life``).
+    """
+
+    @property
+    def version(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def counts(
+        self, indices: np.ndarray | Sequence[int] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(passed, failed) samples, decayed; float64, 0 where a prompt was never measured."""
+        ...
+
+    def posterior(
+        self, indices: np.ndarray | Sequence[int] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(alpha, beta) of the Beta posterior of the pass rate; float64, never 0.
+
+        A sampler that takes a draw ``rng.beta(alpha, beta)`` for the rate tries what it does not
+        know as often as that deserves (Thompson sampling).
+        """
+        ...
+
+    def measured(self, indices: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
+        """Of which prompts something is known, from this run or from a prior; bool."""
+        ...
+
+    def streaks(self, indices: np.ndarray | Sequence[int] | None = None) -> np.ndarray:
+        """Groups in a row, up to the last, of which all samples passed, or minus those of which
+        none did; int32, 0 after a mixed group."""
         ...
 
 

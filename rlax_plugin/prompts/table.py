@@ -302,9 +302,23 @@ def _shares(weights: Sequence[float] | np.ndarray) -> np.ndarray:
     return found / found.sum()
 
 
+def id_at(prompts: Sequence[Prompt], index: int) -> str:
+    """The id of one prompt, of a table without reading the rest of it."""
+    return prompts.id_at(index) if isinstance(prompts, PromptTable) else prompts[index].id
+
+
+def indices_of(prompts: Sequence[Prompt], wanted: Set[str]) -> dict[str, int]:
+    """The indices of the first prompts with some ids, as far as there are such."""
+    if isinstance(prompts, PromptTable):
+        places = {prompt_id: prompts.find(prompt_id) for prompt_id in wanted}
+        return {prompt_id: i for prompt_id, i in places.items() if i is not None}
+    found: dict[str, int] = {}
+    for index, prompt in enumerate(prompts) if wanted else ():
+        if prompt.id in wanted:
+            found.setdefault(prompt.id, index)
+    return found
+
+
 def with_ids(prompts: Sequence[Prompt], wanted: Set[str]) -> dict[str, Prompt]:
     """The prompts with some ids, as far as there are such."""
-    if not isinstance(prompts, PromptTable):
-        return {prompt.id: prompt for prompt in prompts if prompt.id in wanted}
-    places = {prompt_id: prompts.find(prompt_id) for prompt_id in wanted}
-    return {prompt_id: prompts[i] for prompt_id, i in places.items() if i is not None}
+    return {prompt_id: prompts[i] for prompt_id, i in indices_of(prompts, wanted).items()}

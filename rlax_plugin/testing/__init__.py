@@ -21,7 +21,8 @@ For the test of a plug-in there are
 - ``check_plugin``, which tries every part that it offers against the contract of its kind; and
   ``check_engine``, ``check_trainer`` and ``check_store`` for parts that need a model of their own;
 - ``make_prompt``, ``make_sampled``, ``make_episode``, ``make_group``, ``make_batch``,
-  ``make_arrays``, ``make_request`` and ``publish_version``: records with sensible contents;
+  ``make_arrays``, ``make_rates``, ``make_request`` and ``publish_version``: records with
+  sensible contents;
 - ``FakeTrainerPort``, ``FakeWeightStore``, ``FakeEngine`` and ``FakeWorker``: they reject what a
   run would never give them.
 """
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         make_episode,
         make_group,
         make_prompt,
+        make_rates,
         make_request,
         make_sampled,
         publish_version,
@@ -83,6 +85,7 @@ __all__ = [
     "make_episode",
     "make_group",
     "make_prompt",
+    "make_rates",
     "make_request",
     "make_sampled",
     "publish_version",
@@ -106,6 +109,7 @@ _HOME = {
     "make_episode": "builders",
     "make_group": "builders",
     "make_prompt": "builders",
+    "make_rates": "builders",
     "make_request": "builders",
     "make_sampled": "builders",
     "publish_version": "builders",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.objective.batches import build_arrays
+from rlax_plugin.pass_rates.table import PassRateTable
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.types import (
     Canary,
@@ -43,6 +44,21 @@ def make_prompt(text: str = "7", reference: str = "7", **changes: Any) -> Prompt
         reference=reference,
     )
     return replace(made, **changes)
+
+
+def make_rates(
+    size: int, counts: Mapping[int, tuple[int, int]], *, version: int = 0, half_life: float = 32.0
+) -> PassRateTable:
+    """A pass-rate table, as a sampler sees it.
+
+    Args:
+      size: prompts.
+      counts: index of a prompt -> samples that passed and that failed, of policy ``version``.
+    """
+    table = PassRateTable(size, half_life)
+    for index, (passed, failed) in counts.items():
+        table.observe(index, passed, failed, version)
+    return table
 
 
 def make_sampled(length: int = 3, *, version: int = 0, **changes: Any) -> Sampled:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +18,17 @@ from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.pass_rates import PassRateTable
-from rlax_plugin.controller.recovery import Recovery, snapshot, snapshot_name
+from rlax_plugin.controller.prior import about_rates
+from rlax_plugin.controller.recovery import Recovery
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
+from rlax_plugin.controller.snapshots import snapshot, write_snapshot
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.objective.advantages import per_group
+from rlax_plugin.pass_rates.table import PassRateTable
 from rlax_plugin.ports.environment import Outcome
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles
@@ -241,8 +242,10 @@ class Harness:
             RlaxSection.model_validate(rlax),
             Source().prompts("train"),
             sampler or InOrder(),
-            PassRateTable(8.0),
+            PassRateTable(10, 32.0),
         )
+        section = RlaxSection.model_validate(rlax)
+        self.about = about_rates(section, sampling_params(section, Source()), "x", None)
         self.errors: list[BaseException] = []
         self.ledger = Ledger(directory / "ledger.sqlite", run="x")
         # No timer: events reach the ledger with a commit, or when a test flushes them.
@@ -308,9 +311,9 @@ class Harness:
         self.flow.published(version, f"{version:08x}")
 
     async def checkpoint(self, step):
-        commit, run_state = await self.flow.commit()
-        document = snapshot(step, commit.number, commit.checksum, run_state)
-        self.files.put(snapshot_name(step), json.dumps(document).encode())
+        commit, saved = await self.flow.commit()
+        document = snapshot(step, commit.number, commit.checksum, saved.document)
+        write_snapshot(self.files, document, saved.rates, self.run_state.prompts, self.about)
 
     def quarantine(self, worker):
         """What the fleet does when a worker has found its weights to be wrong."""

@@ -18,7 +18,7 @@ from small_tokenizers import CHATML, characters
 
 from rlax_plugin.api import Tokenizer
 from rlax_plugin.commands.audit import audit
-from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.pass_rates.table import PassRateTable
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on_with_the_next_prompts(directory: Path) -> None:
         patch.chdir(directory)
         table = JsonlSource(config, tokenizer, max_tokens=60).prompts("train")
     rng = np.random.default_rng([0, 1])
-    chosen = rlax_curation.Shuffled().choose(table, PassRateTable(1), rng, len(found))
+    chosen = rlax_curation.Shuffled().choose(table, PassRateTable(len(table), 1), rng, len(found))
     assert found == [table.id_at(index) for index in chosen]
     kinds = [table[index].metadata["kind"] for index in chosen]
     assert abs(kinds.count("word") - 2 * len(kinds) / 3) < 1

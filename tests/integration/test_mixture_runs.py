@@ -19,7 +19,7 @@ from small_tokenizers import CHATML, characters
 
 from rlax_plugin.api import PromptTable, Tokenizer
 from rlax_plugin.commands.audit import audit
-from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.pass_rates.table import PassRateTable
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
@@ -100,7 +100,7 @@ def test_a_killed_run_goes_on_in_the_order_of_the_mixture(
     }
     table = PromptTable.joined(tables, WEIGHTS)
     rng = np.random.default_rng([0, 1])
-    chosen = rlax_curation.Shuffled().choose(table, PassRateTable(1), rng, len(found))
+    chosen = rlax_curation.Shuffled().choose(table, PassRateTable(len(table), 1), rng, len(found))
     assert found == [table.id_at(index) for index in chosen]
     # Exact proportions also after every single prompt, whatever the sizes.
     names = [table[index].metadata["of"] for index in chosen]

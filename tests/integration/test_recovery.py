@@ -35,8 +35,13 @@ SETTINGS = (
     "rlax.launcher.workers=1",
     f"steps={STEPS}",
 )
-# The trainer has a state beside its weights. Prompts come again, so that it matters.
-SIGNAL = ("rlax.trainer.running_value=0.5", "rlax.prompt_source.count=12")
+# The trainer has a state beside its weights. Prompts come again, so that it matters, and are chosen
+# by draws from the posteriors of their pass rates.
+SIGNAL = (
+    "rlax.trainer.running_value=0.5",
+    "rlax.prompt_source.count=12",
+    "rlax.curation.sampler.name=learnability",
+)
 
 # Kills one after the other, each of what goes on from the last one: a point, and the time at which
 # that process reaches it.

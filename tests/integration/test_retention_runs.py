@@ -12,7 +12,7 @@ import pytest
 from runs import DEADLINE_S, Run
 
 from rlax_plugin.commands.audit import audit
-from rlax_plugin.controller.recovery import snapshot_steps
+from rlax_plugin.controller.snapshots import snapshot_steps
 from rlax_plugin.records import journal
 from rlax_plugin.records.faults import VARIABLE, FaultPoint
 from rlax_plugin.records.files import RunFiles

@@ -42,8 +42,7 @@ class Snapshots:
         self._waiting: list[Snapshot] = []
         self._damaged: list[tuple[int, str]] = []
         for name in files.names(DIRECTORY):
-            stem = name.partition(".")[0]
-            if stem.isdecimal():
+            if (stem := name.removesuffix(".json")).isdecimal():
                 self._read(files, f"{DIRECTORY}/{name}", int(stem))
         self._waiting.sort(key=lambda s: (s.segment, s.step))
 

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rlax_plugin.ports.protocols import Filter, PassRates, Sampler
-from rlax_plugin.testing.builders import make_episode, make_group, make_prompt
+from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.ports.protocols import Filter, Sampler
+from rlax_plugin.testing.builders import make_episode, make_group, make_prompt, make_rates
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import Trial
-from rlax_plugin.types import Sampled, ScoredGroup
+from rlax_plugin.types import Prompt, Sampled, ScoredGroup
 
 _COUNTS = (3, 1, 0, 25, 2)  # more than there are prompts, too
 _MOST_CHARACTERS = 60
 _RANDOM_GROUPS = 200
+_MANY = 1_000_000
+_LOOKS = 1000  # at prompts and pass rates, for each prompt that is chosen
+_MOST_STATE = 1_000_000
 PROMPTS = tuple(make_prompt(str(number)) for number in range(10))
 
 
-class KnownRates(PassRates):
-    """A pass-rate table that a test fills in: prompt id -> (rate, samples)."""
-
-    def __init__(self, rates: Mapping[str, tuple[float, float]]):
-        self._rates = dict(rates)
-
-    def get(self, prompt_id: str) -> tuple[float, float] | None:
-        return self._rates.get(prompt_id)
-
-
-RATES = KnownRates({PROMPTS[i].id: (i / 9, 4.0) for i in range(0, 10, 2)})
+RATES = make_rates(10, {2 * i: (i, 4 - i) for i in range(5)}, version=3)
 
 
 def _chosen(sampler: Sampler, rng: np.random.Generator) -> list[list[int]]:
@@ -51,6 +45,86 @@ def _other_randomness(seed: int) -> Iterator[None]:
     finally:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+
+
+class _TooMuch(Exception):
+    """More was looked at than a step of a large data set has time for."""
+
+
+class _Counted:
+    """Counts what a sampler looks at, and ends one that looks at everything."""
+
+    def __init__(self) -> None:
+        self.most: int | None = None
+        self.seen = 0
+
+    def add(self, rows: int) -> None:
+        self.seen += rows
+        if self.most is not None and self.seen > self.most:
+            raise _TooMuch(f"it looked at more than {self.most:,} prompts or pass rates")
+
+
+class _ManyPrompts(Sequence[Prompt]):
+    """As many as a large data set has; each is made when it is read."""
+
+    def __init__(self, count: int, counted: _Counted):
+        self._count, self._counted = count, counted
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        self._counted.add(1)
+        return replace(PROMPTS[0], id=f"{index:016x}")
+
+
+class _ManyRates(PassRateTable):
+    """The pass rates of as many."""
+
+    def __init__(self, size: int, counted: _Counted):
+        super().__init__(size, 32.0)
+        self._counted = counted
+        self.begin_with(np.full(size, 1.0), np.full(size, 3.0))
+
+    def counts(self, indices: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        self._counted.add(len(self) if indices is None else np.size(indices))
+        return super().counts(indices)
+
+    def measured(self, indices: Any = None) -> np.ndarray:
+        self._counted.add(len(self) if indices is None else np.size(indices))
+        return super().measured(indices)
+
+    def streaks(self, indices: Any = None) -> np.ndarray:
+        self._counted.add(len(self) if indices is None else np.size(indices))
+        return super().streaks(indices)
+
+
+def _check_costs(build: Callable[[], Sampler], part: Inspection) -> None:
+    """What a step costs with a million prompts, by what is looked at, not by a clock."""
+    counted = _Counted()
+    prompts, rates = _ManyPrompts(_MANY, counted), _ManyRates(_MANY, counted)
+    sampler, rng = build(), np.random.default_rng(0)
+    with part.rule(
+        f"of {_MANY:,} prompts a step looks at few",
+        "look at random candidates, or go through an order that is made once: choose runs on the "
+        "event loop, where everything else waits for it",
+    ):
+        counted.most = 4 * _MANY  # the first time it may look around
+        sampler.choose(prompts, rates, rng, 64)
+        for _ in range(3):
+            counted.seen, counted.most = 0, 64 * _LOOKS
+            sampler.choose(prompts, rates, rng, 64)
+    with part.rule(
+        f"with {_MANY:,} prompts state() is at most {_MOST_STATE:,} characters of JSON",
+        "save what a choice needs to be made again, such as the generator's state before an order "
+        "was made and how far it was used; the pass rates are saved by the run",
+    ):
+        size = len(json.dumps(sampler.state()))
+        require(size <= _MOST_STATE, f"it is {size:,} characters")
 
 
 def check_sampler(trial: Trial, part: Inspection) -> None:
@@ -84,6 +158,7 @@ def check_sampler(trial: Trial, part: Inspection) -> None:
         "return from state() everything that it remembers, as plain JSON with text keys, and set "
         "all of it in restore()"
     )
+    _check_costs(build, part)
     with part.rule("state() is JSON, and a copy", state):
         sampler, rng = build(), np.random.default_rng(0)
         _chosen(sampler, rng)

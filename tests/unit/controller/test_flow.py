@@ -183,7 +183,7 @@ def test_errored_samples_count_neither_as_zero_nor_in_the_pass_rate(make):
         prompt = answers.open[0][0].context[0]
         await answers.answer(0, 0, rewards=(1.0, None))
         batch, _ = await flow.batch(1)
-        assert run.run_state.rates.get(f"p{prompt}") == (1.0, 1.0)
+        assert run.run_state.rates.counts([prompt]) == (1.0, 0.0)
         assert batch.step == 1 and [a.tolist() for a in batch.advantages] == [
             [0.0, 0.0]
         ]  # one valid sample: its own mean
@@ -366,7 +366,7 @@ def test_what_is_under_way_when_training_ends_stays_open_and_fails_nothing(make)
         run.publish(1)
         await settle()
         assert sorted(run.run_state.open) == [2, 3]  # a resumed run issues them again
-        commit, state = await flow.commit()
-        assert [one["group"] for one in state["open"]] == [2, 3] and commit.number > 0
+        commit, saved = await flow.commit()
+        assert [one["group"] for one in saved.document["open"]] == [2, 3] and commit.number > 0
 
     asyncio.run(main())

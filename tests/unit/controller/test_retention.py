@@ -11,8 +11,8 @@ import pytest
 from histories import batch_of, group
 
 from rlax_plugin.config import Retention, RlaxSection
-from rlax_plugin.controller.recovery import snapshot, snapshot_name, snapshot_steps
 from rlax_plugin.controller.retention import Retaining, retaining
+from rlax_plugin.controller.snapshots import snapshot, snapshot_name, snapshot_steps
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples

@@ -7,8 +7,8 @@ import pytest
 import rlax_curation as curation
 from scored_groups import scored_group
 
-from rlax_plugin.controller.pass_rates import PassRateTable
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.pass_rates.table import PassRateTable
 from rlax_plugin.types import Prompt, ScoredGroup
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
@@ -18,39 +18,26 @@ def group(*rewards: float | None) -> ScoredGroup:
     return scored_group(0, *((1, reward) for reward in rewards))
 
 
-def test_pass_rate_halves_old_evidence_after_its_half_life():
-    table = PassRateTable(half_life=1.0)
-    table.observe("a", 4, 4)
-    table.observe("a", 0, 4)
-    # 4 * .5 + 0 = 2 passes of 4 * .5 + 4 = 6 samples.
-    assert table.get("a") == (pytest.approx(1 / 3), pytest.approx(6.0))
-    table.observe("b", 0, 0)
-    assert table.get("b") is None
-    again = PassRateTable(1.0)
-    again.restore(table.state())
-    assert again.get("a") == table.get("a")
-    assert table.histogram(3) == [0, 1, 0]
-
-
 def test_shuffled_gives_each_prompt_once_per_epoch_and_resumes():
     sampler, rng = curation.Shuffled(), np.random.default_rng(0)
-    first = sampler.choose(PROMPTS, PassRateTable(8), rng, 25)
+    first = sampler.choose(PROMPTS, PassRateTable(40, 8), rng, 25)
     state, bits = sampler.state(), rng.bit_generator.state
-    rest = sampler.choose(PROMPTS, PassRateTable(8), rng, 15)
+    rest = sampler.choose(PROMPTS, PassRateTable(40, 8), rng, 15)
     assert sorted(first + rest) == list(range(40))
     resumed, rng_again = curation.Shuffled(), np.random.default_rng(1)
     resumed.restore(state)
     rng_again.bit_generator.state = bits
-    assert resumed.choose(PROMPTS, PassRateTable(8), rng_again, 15) == rest
+    assert resumed.choose(PROMPTS, PassRateTable(40, 8), rng_again, 15) == rest
 
 
 def test_learnability_prefers_prompts_that_pass_half_the_time():
-    table = PassRateTable(8)
+    table = PassRateTable(40, 8)
     for i in range(40):
         # A quarter each: always, never, half, unmeasured.
         if i % 4 < 3:
             for _ in range(20):
-                table.observe(f"p{i}", (8, 0, 4)[i % 4], 8)
+                passed = (8, 0, 4)[i % 4]
+                table.observe(i, passed, 8 - passed, 0)
     sampler = curation.Learnability(curation.LearnabilityConfig(floor=0.01))
     rng = np.random.default_rng(0)
     chosen = np.array(sampler.choose(PROMPTS, table, rng, 4000)) % 4

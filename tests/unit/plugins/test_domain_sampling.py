@@ -11,10 +11,10 @@ import rlax_curation as curation
 from data_sets import listed, tables
 
 from rlax_plugin.api import Domains, Prompt, PromptTable
-from rlax_plugin.controller.pass_rates import PassRateTable
+from rlax_plugin.pass_rates.table import PassRateTable
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
-RATES = PassRateTable(8)
+RATES = PassRateTable(40, 8)
 SIZES = {"sums": 30, "words": 7, "rare": 3}
 WEIGHTS = {"sums": 0.5, "words": 0.375, "rare": 0.125}
 
@@ -106,11 +106,11 @@ def test_a_domain_of_weight_0_is_not_chosen(table: PromptTable) -> None:
 def test_learnability_chooses_domains_by_weight_and_reads_ids_alone(
     table: PromptTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates = PassRateTable(8)
+    rates = PassRateTable(40, 8)
     hopeless = [i for i in range(30) if i % 2]
     for index in hopeless:
         for _ in range(20):
-            rates.observe(table.id_at(index), 0, 8)
+            rates.observe(index, 0, 8, 0)
     monkeypatch.setattr(PromptTable, "_prompt", lambda self, index: pytest.fail("it was read"))
     sampler = curation.Learnability(curation.LearnabilityConfig(floor=0.001))
     chosen = sampler.choose(table, rates, np.random.default_rng(0), 4000)

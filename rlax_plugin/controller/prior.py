@@ -1,0 +1,121 @@
+"""The pass rates that a run begins with: none, or those of ``rlax.curation.prior``.
+
+A run keeps a copy of what it has read, of its own prompts alone: the sampler's choices depend on
+it, and a resume must make them again, whatever has become of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rlax_plugin.config import Prior, RlaxSection
+from rlax_plugin.controller.run_directory import holds_results
+from rlax_plugin.controller.snapshots import pack_rates, unpack_rates
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.pass_rates.files import About, read_about, read_table
+from rlax_plugin.pass_rates.joining import at_prompts
+from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import Prompt, SamplingParams
+
+_COPY = "prompts/prior.parquet"
+_KEY = "rlax.curation.prior.path"
+
+
+def about_rates(section: RlaxSection, sampling: SamplingParams, run: str, weights: object) -> About:
+    """How a run measures pass rates.
+
+    Args:
+      run, weights: see ``About``; weights None: its own.
+    """
+    return About(
+        run=run,
+        weights=None if weights is None else str(weights),
+        version=0,
+        sampling=sampling,
+        pass_threshold=section.curation.pass_threshold,
+        half_life=section.curation.pass_rate_half_life,
+    )
+
+
+def check_prior(section: RlaxSection) -> None:
+    """Whether the prior's file was measured as this run measures, as far as the config says it.
+
+    Reads only what the file says of itself.
+
+    Raises:
+      ConfigError: it was not, it is missing, or it is no table of pass rates.
+    """
+    prior, r = section.curation.prior, section.rollouts
+    about = _reading(prior.path, read_about)
+    settings = {"temperature": r.temperature, "top_k": r.top_k, "top_p": r.top_p}
+    sampling = replace(about.sampling, max_new_tokens=r.max_new_tokens, **settings)
+    _check_alike(prior, about, about_rates(section, sampling, "", None))
+
+
+def kept_prior(files: RunFiles) -> bool:
+    """Whether a run has a copy, so that it does not read the file again."""
+    return files.exists(_COPY) and holds_results(files)
+
+
+def first_rates(
+    section: RlaxSection,
+    prompts: Sequence[Prompt],
+    about: About,
+    files: RunFiles,
+    note: Callable[[str], None],
+) -> PassRateTable:
+    """The table of a run's first step; blocking, for a million prompts a few seconds.
+
+    Args:
+      prompts: of training.
+      about: how the run measures.
+      note: is told what was found.
+
+    Raises:
+      ConfigError: the prior cannot be read, or was measured otherwise.
+    """
+    curation = section.curation
+    table = PassRateTable(
+        len(prompts),
+        curation.pass_rate_half_life,
+        curation.prior_samples,
+        curation.prior_rate,
+    )
+    if not (prior := curation.prior).path:
+        return table
+    if kept_prior(files):
+        table.restore(unpack_rates(files.get(_COPY), files.location(_COPY), prompts))
+        return table
+    rates = _reading(prior.path, read_table)
+    _check_alike(prior, rates.about, about)
+    passed_n, failed_n, unknown = at_prompts(rates, prompts)
+    table.begin_with(prior.weight * passed_n, prior.weight * failed_n)
+    files.put(_COPY, pack_rates(table.columns(), prompts, about))
+    known, others = int(table.measured().sum()), f"; {unknown:,} of its rows are of other prompts"
+    note(
+        f"{prior.path}: pass rates of {known:,} of the {len(prompts):,} prompts"
+        + (others if unknown else "")
+    )
+    return table
+
+
+def _reading[T](path: str, read: Callable[[str], T]) -> T:
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise ConfigError(_KEY, path, "does not exist") from None
+    except RlaxError as error:
+        reason = str(error).removeprefix(f"{path} ")
+        raise ConfigError(_KEY, path, reason) from error
+
+
+def _check_alike(prior: Prior, about: About, ours: About) -> None:
+    if prior.any_sampling or (why := ours.differs(about)) is None:
+        return
+    reason = (
+        f"was measured otherwise than this run measures, with {why}: measure again, or set "
+        "rlax.curation.prior.any_sampling"
+    )
+    raise ConfigError(_KEY, prior.path, reason)

@@ -1,0 +1,173 @@
+"""Snapshots: the controller's state beside each checkpoint of the trainer, and the pass rates.
+
+The pass rates are a file of their own, ``controller/<step>.pass_rates.parquet``, in the format of
+all tables of pass rates: what another run can begin with. It is written first, and the document
+``controller/<step>.json`` says which bytes it must have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import google_crc32c
+import numpy as np
+
+from rlax_plugin.errors import RlaxError, TrainingError
+from rlax_plugin.pass_rates import files as rate_files
+from rlax_plugin.pass_rates.files import About
+from rlax_plugin.pass_rates.joining import domains_of, ids_of
+from rlax_plugin.pass_rates.table import RateColumns
+from rlax_plugin.prompts.table import indices_of
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.types import Prompt
+
+_DIRECTORY = "controller"
+
+
+def snapshot_name(step: int) -> str:
+    """Of the controller's state beside the trainer's checkpoint of a step."""
+    return f"{_DIRECTORY}/{step:08d}.json"
+
+
+def rates_name(step: int) -> str:
+    """Of the pass rates that belong to a snapshot."""
+    return f"{_DIRECTORY}/{step:08d}.pass_rates.parquet"
+
+
+def snapshot_steps(files: RunFiles) -> list[int]:
+    """Of all snapshots that are there, ascending."""
+    stems = (name.removesuffix(".json") for name in files.names(_DIRECTORY))
+    return sorted(int(stem) for stem in stems if stem.isdecimal())
+
+
+def snapshot(
+    step: int,
+    segment: int,
+    checksum: str,
+    run_state: Mapping[str, Any],
+    metrics: Mapping[str, float] | None = None,
+    observers: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The document that ``read_snapshot`` reads: a run state, and where in the journal it is true.
+
+    Args:
+      metrics: what was known of the step before its checkpoint, should the process not live to
+        hear the rest.
+      observers: their states, see ``controller.observers``.
+    """
+    where = {"step": step, "segment": segment, "checksum": checksum}
+    more = {"metrics": dict(metrics or {}), "observers": dict(observers or {})}
+    return {**where, **more, "run_state": dict(run_state)}
+
+
+def write_snapshot(
+    files: RunFiles,
+    document: Mapping[str, Any],
+    rates: RateColumns,
+    prompts: Sequence[Prompt],
+    about: About,
+) -> None:
+    """Writes a snapshot; blocking, for a million prompts a second or two.
+
+    Args:
+      document: of ``snapshot``.
+      about: of the pass rates; their version is put in.
+    """
+    data = pack_rates(rates, prompts, about)
+    files.put(rates_name(document["step"]), data)
+    known = {"bytes": len(data), "crc32c": _checksum(data)}
+    document = {**document, "pass_rates": known}
+    files.put(snapshot_name(document["step"]), json.dumps(document).encode())
+
+
+def remove_snapshot(files: RunFiles, step: int) -> None:
+    """Removes both files; the document first, which needs the other."""
+    files.delete(snapshot_name(step))
+    files.delete(rates_name(step))
+
+
+def read_snapshot(
+    files: RunFiles, step: int, prompts: Sequence[Prompt]
+) -> tuple[dict[str, Any], RateColumns]:
+    """The document and the pass rates of a step; of earlier versions with the rates within.
+
+    Raises:
+      TrainingError: one of both is missing, or they do not belong together or to these prompts.
+      RlaxError: one cannot be read.
+    """
+    document = files.get_json(name := snapshot_name(step))
+    if document is None:
+        raise TrainingError(
+            f"the trainer resumed at step {step}, but {files.location(name)} is missing: without "
+            "the controller's state prompts would repeat. Start a new run_name, or remove the "
+            "checkpoints that are newer than the newest snapshot"
+        )
+    if (inline := document["run_state"].get("pass_rates")) is not None:
+        return document, _from_inline(inline, step, prompts)
+    where, known = files.location(name := rates_name(step)), document["pass_rates"]
+    try:
+        data = files.get(name)
+    except FileNotFoundError:
+        raise TrainingError(
+            f"{where} is missing: the snapshot of step {step} needs it. Bring it back, or remove "
+            "the checkpoints that are newer than the newest whole snapshot"
+        ) from None
+    if len(data) != known["bytes"] or _checksum(data) != known["crc32c"]:
+        raise TrainingError(f"{where} is not the file that belongs to the snapshot of step {step}")
+    return document, unpack_rates(data, where, prompts)
+
+
+def pack_rates(rates: RateColumns, prompts: Sequence[Prompt], about: About) -> bytes:
+    """A file of the prompts of which something is known."""
+    rows = np.flatnonzero(rates.version_n >= 0)
+    columns = {
+        "id": ids_of(prompts, rows),
+        "index": rows,
+        "domain": domains_of(prompts, rows),
+        "passed": rates.passed_n[rows],
+        "failed": rates.failed_n[rows],
+        "version": rates.version_n[rows],
+        "groups": rates.groups_n[rows],
+        "streak": rates.streak_n[rows],
+    }
+    about = dataclasses.replace(about, version=rates.version)
+    return rate_files.packed(rate_files.measured(columns, about))
+
+
+def unpack_rates(data: bytes, name: str, prompts: Sequence[Prompt]) -> RateColumns:
+    """What ``pack_rates`` made of the same prompts.
+
+    Raises:
+      TrainingError: they are others.
+      RlaxError: it is no such file.
+    """
+    rates = rate_files.unpacked(data, name)
+    rows = rates.column("index")
+    if rates.table.column("index").null_count or np.any(rows >= len(prompts)):
+        raise RlaxError(f"{name} has rows of none of the {len(prompts):,} prompts")
+    if not ids_of(prompts, rows).equals(rates.table.column("id")):
+        raise TrainingError(f"{name} has other prompts than the prompt source has now")
+    found = dataclasses.replace(RateColumns.empty(len(prompts)), version=rates.about.version)
+    found.passed_n[rows], found.failed_n[rows] = rates.column("passed"), rates.column("failed")
+    found.version_n[rows], found.groups_n[rows] = rates.column("version"), rates.column("groups")
+    found.streak_n[rows] = rates.column("streak")
+    return found
+
+
+def _from_inline(
+    inline: Mapping[str, Sequence[float]], step: int, prompts: Sequence[Prompt]
+) -> RateColumns:
+    """The rates of an earlier version: prompt id -> (passed, all); they count as of the step."""
+    found = dataclasses.replace(RateColumns.empty(len(prompts)), version=step)
+    for prompt_id, index in indices_of(prompts, inline.keys()).items():
+        passed, seen = inline[prompt_id]
+        found.passed_n[index], found.failed_n[index] = passed, seen - passed
+        found.version_n[index], found.groups_n[index] = step, 1
+    return found
+
+
+def _checksum(data: bytes) -> str:
+    return f"{cast(int, google_crc32c.value(data)):08x}"

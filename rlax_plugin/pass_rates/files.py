@@ -1,0 +1,307 @@
+"""Tables of pass rates as Parquet: one format for snapshots, measurements, exports, priors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.types import SamplingParams
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 1
+_KEY = b"rlax"
+_MOST_ROWS = 100_000_000
+_MOST_CHARACTERS = 100_000  # of what describes a file
+_NEEDED = ("id", "passed", "failed")
+# Counts of which a negative one makes no sense; null: it was not counted.
+_COUNTS = ("index", "groups", "truncated", "tokens", "errored")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What was measured, and how.
+
+    Attributes:
+      run: whose policy.
+      weights: where the policy's weights come from; None: they are the run's own.
+      version: the newest policy version that was measured: the table's now.
+      sampling: how samples were generated.
+      pass_threshold: smallest reward that counted as a pass.
+      half_life: policy versions after which a sample counts half; None: nothing decays.
+    """
+
+    run: str
+    weights: str | None
+    version: int
+    sampling: SamplingParams
+    pass_threshold: float
+    half_life: float | None = None
+
+    def differs(self, other: About) -> str | None:
+        """How another measurement was made otherwise, so that its pass rates mean something else.
+
+        Returns:
+          Such as ``temperature 0.7 instead of 1.0``, the other's first; None: made alike.
+        """
+        named = {f.name: f.name for f in fields(SamplingParams)}
+        ours: dict[str, Any] = asdict(self.sampling) | {"pass_threshold": self.pass_threshold}
+        theirs: dict[str, Any] = asdict(other.sampling) | {"pass_threshold": other.pass_threshold}
+        found = [
+            f"{named.get(name, name)} {_shown(theirs[name])} instead of {_shown(value)}"
+            for name, value in ours.items()
+            if value != theirs[name]
+        ]
+        return ", ".join(found) or None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredRates:
+    """A file's contents.
+
+    Attributes:
+      table: with the columns of ``schema``, one row per prompt.
+      about: of all rows.
+    """
+
+    table: pa.Table
+    about: About
+
+    def column(self, name: str) -> np.ndarray:
+        """One of the columns that hold numbers; 0 where a count was not made."""
+        import pyarrow.compute as pc
+
+        return pc.fill_null(self.table.column(name), 0).to_numpy()
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """(passed, failed) samples of each row, float64, decayed to the table's now."""
+        passed, failed = self.column("passed"), self.column("failed")
+        if self.about.half_life is None:
+            return passed, failed
+        age = np.maximum(self.about.version - self.column("version").astype(np.float64), 0)
+        kept = np.exp2(-age / self.about.half_life)
+        return passed * kept, failed * kept
+
+
+def schema() -> pa.Schema:
+    """The columns.
+
+    ``index`` is the place of the prompt in the run's split, of snapshots alone. ``passed`` and
+    ``failed`` are as of ``version``, the row's newest. ``streak``: see ``PassRateTable.streaks``.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("index", pa.int32()),
+            pa.field("domain", pa.string()),
+            pa.field("passed", pa.float64(), nullable=False),
+            pa.field("failed", pa.float64(), nullable=False),
+            pa.field("version", pa.int32()),
+            pa.field("groups", pa.int32()),
+            pa.field("streak", pa.int32()),
+            pa.field("truncated", pa.int32()),
+            pa.field("tokens", pa.int64()),
+            pa.field("errored", pa.int32()),
+        ]
+    )
+
+
+def measured(columns: Mapping[str, Any], about: About) -> MeasuredRates:
+    """Columns as a table; those that are left out are null.
+
+    Args:
+      columns: name -> values, ``id``, ``passed`` and ``failed`` at least.
+    """
+    import pyarrow as pa
+
+    wanted, rows = schema(), len(columns["id"])
+    made = [
+        pa.chunked_array([pa.nulls(rows, field.type)])
+        if field.name not in columns
+        else _array(columns[field.name], field.type)
+        for field in wanted
+    ]
+    return MeasuredRates(pa.table(made, schema=wanted), about)
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.ChunkedArray:
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        return values.cast(kind)
+    if isinstance(values, pa.Array):
+        return pa.chunked_array([values.cast(kind)])
+    return pa.chunked_array([pa.array(values, kind)])
+
+
+# --- bytes -------------------------------------------------------------------------------------
+
+
+def packed(rates: MeasuredRates) -> bytes:
+    """The bytes of a file; releases the interpreter while it works."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    about = json.dumps({"format": FORMAT, **asdict(rates.about)}).encode()
+    sink = pa.BufferOutputStream()
+    table = rates.table.replace_schema_metadata({_KEY: about})
+    pq.write_table(table, sink, compression="zstd", use_dictionary=["domain"])
+    return sink.getvalue().to_pybytes()
+
+
+def unpacked(data: bytes, name: str) -> MeasuredRates:
+    """What ``packed`` made.
+
+    Args:
+      name: of the file, for messages.
+
+    Raises:
+      RlaxError: it is no such file, or says what cannot be.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        if file.metadata.num_rows > _MOST_ROWS:
+            raise ValueError(f"{file.metadata.num_rows:,} rows, more than {_MOST_ROWS:,}")
+        about = _about(file.schema_arrow.metadata)
+        there = file.schema_arrow
+        if missing := [column for column in _NEEDED if column not in there.names]:
+            raise ValueError(f"it has no column {missing[0]}")
+        wanted = [field for field in schema() if field.name in there.names]
+        for field in wanted:
+            if there.field(field.name).type != field.type:
+                kind = there.field(field.name).type
+                raise ValueError(f"its column {field.name} is {kind}, not {field.type}")
+        table = file.read(columns=[field.name for field in wanted])
+        rates = measured({field.name: table.column(field.name) for field in wanted}, about)
+        _check_rows(rates.table)
+    except (ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as why:
+        raise RlaxError(f"{name} is no table of pass rates: {why}") from why
+    return rates
+
+
+def read_about(path: str) -> About:
+    """What a file says of itself, without its rows.
+
+    Raises:
+      FileNotFoundError: there is none.
+      RlaxError: it is no such file, or cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _opened(path) as file:
+        try:
+            return _about(pq.read_schema(file).metadata)
+        except (ValueError, TypeError, OSError, RecursionError, pa.ArrowException) as why:
+            raise RlaxError(f"{path} is no table of pass rates: {why}") from why
+
+
+def read_table(path: str) -> MeasuredRates:
+    """Reads a file.
+
+    Args:
+      path: local, or an fsspec URL.
+
+    Raises:
+      FileNotFoundError: there is none.
+      RlaxError: it is no table of pass rates, or cannot be read.
+    """
+    with _opened(path) as file:
+        try:
+            data = file.read()
+        except OSError as error:
+            raise RlaxError(f"{path} cannot be read: {error}") from error
+    return unpacked(data, path)
+
+
+def write_table(path: str, rates: MeasuredRates) -> None:
+    """Writes a file, whole or not at all.
+
+    Raises:
+      RlaxError: it cannot be written.
+    """
+    from rlax_plugin.records.files import RunFiles
+
+    directory, _, name = path.rpartition("/")
+    RunFiles(directory or ("/" if path.startswith("/") else ".")).put(name, packed(rates))
+
+
+def _opened(path: str) -> Any:
+    import fsspec
+
+    try:
+        return fsspec.open(path, "rb").open()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, ImportError) as error:
+        raise RlaxError(f"{path} cannot be read: {error}") from error
+
+
+def _about(metadata: Mapping[bytes, bytes] | None) -> About:
+    text = (metadata or {}).get(_KEY)
+    if text is None:
+        raise ValueError("its Parquet metadata has no entry 'rlax'")
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"its entry 'rlax' has {len(text):,} characters")
+    document = json.loads(text)
+    if not isinstance(document, dict) or not isinstance(document.get("sampling"), dict):
+        raise ValueError("its entry 'rlax' does not say how it was sampled")
+    if (number := document.pop("format", None)) != FORMAT:
+        raise ValueError(f"it has format {number!r}, and this version reads format {FORMAT}")
+    sampling = dict(document.pop("sampling"))
+    for name in ("stop_ids", "stop_strings"):
+        sampling[name] = tuple(sampling.get(name, ()))
+    about = About(sampling=SamplingParams(**sampling), **document)
+    _check_types(about)
+    return about
+
+
+def _check_types(about: About) -> None:
+    s, number = about.sampling, (int, float)
+    right = {
+        "run": isinstance(about.run, str),
+        "weights": about.weights is None or isinstance(about.weights, str),
+        "version": type(about.version) is int and 0 <= about.version < 2**31,
+        "pass_threshold": type(about.pass_threshold) in number,
+        "half_life": about.half_life is None
+        or (type(about.half_life) in number and 0 < about.half_life < float("inf")),
+        "temperature": type(s.temperature) in number,
+        "top_k": type(s.top_k) is int,
+        "top_p": type(s.top_p) in number,
+        "max_new_tokens": type(s.max_new_tokens) is int,
+        "stop_ids": all(type(one) is int for one in s.stop_ids),
+        "stop_strings": all(type(one) is str for one in s.stop_strings),
+    }
+    if wrong := [name for name, holds in right.items() if not holds]:
+        raise ValueError(f"its entry 'rlax' has no valid {wrong[0]}")
+
+
+def _check_rows(table: pa.Table) -> None:
+    import pyarrow.compute as pc
+
+    for name in _NEEDED:
+        if table.column(name).null_count:
+            raise ValueError(f"its column {name} has a null")
+    for name in ("passed", "failed"):
+        values = table.column(name).to_numpy()
+        # 2**53: the largest count that is exact.
+        if not np.all((values >= 0) & (values < 2.0**53)):
+            raise ValueError(f"its column {name} has a value that is no count of samples")
+    for name in _COUNTS:
+        if (least := pc.min(table.column(name)).as_py()) is not None and least < 0:
+            raise ValueError(f"its column {name} has {least}")
+
+
+def _shown(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,147 @@
+"""Tables of pass rates of several runs as one, and a table's rows at the prompts of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.pass_rates.files import About, MeasuredRates, measured
+from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.types import Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_CHUNK = 1 << 16  # rows: how long the interpreter is held at once
+
+
+def joined(tables: Sequence[MeasuredRates], *, any_sampling: bool = False) -> MeasuredRates:
+    """The sums of several tables, by prompt id.
+
+    The versions of different runs cannot be compared, so the samples of each table are counted as
+    decayed to its own now, and do not decay further: ``half_life`` of the result is None.
+
+    Args:
+      tables: one at least.
+      any_sampling: joins tables that were sampled otherwise, too; the result is described as the
+        first is.
+
+    Raises:
+      RlaxError: they were sampled otherwise.
+    """
+    import pyarrow as pa
+
+    first = tables[0].about
+    for one in tables[1:]:
+        if not any_sampling and (why := first.differs(one.about)) is not None:
+            raise RlaxError(f"{one.about.run} and {first.run} cannot be joined: it has {why}")
+    ids = pa.chunked_array(
+        [chunk for one in tables for chunk in one.table.column("id").chunks], pa.string()
+    )
+    codes, names = _codes(ids)
+    counts = [one.counts() for one in tables]
+    sums = {
+        "passed": _summed(codes, np.concatenate([passed for passed, _ in counts]), len(names)),
+        "failed": _summed(codes, np.concatenate([failed for _, failed in counts]), len(names)),
+    }
+    for name in ("groups", "truncated", "tokens", "errored"):
+        if all(not one.table.column(name).null_count for one in tables):
+            values = np.concatenate([one.column(name) for one in tables])
+            sums[name] = _summed(codes, values, len(names)).astype(np.int64)
+    newest = np.full(len(names), -1, np.int64)
+    np.maximum.at(newest, codes, np.concatenate([one.column("version") for one in tables]))
+    domains = pa.chunked_array(
+        [chunk for one in tables for chunk in one.table.column("domain").chunks], pa.string()
+    )
+    _, place = np.unique(codes, return_index=True)
+    columns = {"id": names, "domain": domains.take(pa.array(place)), "version": newest, **sums}
+    return measured(columns, _described(tables))
+
+
+def _described(tables: Sequence[MeasuredRates]) -> About:
+    abouts = [one.about for one in tables]
+    weights = {about.weights for about in abouts}
+    return dataclasses.replace(
+        abouts[0],
+        run=", ".join(dict.fromkeys(about.run for about in abouts)),
+        weights=abouts[0].weights if len(weights) == 1 else None,
+        version=max(about.version for about in abouts),
+        half_life=None,
+    )
+
+
+def at_prompts(
+    rates: MeasuredRates, prompts: Sequence[Prompt]
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """A table's counts at the prompts of a split.
+
+    Returns:
+      passed_n, failed_n: float64 [prompts], 0 where the table does not know a prompt.
+      unknown: rows of the table that are of none of the prompts.
+    """
+    import pyarrow.compute as pc
+
+    codes, names = _codes(rates.table.column("id"))
+    passed, failed = (_summed(codes, values, len(names)) for values in rates.counts())
+    place = pc.index_in(ids_of(prompts), value_set=names)
+    known = ~place.is_null().to_numpy()
+    found = place.fill_null(0).to_numpy()
+    if not len(names):
+        return np.zeros(len(prompts)), np.zeros(len(prompts)), 0
+    unknown = len(names) - len(np.unique(found[known]))
+    return np.where(known, passed[found], 0.0), np.where(known, failed[found], 0.0), unknown
+
+
+def ids_of(prompts: Sequence[Prompt], indices: np.ndarray | None = None) -> pa.ChunkedArray:
+    """The ids of some prompts, or of all, as strings.
+
+    Args:
+      indices: int [n], ascending or not.
+    """
+    import pyarrow as pa
+
+    rows = np.arange(len(prompts)) if indices is None else indices
+    if not isinstance(prompts, PromptTable):
+        found = pa.array([prompts[int(i)].id for i in rows], pa.string())
+        return pa.chunked_array([found], pa.string())
+    chunks = [_hex(prompts.ids[rows[i : i + _CHUNK]]) for i in range(0, len(rows), _CHUNK)]
+    return pa.chunked_array(chunks, pa.string())
+
+
+def domains_of(prompts: Sequence[Prompt], indices: np.ndarray) -> pa.Array:
+    """The domains of some prompts; null where all prompts are of one."""
+    import pyarrow as pa
+
+    if not isinstance(prompts, PromptTable) or prompts.domains is None:
+        return pa.nulls(len(indices), pa.string())
+    numbers = prompts.domains.of_n[indices].astype(np.int32)
+    names = pa.array(prompts.domains.names, pa.string())
+    return pa.DictionaryArray.from_arrays(numbers, names).cast(pa.string())
+
+
+_DIGITS = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], np.uint8)
+
+
+def _hex(ids: np.ndarray) -> pa.Array:
+    import pyarrow as pa
+
+    count, width = len(ids), 2 * ids.shape[1]
+    text = np.take(_DIGITS, ids.reshape(-1), axis=0)
+    ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text))
+
+
+def _codes(ids: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
+    """(number of each row's id, the ids), each id once, in the order of their first rows."""
+    encoded = ids.combine_chunks().dictionary_encode()
+    if hasattr(encoded, "combine_chunks"):
+        encoded = encoded.combine_chunks()
+    return encoded.indices.to_numpy(), encoded.dictionary
+
+
+def _summed(codes: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    return np.bincount(codes, weights=values, minlength=count)

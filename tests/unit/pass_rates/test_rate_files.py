@@ -1,0 +1,158 @@
+"""Files of pass rates: written and read again, joined, and hostile ones rejected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlax_plugin.errors import RlaxError
+from rlax_plugin.pass_rates.files import (
+    About,
+    MeasuredRates,
+    measured,
+    read_about,
+    read_table,
+    write_table,
+)
+from rlax_plugin.pass_rates.joining import at_prompts, joined
+from rlax_plugin.testing import make_prompt
+from rlax_plugin.types import SamplingParams
+
+ABOUT = About(
+    run="runs/one",
+    weights=None,
+    version=20,
+    sampling=SamplingParams(max_new_tokens=64, stop_ids=(1, 2), stop_strings=("\n",)),
+    pass_threshold=0.5,
+    half_life=10.0,
+)
+
+
+def rates(about: About = ABOUT, **changes: Any) -> MeasuredRates:
+    columns = {
+        "id": ["a", "b", "c"],
+        "passed": [4.0, 0.0, 2.5],
+        "failed": [4.0, 8.0, 0.0],
+        "version": [20, 10, 0],
+        "groups": [1, 2, 1],
+    }
+    return measured(columns | changes, about)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "new" / "rates.parquet")
+    write_table(path, rates(domain=["x", None, "y"], tokens=[5, 2**40, 0]))
+    found = read_table(path)
+    assert found.about == ABOUT == read_about(path)
+    assert found.table.column("domain").to_pylist() == ["x", None, "y"]
+    assert found.column("tokens").tolist() == [5, 2**40, 0]
+    assert found.table.column("errored").null_count == 3  # it was not counted
+    passed, failed = found.counts()  # half-lives since each row's version: 0, 1, 2
+    assert passed.tolist() == [4.0, 0.0, 0.625] and failed.tolist() == [4.0, 4.0, 0.0]
+
+
+def test_joined_tables_sum_what_each_says_now() -> None:
+    other = About("runs/two", "runs/one@7", 3, ABOUT.sampling, 0.5, None)
+    two = rates(other, id=["c", "d", "c"], version=[3, 3, 3], domain=["z", "w", "z"])
+    found = joined([rates(), two])
+    assert found.table.column("id").to_pylist() == ["a", "b", "c", "d"]
+    passed, failed = found.counts()
+    assert passed.tolist() == [4.0, 0.0, 0.625 + 4 + 2.5, 0.0]
+    assert failed.tolist() == [4.0, 4.0, 4.0, 8.0]
+    assert found.column("groups").tolist() == [1, 2, 3, 2]
+    assert found.column("version").tolist() == [20, 10, 3, 3]
+    assert found.table.column("domain").to_pylist() == [None, None, None, "w"]
+    assert found.table.column("tokens").null_count == 4  # one of them has not counted
+    about = found.about
+    assert (about.run, about.weights, about.version) == ("runs/one, runs/two", None, 20)
+    assert about.half_life is None
+
+
+def test_tables_that_were_sampled_otherwise_are_not_joined() -> None:
+    cold = SamplingParams(temperature=0.5, max_new_tokens=64, stop_ids=(1, 2), stop_strings=("\n",))
+    other = About("runs/two", None, 0, cold, 0.9)
+    with pytest.raises(RlaxError, match=r"temperature 0.5 instead of 1.0, pass_threshold 0.9 inst"):
+        joined([rates(), rates(other)])
+    found = joined([rates(), rates(other)], any_sampling=True)
+    assert found.column("passed").tolist() == [8.0, 0.0, 3.125]
+
+
+def test_counts_are_found_at_the_prompts_of_a_split() -> None:
+    prompts = [make_prompt("?", id=one) for one in ("c", "new", "a", "c")]
+    passed, failed, unknown = at_prompts(rates(), prompts)
+    assert passed.tolist() == [0.625, 0.0, 4.0, 0.625]
+    assert failed.tolist() == [0.0, 0.0, 4.0, 0.0] and unknown == 1  # b
+    empty = rates(id=[], passed=[], failed=[], version=[], groups=[])
+    passed, failed, unknown = at_prompts(empty, prompts)
+    assert passed.tolist() == failed.tolist() == [0.0] * 4 and unknown == 0
+
+
+def described(**changes: Any) -> dict[str, Any]:
+    sampling = {"temperature": 1.0} | changes.pop("sampling", {})
+    about = {"format": 1, "run": "r", "weights": None, "version": 0, "pass_threshold": 0.5}
+    return about | {"half_life": None, "sampling": sampling} | changes
+
+
+GOOD = {"id": ["a"], "passed": [1.0], "failed": [0.0]}
+HOSTILE: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "no description": (GOOD, None, "no entry 'rlax'"),
+    "no JSON": (GOOD, "{", "Expecting"),
+    "deep JSON": (GOOD, "[" * 50_000, "recursion|depth"),
+    "endless description": (GOOD, '"' + "x" * 200_000 + '"', "has 200,002 characters"),
+    "a list": (GOOD, "[]", "does not say how it was sampled"),
+    "format to come": (GOOD, described(format=2), "format 2, and this version reads format 1"),
+    "unknown sampling": (GOOD, described(sampling={"beam": 4}), "beam"),
+    "text as temperature": (GOOD, described(sampling={"temperature": "1"}), "valid temperature"),
+    "half-life of 0": (GOOD, described(half_life=0), "no valid half_life"),
+    "NaN half-life": (GOOD, described(half_life=float("nan")), "no valid half_life"),
+    "version of text": (GOOD, described(version="7"), "no valid version"),
+    "no failed": ({k: GOOD[k] for k in ("id", "passed")}, described(), "no column failed"),
+    "numbers as ids": (GOOD | {"id": [7]}, described(), "column id is int64, not string"),
+    "a null": (GOOD | {"passed": pa.array([None], pa.float64())}, described(), "passed has a null"),
+    "NaN": (GOOD | {"failed": [float("nan")]}, described(), "no count of samples"),
+    "below 0": (GOOD | {"passed": [-1.0]}, described(), "no count of samples"),
+    "infinite": (GOOD | {"passed": [float("inf")]}, described(), "no count of samples"),
+    "no index": (GOOD | {"index": pa.array([-1], pa.int32())}, described(), "index has -1"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    columns, about, message = HOSTILE[name]
+    table = pa.table(columns)
+    if about is not None:
+        text = about if isinstance(about, str) else json.dumps(about)
+        table = table.replace_schema_metadata({"rlax": text})
+    path = str(tmp_path / "rates.parquet")
+    pq.write_table(table, path)
+    with pytest.raises(RlaxError, match=message) as raised:
+        read_table(path)
+    assert str(raised.value).startswith(f"{path} is no table of pass rates: ")
+
+
+def test_damaged_bytes_are_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "rates.parquet"
+    write_table(str(path), rates())
+    whole = path.read_bytes()
+    for data in (b"", b"PAR1", whole[:-9], whole[: len(whole) // 2], b"{}" * 100):
+        path.write_bytes(data)
+        with pytest.raises(RlaxError, match="is no table of pass rates"):
+            read_table(str(path))
+        with pytest.raises(RlaxError, match="is no table of pass rates"):
+            read_about(str(path))
+    rng = np.random.default_rng(0)
+    for _ in range(50):  # whatever is read from it, nothing but this error may come
+        broken = bytearray(whole)
+        broken[int(rng.integers(len(whole)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(broken)
+        with contextlib.suppress(RlaxError):
+            read_table(str(path))
+    with pytest.raises(FileNotFoundError):
+        read_table(str(tmp_path / "gone"))
