@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +15,7 @@ from rich.text import Text
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, Deadlines
 from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.curation.columns import among
 from rlax_plugin.curation.contaminated import write_contaminated
 from rlax_plugin.curation.contamination import KINDS, SAME_ID, Match, Sets
 from rlax_plugin.errors import ConfigError
@@ -85,12 +87,11 @@ def found(train: Sequence[Prompt], sets: Sets, progress: Callable[[str, int], No
 
 def _same_ids(train: Sequence[Prompt], sets: Sets) -> list[Match]:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     ids = ids_of(train)
-    rows = pc.indices_nonzero(pc.is_in(ids, value_set=pa.array(sets.ids, pa.string())))
+    rows = np.flatnonzero(among(ids, pa.array(sets.ids, pa.string())))
     matches = []
-    for row in rows.to_pylist():
+    for row in rows.tolist():
         held_out: set[int] = set()
         for problem in sets.with_id(ids[row].as_py()):
             if (number := sets.problems[problem].held_out) not in held_out:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from rlax_plugin.curation.columns import among
 from rlax_plugin.curation.kept import schema
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.pass_rates.posterior import beta_interval
@@ -100,7 +101,6 @@ def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa
       See ``kept.schema``.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     passed, failed = found.passed_n, found.failed_n
     scored = passed + failed
@@ -116,7 +116,7 @@ def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa
     reason[~measured] = REASONS.index(UNMEASURED)
     kept = (reason < 0) | (~measured & (not rule.drop_unmeasured))
     if without is not None:
-        clash = pc.is_in(found.ids, value_set=without.cast(pa.string())).to_numpy(False)
+        clash = among(found.ids, without)
         kept, reason[clash] = kept & ~clash, REASONS.index(CONTAMINATED)
     if rule.per_domain is not None:
         worth = alpha * beta / ((alpha + beta) * (alpha + beta + 1))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlax_plugin.curation.columns import get_bytes, put_table
 from rlax_plugin.curation.contamination import KINDS, Match, Sets
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.records.files import RunFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,6 @@ def write_contaminated(path: str, ids: Sequence[str], matches: Sequence[Match], 
       RlaxError: it cannot be written.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     problems = [sets.problems[match.problem] for match in matches]
     columns = {
@@ -33,11 +32,7 @@ def write_contaminated(path: str, ids: Sequence[str], matches: Sequence[Match], 
         "evaluation_id": [problem.id for problem in problems],
     }
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    directory, _, name = path.rpartition("/")
-    files = RunFiles(directory or ("/" if path.startswith("/") else "."))
-    files.put(name, sink.getvalue().to_pybytes())
+    put_table(path, table)
 
 
 def contaminated_ids(path: str) -> pa.Array:
@@ -48,13 +43,14 @@ def contaminated_ids(path: str) -> pa.Array:
       RlaxError: it cannot be read.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    directory, _, name = path.rpartition("/")
     try:
-        data = RunFiles(directory or ("/" if path.startswith("/") else ".")).get(name)
-        ids = pq.read_table(pa.BufferReader(data), columns=["id"]).column("id").combine_chunks()
+        ids = (
+            pq.read_table(pa.BufferReader(get_bytes(path)), columns=["id"])
+            .column("id")
+            .combine_chunks()
+        )
         if ids.type != pa.string() or ids.null_count:
             raise ValueError("its column id is not text")
     except FileNotFoundError:
@@ -64,4 +60,4 @@ def contaminated_ids(path: str) -> pa.Array:
     except (ValueError, LookupError, OSError, pa.ArrowException) as why:
         reason = f"is no Parquet file with a column id: {why}"
         raise ConfigError("--without", path, reason) from why
-    return pc.unique(ids)
+    return ids.unique()

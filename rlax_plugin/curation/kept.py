@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlax_plugin.curation.columns import among, get_bytes, put_table
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.pass_rates.joining import ids_of
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import Prompt
 
 if TYPE_CHECKING:
@@ -56,17 +56,8 @@ def write_kept(path: str, table: pa.Table, about: Mapping[str, Any]) -> None:
     Raises:
       RlaxError: it cannot be written.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     metadata = {_KEY: json.dumps({"format": FORMAT, **about}).encode()}
-    sink = pa.BufferOutputStream()
-    dictionary = ["domain", "reason"]
-    table = table.replace_schema_metadata(metadata)
-    pq.write_table(table, sink, compression="zstd", use_dictionary=dictionary)
-    directory, _, name = path.rpartition("/")
-    files = RunFiles(directory or ("/" if path.startswith("/") else "."))
-    files.put(name, sink.getvalue().to_pybytes())
+    put_table(path, table.replace_schema_metadata(metadata))
 
 
 def kept_ids(path: str) -> pa.Array:
@@ -79,8 +70,7 @@ def kept_ids(path: str) -> pa.Array:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    directory, _, name = path.rpartition("/")
-    data = RunFiles(directory or ("/" if path.startswith("/") else ".")).get(name)
+    data = get_bytes(path)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         metadata = file.schema_arrow.metadata or {}
@@ -123,19 +113,17 @@ def only_kept(
     Raises:
       ConfigError: the file cannot be read, or keeps none of the prompts.
     """
-    import pyarrow.compute as pc
-
     try:
-        kept = pc.unique(kept_ids(path))
+        kept = kept_ids(path).unique()
     except FileNotFoundError:
         raise ConfigError(ONLY, path, "does not exist") from None
     except RlaxError as error:
         raise ConfigError(ONLY, path, f"cannot be used: {error}") from error
     if not len(kept):
         raise ConfigError(ONLY, path, "keeps no prompt: curate again with a wider --keep")
-    known = pc.unique(ids_of(prompts).combine_chunks())
-    chosen = ~pc.index_in(ids_of(prompts), value_set=kept).is_null().to_numpy()
-    unknown = len(kept) - int(pc.sum(pc.is_in(kept, value_set=known)).as_py())
+    ids = ids_of(prompts)
+    chosen = among(ids, kept)
+    unknown = int(np.count_nonzero(~among(kept, ids.combine_chunks())))
     if unknown == len(kept):
         reason = (
             f"has none of the {len(prompts):,} prompts of rlax.prompt_source among the "

@@ -202,7 +202,7 @@ class PromptTable(Sequence[Prompt]):
         for batch, end in zip(self._batches, self._ends, strict=True):
             column = batch.column(name)
             if self._rows is not None:
-                low, high = np.searchsorted(self._rows, (start, end))
+                low, high = np.searchsorted(self._rows, np.array([start, end]))
                 column = column.take(self._rows[low:high] - start)
             yield column
             start = int(end)

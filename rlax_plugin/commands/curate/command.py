@@ -14,6 +14,7 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, Deadlines
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
 from rlax_plugin.curation.choosing import REASONS, Candidates, Rule, choose
+from rlax_plugin.curation.columns import among, place_of
 from rlax_plugin.curation.contaminated import contaminated_ids
 from rlax_plugin.curation.kept import write_kept
 from rlax_plugin.errors import ConfigError, RlaxError
@@ -86,8 +87,7 @@ def curate(
     about = {"rule": asdict(rule), "tables": list(tables), "without": without}
     write_kept(out, table, about)
     page = curation_page(found, counts(found), out)
-    directory, _, name = f"{out}.html".rpartition("/")
-    files = RunFiles(directory or ("/" if out.startswith("/") else "."))
+    files, name = place_of(f"{out}.html")
     files.put(name, page.encode(errors="replace"))
     return found
 
@@ -128,7 +128,6 @@ def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prom
 def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> tuple[Candidates, int]:
     """The prompts of the table, and behind them those that only the config has."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     ids = rates.table.column("id").combine_chunks()
     domains = rates.table.column("domain").combine_chunks()
@@ -136,8 +135,7 @@ def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> tuple[Candid
     missing = 0
     if len(prompts):
         own = ids_of(prompts).combine_chunks()
-        new = pc.invert(pc.is_in(own, value_set=ids))
-        rows = np.flatnonzero(new.to_numpy(False))
+        rows = np.flatnonzero(~among(own, ids))
         _, first = np.unique(own.take(rows).to_numpy(False), return_index=True)
         rows = np.sort(rows[first])
         missing = len(rows)

@@ -31,6 +31,7 @@ from rlax_plugin.commands.target import find_target
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.controller.prompt_record import identity
+from rlax_plugin.curation.columns import place_of
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered, Part, ProblemSet, RunPrompts
 from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, read_table, write_table
@@ -143,18 +144,13 @@ def measure(asked: Asked, *, as_json: bool = False) -> None:
 
 
 def _check_new(out: str) -> None:
-    files, name = _place(out)
+    files, name = place_of(out)
     if files.exists(name) and not RunFiles(f"{out}.parts").exists("about.json"):
         try:
             what = f"has pass rates of {read_table(out).about.run} already"
         except RlaxError:
             what = "exists, and is no table of pass rates"
         raise ConfigError("--out", out, f"{what}: remove it, or name another file")
-
-
-def _place(out: str) -> tuple[RunFiles, str]:
-    directory, _, name = out.rpartition("/")
-    return RunFiles(directory or ("/" if out.startswith("/") else ".")), name
 
 
 class _Job:

@@ -87,17 +87,22 @@ def render(template: str, blobs: dict[str, str], found: list[Section], **values:
       blobs: name -> text for the page's scripts.
       values: what the template shows; texts are escaped.
     """
-    texts = {"plotly": plotly.offline.get_plotlyjs(), "charts": _charts_json(found)} | blobs
+    texts = {"charts": _charts_json(found)} | blobs
     return (
         _environment()
         .get_template(template)
         .render(
             sections=found,
-            blobs={name: packed(text) for name, text in texts.items()},
+            blobs={"plotly": _plotly()} | {name: packed(text) for name, text in texts.items()},
             nonce=secrets.token_hex(16),
             **values,
         )
     )
+
+
+@functools.cache
+def _plotly() -> str:
+    return packed(plotly.offline.get_plotlyjs())
 
 
 def _charts_json(found: Sequence[Section]) -> str:
