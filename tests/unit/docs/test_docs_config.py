@@ -113,7 +113,7 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
         (
             "sampler",
             ["rlax.curation", "sampler shuffled", "sampler learnability"],
-            ["rlax.curation.sampler", "candidates", "prior_samples", "floor"],
+            ["rlax.curation.sampler", "candidates", "floor"],
         ),
     ],
 )
