@@ -176,10 +176,10 @@ class Curation(Section):
         description="filters that accept or reject each scored group, in this order; a group is "
         "used for training only if all of them accept it",
     )
-    only: PathText = Field(
-        default="",
+    only: PathText | None = Field(
+        default=None,
         description="Parquet file of rlax curate: only the prompts that it keeps are used for "
-        "training; empty: all prompts of rlax.prompt_source",
+        "training; null: all prompts of rlax.prompt_source",
     )
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
         default=32.0,

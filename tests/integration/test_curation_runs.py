@@ -1,4 +1,4 @@
-"""Measuring prompts, curating them, and training on the result, in real processes.
+"""The commands of docs/curation.md: measuring prompts, curating them, and training on the result.
 
 The measurement is interrupted and killed on its way: its table must be that of an undisturbed one.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,21 +19,25 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import yaml
 from command_line import rlax
+from documents import fences, read
 from runs import CONFIG, DEADLINE_S, Run
 
 from rlax_plugin.curation.kept import kept_ids
 from rlax_plugin.pass_rates.files import read_table
 
-COUNT, SAMPLES = 40, 6
-COMMON = (f"rlax.prompt_source.count={COUNT}", "rlax.launcher.workers=1")
+MEASURE, COMPARE, CURATE, TRAIN = (
+    shlex.split(line)[1:] for line in fences(read("curation.md"), "sh")[0].splitlines()
+)
+COUNT, SAMPLES = 40, int(MEASURE[MEASURE.index("--samples") + 1])
 SLOW = ("rlax.rollouts.engine={name: scripted, latency_s: 0.4}", "rlax.rollouts.slots=12")
 
 
 def measuring(directory: Path, out: str, *overrides: str) -> subprocess.Popen[str]:
-    words = ("measure", CONFIG, "--samples", str(SAMPLES), "--out", out)
+    words = [out if word == "rates.parquet" else word for word in MEASURE]
     return subprocess.Popen(
-        [sys.executable, "-m", "rlax_plugin", *words, *COMMON, *overrides],
+        [sys.executable, "-m", "rlax_plugin", *words, *overrides],
         cwd=directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -70,6 +75,11 @@ class Measured(NamedTuple):
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     directory = tmp_path_factory.mktemp("curation")
+    config = yaml.safe_load(Path(CONFIG).read_text())
+    config["steps"] = 2
+    config["rlax"]["prompt_source"]["count"] = COUNT
+    config["rlax"]["launcher"]["workers"] = 1
+    (directory / "run.yml").write_text(yaml.safe_dump(config))
     parts = directory / "rates.parquet.parts"
     processes = [measuring(directory, "rates.parquet", *SLOW)]
     try:
@@ -107,7 +117,8 @@ def test_an_interrupted_measurement_says_how_to_go_on(measured: Measured) -> Non
     said = " ".join(measured.interrupted.split())
     kept = re.search(rf"stopped; (\d+) of {COUNT} prompts are kept; go on with: (.*)", said)
     assert kept and 0 < int(kept[1]) < COUNT
-    assert f"--samples {SAMPLES} --out rates.parquet" in kept[2] and COMMON[0] in kept[2]
+    assert f"measure run.yml --samples {SAMPLES} --out rates.parquet" in kept[2]
+    assert SLOW[1] in kept[2]
     done = re.search(rf"\({COUNT} prompts x {SAMPLES}, of which (\d+) are done", measured.resumed)
     assert done and int(kept[1]) < int(done[1]) < COUNT
     assert "never" in measured.undisturbed and "written to peace.parquet" in measured.undisturbed
@@ -118,7 +129,7 @@ def test_a_measured_file_is_not_written_over(
 ) -> None:
     monkeypatch.chdir(measured.directory)
     before = Path("rates.parquet").read_bytes()
-    done = rlax("measure", CONFIG, "--out", "rates.parquet")
+    done = rlax(*MEASURE)
     assert done.exit_code == 2 and "has pass rates of" in done.output
     assert Path("rates.parquet").read_bytes() == before
 
@@ -127,18 +138,13 @@ def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(measured.directory)
-    done = rlax("curate", "rates.parquet", "--keep", "0.2..0.8", "--out", "kept.parquet")
-    assert done.exit_code == 0, done.output
+    for command in (COMPARE, CURATE):
+        done = rlax(*command)
+        assert done.exit_code == 0, done.output
     kept = set(kept_ids("kept.parquet").to_pylist())
     assert 4 < len(kept) < COUNT
-    settings = (
-        *COMMON,
-        "steps=2",
-        "rlax.curation.only=kept.parquet",
-        "rlax.curation.prior.path=rates.parquet",
-        "rlax.evaluation.problems=0",
-    )
-    run = Run(measured.directory, *settings)
+    settings = (*TRAIN[2:], "rlax.evaluation.problems=0")
+    run = Run(measured.directory, *settings, config=TRAIN[1])
     status, out = run.end()
     assert status == 0, out
     assert f"rlax.curation.only keeps {len(kept)} of {COUNT} prompts" in " ".join(out.split())
@@ -158,7 +164,7 @@ def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
     # With another file these are other prompts.
     again = rlax("curate", "rates.parquet", "--keep", "0.1..0.6", "--out", "kept.parquet")
     assert again.exit_code == 0, again.output
-    run = Run(measured.directory, *settings, "steps=3")
+    run = Run(measured.directory, *settings, "steps=3", config=TRAIN[1])
     status, out = run.end()
     said = " ".join(out.split())
     assert (
