@@ -170,8 +170,8 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
     )
     if document["templates_left_out"]:
         console.print(
-            f"{document['templates_left_out']:,} stretches of words were not compared: many "
-            "problems of a set have them, so they are its template"
+            f"{document['templates_left_out']:,} stretches of words were not compared: they are "
+            "mostly of a template that many problems of their set have"
         )
     for one in document["sets"]:
         for example in one["examples"]:

@@ -58,8 +58,8 @@ class Sets:
     Attributes:
       names: of the sets.
       problems: of all sets, in the order in which they were added.
-      common: stretches of words that so many problems of their set have that they are its
-        template, and are not looked for; known after the first look.
+      common: stretches that consist mostly of their set's template, words in a row that many of
+        its problems have; they are not looked for. Known after the first look.
     """
 
     def __init__(self, words: int = WORDS):

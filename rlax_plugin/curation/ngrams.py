@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# A stretch that this many problems of a set have, and this share of them, is the set's template.
-_COMMON, _COMMON_SHARE = 3, 0.05
+# Words in a row that so many problems of a set have, and this share of them, are its template.
+_TEMPLATE, _COMMON, _COMMON_SHARE = 5, 3, 0.05
+_OWN = 0.5  # share of a stretch's words that must not be of a template
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -37,31 +38,25 @@ class GramTable:
     """The stretches of one length, by hash.
 
     Attributes:
-      common: how many are templates, which are not in the table.
+      common: how many are mostly of a template, and so not in the table.
     """
 
     def __init__(
         self, length: int, codes: Sequence[np.ndarray], problems: Sequence[tuple[int, int]]
     ):
         self._length = length
-        self._flat = np.concatenate([np.append(one, 0) for one in codes])
+        self._flat = flat = np.concatenate([np.append(one, 0) for one in codes])
         ends = np.cumsum([len(one) + 1 for one in codes])
-        start, hashes = _hashes(self._flat, length)
-        owner = np.searchsorted(ends, start, side="right")
         problem, held_out = np.array(problems, np.int64).T
-        set_of = held_out[owner]
-        # Each stretch once per problem; then how many problems of its set have it.
-        order = np.lexsort((owner, set_of, hashes))
-        hashes, start, owner, set_of = (one[order] for one in (hashes, start, owner, set_of))
-        new_set = _changes(hashes, set_of)
-        new_problem = new_set | _changes(owner)
-        group = np.cumsum(new_set) - 1
-        having = np.bincount(group, weights=new_problem)
-        sizes = np.bincount(held_out)
-        of_group = set_of[new_set]
-        template = (having >= _COMMON) & (having >= _COMMON_SHARE * sizes[of_group])
-        self.common = int(template.sum())
-        kept = np.flatnonzero(new_set)[~template]
+        start, hashes = _hashes(flat, length)
+        owner = np.searchsorted(ends, start, side="right")
+        before = np.cumsum(np.r_[0, _template(flat, ends, held_out)])
+        own = length - (before[start + length] - before[start]) >= _OWN * length
+        # Of each set that has a stretch, one problem is enough.
+        order = np.lexsort((owner, held_out[owner], hashes))
+        first = order[_changes(hashes[order], held_out[owner][order])]
+        self.common = int(np.count_nonzero(~own[first]))
+        kept = first[own[first]]
         self._hashes, self._start = hashes[kept], start[kept]
         self._problem = problem[owner[kept]]
 
@@ -91,6 +86,27 @@ class GramTable:
             row = row + 1
         places, problems = zip(*found, strict=True)
         return np.concatenate(places), np.concatenate(problems)
+
+
+def _template(flat: np.ndarray, ends: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """bool, which words are of what many problems of a set have in common.
+
+    Args:
+      ends: where the words of each problem end.
+      held_out: the set of each.
+    """
+    start, hashes = _hashes(flat, _TEMPLATE)
+    owner = np.searchsorted(ends, start, side="right")
+    order = np.lexsort((owner, held_out[owner], hashes))
+    start, owner, hashes = start[order], owner[order], hashes[order]
+    new = _changes(hashes, held_out[owner])
+    group = np.cumsum(new) - 1
+    having = np.bincount(group, weights=new | _changes(owner), minlength=1)
+    least = np.maximum(_COMMON, _COMMON_SHARE * np.bincount(held_out)[held_out[owner]])
+    marked = np.zeros(len(flat), bool)
+    for offset in range(_TEMPLATE):
+        marked[start[having[group] >= least] + offset] = True
+    return marked
 
 
 def _changes(*columns: np.ndarray) -> np.ndarray:

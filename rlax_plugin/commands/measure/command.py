@@ -181,12 +181,12 @@ class _Job:
 
     def run(self, console: Console, signals: Signals, *, show: bool) -> MeasuredRates:
         """Asks what is not asked yet, and writes the table."""
-        source: PromptSource | None = None
         prompts: Sequence[Prompt] = ()
 
         def read(section: RlaxSection, part: Part) -> RunPrompts:
-            nonlocal source, prompts
-            source = part("prompt_source", section.prompt_source, "rlax.prompt_source")
+            nonlocal prompts
+            key = "rlax.prompt_source"
+            source: PromptSource = part("prompt_source", section.prompt_source, key)
             prompts = training_prompts(section, source, self._asked.split)
             return RunPrompts(source, prompts, ())
 

@@ -92,13 +92,19 @@ def test_a_short_problem_is_looked_for_as_a_whole() -> None:
 
 
 def test_a_template_of_a_set_is_no_overlap() -> None:
-    frame = "Answer the following question and put the final number between two angle brackets: {}"
+    frame = "Answer the following question and put the final number into two angle brackets: {}"
     problems = [frame.format(f"{n} plus {n * n}") for n in range(40)]
     sets = Sets()
     sets.add("test", ((str(i), text) for i, text in enumerate(problems)))
     mine = [frame.format(f"{n} minus 7") for n in range(50)] + [problems[5]]
     assert [(m.prompt, KINDS[m.kind]) for m in sets.look_up(0, mine)] == [(50, "same text")]
-    assert sets.common >= 1
+    assert sets.common >= 40
+    # What is a problem's own is found behind its template as well.
+    problems[7] = frame.format(TRAINS)
+    own = Sets()
+    own.add("test", ((str(i), text) for i, text in enumerate(problems)))
+    (match,) = own.look_up(0, [*mine[:50], f"Please think: {TRAINS}"])
+    assert (match.prompt, match.problem, KINDS[match.kind]) == (50, 7, "shared words")
 
 
 def test_each_set_counts_a_prompt_once_as_the_surest() -> None:
@@ -114,7 +120,7 @@ def test_each_set_counts_a_prompt_once_as_the_surest() -> None:
 
 def test_hostile_texts_take_linear_time() -> None:
     sets = Sets()
-    sets.add("test", [("1", TRAINS), ("2", "-" * 1000), ("3", "\ud800 lone"), ("4", "")])
+    sets.add("test", [("1", TRAINS), ("2", "-" * 1000), ("3", "\ud800 lone")])
     started_s = time.process_time()
     hostile = ["- " * 300_000, "-" * 300_000, "a" * 500_000, "\u0301" * 300_000, "1," * 200_000]
     hostile += ["\ud800" * 100_000, f"{TRAINS} " * 3000, "\ufdfa" * 20_000, ""]
