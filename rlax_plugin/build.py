@@ -170,7 +170,10 @@ class Registry:
         def part(kind: str, choice: Choice, key: str) -> Any:
             return self.part(kind, choice, key, context)
 
-        return replace(context, part=part)
+        def check_part(kind: str, choice: Choice, key: str) -> None:
+            self.check_part(kind, choice, key, context)
+
+        return replace(context, part=part, check_part=check_part)
 
     def uses(self, section: RlaxSection) -> Iterator[Use]:
         """Every part that a config chooses, the slots of its objective included."""
@@ -242,10 +245,17 @@ class Registry:
           ConfigError: what a part found.
         """
         for use in self.uses(section):
-            extension = self.offer(use.kind, use.choice.name, use.key).extension
-            if extension.check_start is not None:
-                options = self.options(use.kind, use.choice, use.key)
-                extension.check_start(options, self._within(context))
+            self.check_part(use.kind, use.choice, use.key, context)
+
+    def check_part(self, kind: str, choice: Choice, key: str, context: BuildContext) -> None:
+        """Runs the ``check_start`` of one part, if it has one.
+
+        Raises:
+          ConfigError: what the part found.
+        """
+        extension = self.offer(kind, choice.name, key).extension
+        if extension.check_start is not None:
+            extension.check_start(self.options(kind, choice, key), self._within(context))
 
     def check(self, section: RlaxSection, context: BuildContext) -> dict[str, CheckResult]:
         """Runs the ``check`` of every chosen part that has one; see ``Extension``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Self
@@ -20,6 +21,7 @@ from rlax_plugin.api import (
 )
 
 _KEY = "rlax.prompt_source"
+_TRAIN = "train"
 _SEPARATOR = "/"  # between a source's name and that of a domain of its
 
 
@@ -102,8 +104,29 @@ class Mixture(TextSource):
                 if split in source.splits:
                     with _named(name):
                         found[name] = source.prompts(split)
+            if split == _TRAIN:
+                found = {name: self._apart(name, table) for name, table in found.items()}
             self._tables[split] = PromptTable.joined(found, self._weights)
         return self._tables[split]
+
+    def _apart(self, name: str, table: PromptTable) -> PromptTable:
+        """Training prompts of a source without those that other sources are evaluated with."""
+        if self._sources[name].config.duplicates == "keep":
+            return table
+        for other, source in self._sources.items():
+            for split in source.splits:
+                if split == _TRAIN or other == name:  # the source itself has seen to its own
+                    continue
+                with contextlib.suppress(ConfigError):  # it is empty
+                    table = table.without_questions_of(
+                        source.prompts(split), f"split {split} of {other}"
+                    )
+        if not len(table):
+            reason = (
+                "has no prompts left for training: other sources are evaluated with all of them"
+            )
+            raise ConfigError(f"{_KEY}.sources", name, reason)
+        return table
 
     def identity(self) -> dict[str, Any]:
         """The files of all sources, see ``DatasetSource.identity``."""
@@ -133,9 +156,12 @@ def _named(name: str) -> Iterator[None]:
 
 
 def check_start(config: MixtureConfig, context: BuildContext) -> None:
-    """Whether the sources are there and their options right.
+    """Whether the sources are there, their options right, and what they check themselves.
 
     Raises:
       ConfigError: one is not.
     """
     Mixture.build(config, context)
+    for name, choice in config.sources.items():
+        with _named(name):
+            context.check_part("prompt_source", _plain(choice), f"{_KEY}.sources.{name}")

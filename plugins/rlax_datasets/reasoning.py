@@ -86,7 +86,9 @@ class ReasoningGymConfig(DatasetConfig):
             if option in given and given[option] != fixed[option]:
                 other = "held_out makes splits" if option == "splits" else "tasks decides it"
                 raise ConfigError(option, given[option], f"cannot be given here: {other}")
-        return {**given, **fixed}
+        # Behind this function a list is not taken for a tuple any more.
+        plain = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
+        return {**plain, **fixed}
 
 
 class ReasoningGymSource(DatasetSource):

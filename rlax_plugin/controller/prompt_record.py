@@ -8,6 +8,7 @@ differs.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -
         found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **_files(source)}
         if name == _TRAINING and section.curation.only:
             found[name]["only"] = file_digest(section.curation.only)
+        found[name] |= {"weights": _weights(some)}
         before = None if known is None else known.get(name)
         if before is None:
             files.put(ids_file, ids_n.tobytes())
@@ -51,6 +53,8 @@ def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -
             if before.get("only") != found[name].get("only"):
                 key, choice = ONLY, section.curation.only
             raise ConfigError(key, choice, _difference(name, before, found[name], then_n, some))
+        elif (reason := _reweighted(name, before.get("weights", {}), _weights(some))) is not None:
+            raise ConfigError(key, _choice(section, key), reason)
     if known is None or found.keys() - known.keys():
         files.put_json(_RECORD, found if known is None else found | known)
 
@@ -86,6 +90,26 @@ def identity(prompts: Sequence[Prompt]) -> tuple[np.ndarray, str]:
         whole.update(one + len(tokens).to_bytes(4, "little") + tokens.tobytes())
         parts.append(int.from_bytes(one[:4], "little"))
     return np.array(parts, "<u4"), whole.hexdigest()
+
+
+def _weights(prompts: Sequence[Prompt]) -> dict[str, float]:
+    """Domain -> share of the prompts; {} without domains, whose order nothing else decides."""
+    domains = prompts.domains if isinstance(prompts, PromptTable) else None
+    if domains is None:
+        return {}
+    return dict(zip(domains.names, domains.weights.tolist(), strict=True))
+
+
+def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) -> str | None:
+    """That a domain has another share than before, in words; earlier versions noted none."""
+    for domain, share in now.items():
+        if not math.isclose(before := then.get(domain, share), share):
+            return (
+                f"has other weights than when this run began ({name}: {domain} had a share of "
+                f"{before:.4g} then, {share:.4g} now), so the prompts would come in another order: "
+                "bring the weights back, or begin another run with another run_name"
+            )
+    return None
 
 
 def _files(source: PromptSource) -> dict[str, Any]:

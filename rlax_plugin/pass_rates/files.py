@@ -153,7 +153,7 @@ def packed(rates: MeasuredRates) -> bytes:
     about = json.dumps({"format": FORMAT, **asdict(rates.about)}).encode()
     sink = pa.BufferOutputStream()
     table = rates.table.replace_schema_metadata({_KEY: about})
-    pq.write_table(table, sink, compression="zstd", use_dictionary=["domain"])
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
     return sink.getvalue().to_pybytes()
 
 
@@ -238,10 +238,11 @@ def write_table(path: str, rates: MeasuredRates) -> None:
 
 
 def _opened(path: str) -> Any:
-    import fsspec
+    from fsspec.core import url_to_fs
 
     try:
-        return fsspec.open(path, "rb").open()
+        system, place = url_to_fs(path)
+        return system.open(place, "rb")
     except FileNotFoundError:
         raise
     except (OSError, ValueError, ImportError) as error:
@@ -299,7 +300,8 @@ def _check_rows(table: pa.Table) -> None:
         if not np.all((values >= 0) & (values < 2.0**53)):
             raise ValueError(f"its column {name} has a value that is no count of samples")
     for name in _COUNTS:
-        if (least := pc.min(table.column(name)).as_py()) is not None and least < 0:
+        least = pc.call_function("min", [table.column(name)]).as_py()
+        if least is not None and least < 0:
             raise ValueError(f"its column {name} has {least}")
 
 

@@ -87,7 +87,7 @@ def at_prompts(
 
     codes, names = _codes(rates.table.column("id"))
     passed, failed = (_summed(codes, values, len(names)) for values in rates.counts())
-    place = pc.index_in(ids_of(prompts), value_set=names)
+    place = pc.call_function("index_in", [ids_of(prompts)], pc.SetLookupOptions(names))
     known = ~place.is_null().to_numpy()
     found = place.fill_null(0).to_numpy()
     if not len(names):

@@ -48,8 +48,14 @@ class RateColumns:
         )
 
     def copy(self, version: int) -> RateColumns:
-        columns = (self.passed_n, self.failed_n, self.version_n, self.groups_n, self.streak_n)
-        return RateColumns(*(column.copy() for column in columns), version)
+        return RateColumns(
+            passed_n=self.passed_n.copy(),
+            failed_n=self.failed_n.copy(),
+            version_n=self.version_n.copy(),
+            groups_n=self.groups_n.copy(),
+            streak_n=self.streak_n.copy(),
+            version=version,
+        )
 
 
 class PassRateTable:

@@ -74,6 +74,10 @@ def _no_part(kind: str, choice: Choice, key: str) -> Any:
     raise PluginError(f"{key}: the {kind} {choice.name!r} cannot be built in this process")
 
 
+def _no_check(kind: str, choice: Choice, key: str) -> None:
+    pass
+
+
 def _no_progress(what: str, done: int) -> None:
     pass
 
@@ -95,6 +99,8 @@ class BuildContext:
         None where there is only a section, such as in reward processes.
       part: (kind, choice, dotted config key) -> another part of the config, built; for parts that
         are made of others, such as a trainer.
+      check_part: (kind, choice, dotted config key): runs the ``check_start`` of another part; for
+        the ``check_start`` of parts that are made of others.
       progress: (what, how far) is shown to whoever waits, where somebody does; any thread may call
         it.
     """
@@ -106,6 +112,7 @@ class BuildContext:
     run_url: str = ""
     replays: str = ""
     part: Callable[[str, Choice, str], Any] = _no_part
+    check_part: Callable[[str, Choice, str], None] = _no_check
     progress: Callable[[str, int], None] = _no_progress
 
     @classmethod

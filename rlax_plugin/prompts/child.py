@@ -7,6 +7,7 @@ libraries load and print stays here, and so does the memory that reading takes.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -50,6 +51,7 @@ def _run(asked: dict[str, Any], say: BinaryIO) -> dict[str, Any]:
             Tokenizer.load(tokenizer["directory"], tokenizer["key"], tokenizer["arguments"]),
             max_tokens=asked["max_tokens"],
         )
+        gc.freeze()  # what was imported lives on: collections need not look at it
         prepare(source, Path(asked["directory"]), asked["identity"], tell)
     except ConfigError as error:
         return {"key": error.key, "value": error.value, "reason": error.reason}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.prompts.columns import BrokenRow, BrokenRowError, Columns, Row
 from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
-from rlax_plugin.prompts.table import Skipped
+from rlax_plugin.prompts.table import ELSEWHERE, Skipped
 from rlax_plugin.prompts.writing import TableWriter
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.tokens.source import prompt_id
@@ -23,7 +23,7 @@ from rlax_plugin.tokens.source import prompt_id
 if TYPE_CHECKING:
     from rlax_plugin.prompts.source import DatasetSource
 
-TOO_LONG, DUPLICATE, BROKEN, ELSEWHERE = "too long", "duplicate", "broken", "in another split"
+TOO_LONG, DUPLICATE, BROKEN = "too long", "duplicate", "broken"
 _TOGETHER = 512  # questions that are encoded at once
 _TOGETHER_S = 60.0  # for these; one by one each has a deadline of its own
 _TOKENS = 2000  # characters of a question, for each token that it may have, that are worth encoding

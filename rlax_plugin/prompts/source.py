@@ -162,4 +162,5 @@ class DatasetSource(TextSource):
             return self.tokenizer.chat.render_all(conversations)
         texts = [question for question in questions if isinstance(question, str)]
         bos_ids = self.tokenizer.bos_ids
-        return [[*bos_ids, *tokens] for tokens in self.tokenizer.encode_all(texts)]
+        encoded = self.tokenizer.encode_all(texts)
+        return [[*bos_ids, *tokens] for tokens in encoded] if bos_ids else encoded

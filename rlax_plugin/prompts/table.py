@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _EXAMPLES = 3
+ELSEWHERE = "in another split"
+"""Why a training prompt is left out whose question is one of an evaluation, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +42,6 @@ class Domains:
         """Of each domain, the indices of its prompts in their order."""
         return [np.flatnonzero(self.of_n == number) for number in range(len(self.names))]
 
-    def subset(self, indices: np.ndarray) -> Domains:
-        """The domains of some prompts; one that has none of them is left out."""
-        of_n = self.of_n[indices]
-        counts = np.bincount(of_n, minlength=len(self.names))
-        there = np.flatnonzero(counts)
-        numbers = np.zeros(len(self.names), np.int16)
-        numbers[there] = np.arange(len(there))
-        names = tuple(self.names[number] for number in there)
-        weights = (counts if self.counted else self.weights)[there]
-        if not weights.sum():  # all that are left have the weight 0
-            weights = counts[there]
-        return Domains(names, numbers[of_n], _shares(weights), self.counted)
-
     def lacking(self, used: np.ndarray) -> np.ndarray:
         """float64 [domains], how many prompts each lacks to its weight with the next prompt.
 
@@ -60,6 +49,18 @@ class Domains:
           used: how many of each were taken so far.
         """
         return self.weights * (used.sum() + 1) - used
+
+    def kept(self, which: np.ndarray) -> Domains:
+        """Those of some of the prompts; a domain that has none left gets no share.
+
+        Args:
+          which: bool [n], or indices.
+        """
+        of_n = self.of_n[which]
+        counts = np.bincount(of_n, minlength=len(self.names))
+        weights = counts if self.counted else np.where(counts > 0, self.weights, 0.0)
+        shares = _shares(weights) if weights.any() else weights
+        return Domains(self.names, of_n, shares, self.counted)
 
 
 @dataclass(slots=True)
@@ -184,7 +185,7 @@ class PromptTable(Sequence[Prompt]):
         found._columns = {}
         found._rows = indices if self._rows is None else self._rows[indices]
         found.ids, found.lengths = self.ids[indices], self.lengths[indices]
-        found.domains = None if self.domains is None else self.domains.subset(indices)
+        found.domains = None if self.domains is None else self.domains.kept(indices)
         digest = hashlib.blake2b(found.ids.data, digest_size=16)
         digest.update(found.lengths.data)
         for tokens in found._column("tokens"):
@@ -206,6 +207,36 @@ class PromptTable(Sequence[Prompt]):
                 column = column.take(self._rows[low:high] - start)
             yield column
             start = int(end)
+
+    def without_questions_of(self, other: PromptTable, where: str) -> PromptTable:
+        """This table without the prompts whose question another one has, too; they are counted.
+
+        Args:
+          where: the other one is, for messages.
+        """
+        import pyarrow as pa
+        import pyarrow.compute
+
+        assert self._rows is None and other._rows is None, "one is a subset"
+        pc: Any = pyarrow.compute  # it makes its functions when it is imported
+        theirs = pa.concat_arrays([batch.column("text") for batch in other._batches])
+        found = [pc.is_in(batch.column("text"), value_set=theirs) for batch in self._batches]
+        is_left_out_n = np.concatenate([one.to_numpy(zero_copy_only=False) for one in found])
+        if not is_left_out_n.any():
+            return self
+        batches = [
+            batch.filter(pc.invert(one)) if one.true_count else batch
+            for batch, one in zip(self._batches, found, strict=True)
+        ]
+        indices = np.flatnonzero(is_left_out_n)
+        known = self.skipped.get(ELSEWHERE, Skipped())
+        counted = Skipped(known.count, list(known.examples))
+        for index in indices.tolist():
+            counted.add(self.place_of(index), f"its question is in {where}, too")
+        skipped = self.skipped | {ELSEWHERE: counted}
+        domains = None if self.domains is None else self.domains.kept(~is_left_out_n)
+        digest = hashlib.blake2b(self.digest.encode() + indices.tobytes(), digest_size=16)
+        return PromptTable(batches, digest=digest.hexdigest(), domains=domains, skipped=skipped)
 
     def __len__(self) -> int:
         return len(self.lengths)

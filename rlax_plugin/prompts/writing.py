@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ class TableWriter:
         self._path, self.rows, self._bytes = path, 0, 0
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, SCHEMA)
-        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+        self._rows: list[tuple[bytes, list[int], str, str, str, str, int]] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._domains: dict[str, int] = {}
 
@@ -65,30 +67,34 @@ class TableWriter:
         number = self._domains.setdefault(domain, len(self._domains))
         if number >= MOST_DOMAINS:
             raise ValueError(f"more than {MOST_DOMAINS:,} domains")
-        ids = np.array(tokens, np.int32)
-        self._digest.update(prompt_id + len(ids).to_bytes(4, "little") + ids.tobytes())
-        values = (prompt_id, ids, harmless(text), reference, metadata, harmless(place), number)
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
+        self._rows.append((prompt_id, tokens, text, reference, metadata, place, number))
         self.rows += 1
-        self._bytes += size + ids.nbytes
-        if len(self._columns["id"]) == _ROWS or self._bytes >= _BYTES:
+        self._bytes += size + 4 * len(tokens)
+        if len(self._rows) == _ROWS or self._bytes >= _BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        columns, self._bytes = self._columns, 0
-        tokens = columns["tokens"]
-        if not tokens:
+        if not self._rows:
             return
-        offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+        ids, tokens, texts, references, metadata, places, domains = zip(*self._rows, strict=True)
+        self._rows, self._bytes = [], 0
+        offsets_n = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+        values_t = np.fromiter(itertools.chain.from_iterable(tokens), np.int32, offsets_n[-1])
+        self._digest.update(_hashed(ids, offsets_n, values_t))
+        columns = (
+            ids,
+            pa.ListArray.from_arrays(pa.array(offsets_n), pa.array(values_t)),
+            _harmless_all(texts),
+            references,
+            metadata,
+            _harmless_all(places),
+            domains,
+        )
         arrays = [
-            pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(tokens)))
-            if one.name == "tokens"
-            else pa.array(columns[one.name], one.type)
-            for one in SCHEMA
+            found if isinstance(found, pa.Array) else pa.array(found, one.type)
+            for one, found in zip(SCHEMA, columns, strict=True)
         ]
         self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
-        self._columns = {name: [] for name in SCHEMA.names}
 
     def close(self) -> dict[str, Any]:
         """Ends the file; what is to be known of it, for ``PromptTable.open``."""
@@ -101,3 +107,23 @@ class TableWriter:
             "digest": self._digest.hexdigest(),
             "domains": list(self._domains),
         }
+
+
+def _hashed(ids: Sequence[bytes], offsets_n: np.ndarray, values_t: np.ndarray) -> bytes:
+    """Of each prompt its id, the number of its tokens and its tokens, as the digest has them."""
+    rows = len(ids)
+    found = np.empty(5 * rows + len(values_t), "<i4")  # an id is as long as four numbers
+    starts_n = offsets_n[:-1] + 5 * np.arange(rows)
+    heads = starts_n[:, None] + np.arange(5)
+    found[heads[:, :4]] = np.frombuffer(b"".join(ids), "<i4").reshape(rows, 4)
+    found[heads[:, 4]] = np.diff(offsets_n)
+    is_token = np.ones(len(found), bool)
+    is_token[heads] = False
+    found[is_token] = values_t
+    return found.tobytes()
+
+
+def _harmless_all(texts: Sequence[str]) -> Sequence[str]:
+    """``harmless`` of each, looked for in all of them at once."""
+    together = "\n".join(texts)
+    return texts if harmless(together) == together else [harmless(one) for one in texts]

@@ -1,76 +1,110 @@
-"""Runs of real processes on a data set: killed and resumed it goes on in order, or not at all."""
+"""Runs on a mixture of data sets: of JSON lines, of ``datasets`` and of TensorFlow Datasets.
+
+Killed in the middle, a run goes on in the mixture's order; with other data or weights it does not
+start. ``tests/data/tfds_sums`` was written by ``tfds.dataset_builders.store_as_tfds_dataset`` with
+``{"prompt": Text(), "answer": np.int64}`` and the rows ``{"prompt": f"t{n}?", "answer": n}``, n
+below 30: writing it anew for each test would take longer than the test.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import rlax_curation
+from command_line import rlax
 from data_sets import write_lines
 from processes import finished
-from rlax_datasets import JsonlConfig, JsonlSource
-from runs import CONFIG, DEADLINE_S, HELPERS, plugins
+from runs import CONFIG, DEADLINE_S, HELPERS, ROOT, plugins, rows
 from small_tokenizers import CHATML, characters
+from toy_data import SOURCES
 
-from rlax_plugin.api import Tokenizer
+from rlax_plugin.api import PromptTable, Tokenizer
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.prompts.preparation import tables_of
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 
-KINDS = ("sum", "sum", "sum", "word")
-ROWS = [
-    {"prompt": f"{n}+{n % 7}?", "answer": n + n % 7, "kind": KINDS[n % 4], "n": [n]}
-    for n in range(120)
+STEPS = 6
+SUMS = [
+    {"prompt": f"s{n}?", "answer": n, "kind": ("odd", "even", "even")[n % 3], "n": [n]}
+    for n in range(70)
 ]
-ROWS[7]["prompt"] = "far too long " * 5
-OPTIONS = {
-    "path": "sums.jsonl",
-    "held_out": {"test": 0.2},
-    "domain": "kind",
-    "weights": {"sum": 1, "word": 2},
-    "stop_strings": ["="],
+SUMS[7]["prompt"] = "far too long " * 5
+WEIGHTS = {"sums": 5.0, "words": 3.0, "rest": 2.0}
+SHARES = {"sums/odd": 1 / 6, "sums/even": 1 / 3, "words": 0.3, "rest": 0.2}
+# The small one comes again and again, with a new order in each of its epochs.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sums": {
+        "name": "toy_jsonl",
+        "path": "sums.jsonl",
+        "held_out": {"test": 0.3},
+        "domain": "kind",
+        "weights": {"odd": 1, "even": 2},
+    },
+    "words": {"name": "toy_hf", "dataset": "words"},
+    "rest": {
+        "name": "toy_tfds",
+        "dataset": str(ROOT / "tests/data/tfds_sums/1.0.0"),
+        "held_out": {"test": 0.3},
+    },
 }
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    import datasets
+
     directory = tmp_path_factory.mktemp("data")
     characters(directory / "model", template=CHATML)
-    write_lines(directory / "sums.jsonl", ROWS)
+    write_lines(directory / "sums.jsonl", SUMS)
+    words = [{"prompt": f"w{n}?", "answer": n} for n in range(5)]
+    datasets.Dataset.from_list(words).save_to_disk(str(directory / "words"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", HELPERS)
         patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+        patch.chdir(directory)
         yield directory
 
 
-def train(
-    directory: Path, *more: str, kill_at: str = "", **options: str
-) -> subprocess.CompletedProcess[str]:
-    where = {"name": "toy_jsonl", "tokenizer": str(directory / "model")}
-    source = where | OPTIONS | options
-    return finished(
+def sources(**weights: float) -> dict[str, Any]:
+    part = {"tokenizer": "model", "stop_strings": ["="]}
+    given = WEIGHTS | weights
+    return {name: OPTIONS[name] | part | {"weight": given[name]} for name in OPTIONS}
+
+
+def arguments(*more: str, **parts: Any) -> tuple[str, ...]:
+    choice = {"name": "mixture", "sources": parts or sources()}
+    return (
         "train",
         CONFIG,
-        plugins("chat_numbers", "toy_jsonl"),
-        "steps=5",
-        f"rlax.prompt_source={json.dumps(source)}",
+        plugins("chat_numbers", "toy_data"),
+        f"steps={STEPS}",
+        f"rlax.prompt_source={json.dumps(choice)}",
         "rlax.rewards=[{name: digits}]",
         "rlax.curation.filters=[]",
         "rlax.rollouts.max_prompt_tokens=60",
-        "rlax.evaluation.problems=2",
+        "rlax.evaluation.problems=7",
         "rlax.launcher.workers=1",
+        "rlax.deadlines.prompts_s=180",  # importing TensorFlow, where other work is going on
         "rlax.trainer.checkpoint_every=2",
         *more,
-        cwd=directory,
-        kill_at=kill_at,
-        timeout_s=DEADLINE_S,
     )
+
+
+def refusal(*more: str, **parts: Any) -> str:
+    """What a run says that does not start: in this process, which takes a second."""
+    done = rlax(*arguments(*more, **parts))
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.exit_code == 2 and said.count("error:") == 1, said
+    return said
 
 
 def issued(files: RunFiles) -> list[str]:
@@ -79,50 +113,63 @@ def issued(files: RunFiles) -> list[str]:
     return [one for event in events if isinstance(event, ev.Issued) for one in event.prompts]
 
 
-def test_a_killed_run_goes_on_with_the_next_prompts(directory: Path) -> None:
-    assert train(directory, kill_at="commit-ended:3").returncode < 0
-    assert not (directory / "runs/testing/summary.json").exists()
-    done = train(directory)
-    assert done.returncode == 0, done.stdout + done.stderr
+def expected() -> PromptTable:
+    """The mixture's training prompts, from what the runs have prepared."""
+    tokenizer = Tokenizer.load("model", "tokenizer_path")
+    found = {}
+    for name, chosen in sources().items():
+        options = {key: one for key, one in chosen.items() if key not in ("name", "weight")}
+        config_class, source = SOURCES[chosen["name"]]
+        made = source(config_class.model_validate(options), tokenizer, max_tokens=60)
+        found[name] = tables_of(made, deadline_s=60, progress=lambda split, rows: None)["train"]
+    return PromptTable.joined(found, WEIGHTS)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_in_the_order_of_the_mixture(directory: Path) -> None:
     files = RunFiles(directory / "runs/testing")
+    killed = finished(*arguments(), cwd=directory, kill_at="commit-ended:3", timeout_s=DEADLINE_S)
+    assert killed.returncode < 0, killed.stdout + killed.stderr
+    assert not (directory / "runs/testing/summary.json").exists()
+    before = len(issued(files))
+
+    # Neither with other data nor with other weights.
+    write_lines(directory / "sums.jsonl", [*SUMS[:38], {**SUMS[38], "answer": 0}, *SUMS[39:]])
+    said = refusal()
+    assert "= 'mixture': has other prompts than when this run began (training: " in said
+    assert "sums.jsonl, line 39; " in said and "sums.jsonl was written to since" in said
+    write_lines(directory / "sums.jsonl", SUMS)  # again as it was
+    said = refusal(**sources(words=4.0))
+    assert "has other weights than when this run began (training: sums/odd had a share " in said
+    assert len(issued(files)) == before
+
+    done = finished(*arguments(), cwd=directory, timeout_s=DEADLINE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert audit(files).violation is None
     found = issued(files)
-    assert len(found) >= 20
+    assert 8 <= before < len(found) and len(found) >= 4 * STEPS
 
-    tokenizer = Tokenizer.load(directory / "model", "tokenizer_path")
-    config = JsonlConfig.model_validate({**OPTIONS, "path": str(directory / "sums.jsonl")})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        table = JsonlSource(config, tokenizer, max_tokens=60).prompts("train")
+    table = expected()
+    assert table.domains is not None and table.domains.names == tuple(SHARES)
     rng = np.random.default_rng([0, 1])
     chosen = rlax_curation.Shuffled().choose(table, PassRateTable(len(table), 1), rng, len(found))
     assert found == [table.id_at(index) for index in chosen]
-    kinds = [table[index].metadata["kind"] for index in chosen]
-    assert abs(kinds.count("word") - 2 * len(kinds) / 3) < 1
-    assert "too long" in table.skipped
+    # Exact proportions also after every single prompt, whatever the sizes.
+    names = [table.domains.names[table.domains.of_n[index]] for index in chosen]
+    for end in range(1, len(names) + 1):
+        counts = Counter(names[:end])
+        assert all(abs(counts[name] - end * share) < 1.0 for name, share in SHARES.items())
+    assert Counter(names)["words"] > 5
+    assert "sums: too long" in table.skipped
+    # What trained came from all three libraries.
+    trained = [row for row in rows(directory / "runs/testing") if row["state"] == "trained"]
+    assert {row["prompt"][0] for row in trained} == {"s", "w", "t"}
 
 
-def test_data_that_changed_is_refused_on_resume(directory: Path) -> None:
-    rows = [*ROWS[:40], {**ROWS[40], "answer": 0}, *ROWS[41:]]
-    write_lines(directory / "sums.jsonl", rows)
-    refused = train(directory, "steps=7")
-    assert refused.returncode == 2
-    said = refused.stdout + refused.stderr
-    assert "has other prompts than when this run began (training: " in said
-    assert "sums.jsonl, line 41; " in said and "sums.jsonl was written to since" in said
-    assert said.count("error:") == 1
-    write_lines(directory / "sums.jsonl", ROWS)  # again as it was
-    done = train(directory, "steps=7")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert audit(RunFiles(directory / "runs/testing")).violation is None
-
-
-def test_data_that_cannot_be_used_is_an_error_before_anything_is_started(directory: Path) -> None:
-    lines = [*ROWS[:30], '{"prompt": "1+1?", "answer"', *ROWS[30:]]
-    write_lines(directory / "broken.jsonl", lines)
-    failed = train(directory, "run_name=broken", path="broken.jsonl")
-    assert failed.returncode == 2
-    said = failed.stdout + failed.stderr
-    assert "error: rlax.prompt_source.broken = 'error': " in said
-    assert "broken.jsonl, line 31, is no JSON: Expecting ':' delimiter" in said
-    assert not (directory / "runs/broken/journal").exists()
+def test_a_broken_part_is_named_before_anything_is_started(directory: Path) -> None:
+    write_lines(directory / "bad.jsonl", [SUMS[0], '{"prompt": "1+1?", "answer"'])
+    part = sources()["sums"] | {"path": "bad.jsonl"}
+    said = refusal("run_name=bad", bad=part)
+    assert "rlax.prompt_source.sources.bad.broken = 'error': " in said
+    assert "bad.jsonl, line 2, is no JSON: Expecting ':' delimiter" in said
+    assert not (directory / "runs/bad/journal").exists()

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_models
+from data_sets import write_lines
+from documents import fences, read
 from processes import finished
 from safetensors.numpy import load_file, save_file
 from small_tokenizers import byte_level
@@ -124,6 +126,29 @@ def test_what_was_trained_comes_out_for_transformers_and_goes_in_again(home: Pat
     again = load_file(home / "out_again" / "model.safetensors")
     for name, tensor in after.items():
         np.testing.assert_array_equal(again[name], tensor)
+
+
+def test_a_model_a_file_and_a_reward_are_enough_to_train(home: Path) -> None:
+    """The commands of docs/your_data.md; the run is as small as ``rlax init`` makes one."""
+    (home / "models" / "smollm2").symlink_to("smollm2-135m-instruct")
+    rows = [{"question": f"Say {n % 9 + 1} ({n}).", "answer": n % 9 + 1} for n in range(64)]
+    write_lines(home / "questions.jsonl", rows)
+    commands = [
+        line.split()[1:]
+        for block in fences(read("your_data.md"), "sh")
+        for line in block.splitlines()
+        if line.startswith("rlax ")
+    ]
+    (init,) = [one for one in commands if one[0] == "init"]
+    assert ["train", "mine.yml"] in commands
+    samples = ("--group-size=32", "--groups-per-step=4", "--max-new-tokens=12")
+    done(*init, "--steps=1", "--workers=1", *samples, cwd=home)
+    done("train", "mine.yml", "rlax.deadlines.startup_s=270", cwd=home)
+    run = RunFiles(home / "runs" / "mine")
+    (line,) = [json.loads(line) for line in run.get("metrics.jsonl").splitlines()]
+    assert line["logprob_gap/p95"] < 1e-4 and 0 < line["reward/mean"] < 1
+    assert line["learning/raw_grad_norm"] > 0
+    assert audit(run).clean
 
 
 @pytest.mark.parametrize("name", ["sum", "chat"])

@@ -71,6 +71,24 @@ def test_prompts_that_changed_are_refused_with_file_counts_and_place(tmp_path: P
     assert f"{path} is gone; {other} is new" in refusal(files, of_file(other))
 
 
+def test_other_weights_would_change_the_order(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{**row, "kind": row["answer"] % 2} for row in ROWS])
+
+    def prompts(zero: float, one: float) -> RunPrompts:
+        source = jsonl(path, domain="kind", weights={"0": zero, "1": one})
+        return RunPrompts(source, tables(source)["train"], ())
+
+    files = RunFiles(tmp_path / "run")
+    record_prompts(files, SECTION, prompts(1, 3))
+    begun(tmp_path)
+    record_prompts(files, SECTION, prompts(2, 6))  # the same shares
+    assert refusal(files, prompts(3, 2)) == (
+        "rlax.prompt_source = 'jsonl': has other weights than when this run began (training: 0 had "
+        "a share of 0.25 then, 0.6 now), so the prompts would come in another order: bring the "
+        "weights back, or begin another run with another run_name"
+    )
+
+
 def test_a_run_that_has_computed_nothing_takes_others(tmp_path: Path) -> None:
     files = RunFiles(tmp_path / "run")
     for rows in (ROWS, ROWS[:9]):

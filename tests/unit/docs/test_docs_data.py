@@ -42,7 +42,7 @@ def write_config(directory: Path, name: str, **options: Any) -> None:
     config["rlax"]["prompt_source"] |= options
     config["rlax"]["rollouts"]["max_prompt_tokens"] = 2000
     config |= {"tokenizer_path": "model", "tokenizer_type": "huggingface"}
-    (directory / "run.yml").write_text(yaml.safe_dump(config))
+    (directory / "mine.yml").write_text(yaml.safe_dump(config))
 
 
 def shown(*command: str) -> str:
@@ -69,7 +69,7 @@ def test_the_mixture(directory: Path) -> None:
         rows = [{"question": f"{name} {n}?", "answer": n} for n in range(40)]
         write_lines(directory / f"{name}.jsonl", rows)
     write_config(directory, "mixture")
-    found = json.loads(shown("prompts", "run.yml", "--json"))
+    found = json.loads(shown("prompts", "mine.yml", "--json"))
     domains = found["splits"]["train"]["domains"]
     assert [(one["name"], one["weight"]) for one in domains] == [("sums", 0.75), ("words", 0.25)]
     assert {one["name"] for one in found["splits"]["test"]["domains"]} == {"sums"}
@@ -79,7 +79,7 @@ def test_the_mixture(directory: Path) -> None:
 
 def test_the_tasks_of_reasoning_gym(directory: Path) -> None:
     write_config(directory, "reasoning_gym", size=30)
-    found = json.loads(shown("prompts", "run.yml", "--json", "--split", "train"))
+    found = json.loads(shown("prompts", "mine.yml", "--json", "--split", "train"))
     names = {one["name"]: one["weight"] for one in found["splits"]["train"]["domains"]}
     assert names == {"countdown": 0.5, "leg_counting": 0.25, "knights_knaves": 0.25}
     assert "Put your answer between <answer> and </answer>." in found["prompts"][0]["rendered"]
@@ -95,5 +95,5 @@ def test_a_directory_of_the_library_datasets(
     saved = datasets.DatasetDict({"train": rows, "test": more})
     saved.save_to_disk(str(directory / "gsm8k"))
     write_config(directory, "hf", dataset="gsm8k", subset="", revision="")
-    found = json.loads(shown("prompts", "run.yml", "--json"))
+    found = json.loads(shown("prompts", "mine.yml", "--json"))
     assert [one["reference"] for one in found["prompts"]] == ["2", "3"]

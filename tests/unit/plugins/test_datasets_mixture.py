@@ -16,6 +16,7 @@ from small_tokenizers import CHATML, byte_level
 from rlax_plugin.api import BuildContext, ConfigError, PromptTable
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
+from rlax_plugin.config.validation import validate
 from rlax_plugin.evaluation.problems import _first
 from rlax_plugin.ports.manager import Manager
 
@@ -29,8 +30,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def mixture(directory: Path, **sources: Any) -> Any:
-    """A mixture as a run builds it."""
+def parts(directory: Path, **sources: Any) -> tuple[Registry, BuildContext, Choice]:
+    """What a run builds a mixture from."""
     model = {"tokenizer_path": str(byte_level(directory / "model", template=CHATML))}
     maxtext = SimpleNamespace(maxtext=model | {"tokenizer_type": "huggingface"})
     section = RlaxSection.model_validate(
@@ -42,8 +43,20 @@ def mixture(directory: Path, **sources: Any) -> Any:
     )
     registry = Registry(Manager(("rlax_datasets", "rlax_number_tasks")))
     context: Any = BuildContext(directory, 0, section, maxtext)  # pyright: ignore
-    choice = Choice.model_validate({"name": "mixture", "sources": sources})
+    return registry, context, Choice.model_validate({"name": "mixture", "sources": sources})
+
+
+def mixture(directory: Path, **sources: Any) -> Any:
+    """A mixture as a run builds it."""
+    registry, context, choice = parts(directory, **sources)
     return registry.part("prompt_source", choice, "rlax.prompt_source", context)
+
+
+def here(found: Any) -> Any:
+    """A mixture whose sources are prepared in this process, which takes no second one."""
+    for source in found._sources.values():
+        source._tables = tables(source)
+    return found
 
 
 def refusal(directory: Path, split: str = "train", **sources: Any) -> str:
@@ -77,6 +90,52 @@ def test_each_source_is_a_domain_with_its_weight(tmp_path: Path) -> None:
     files = found.identity()["files"]
     assert sorted(files) == ["a/train", "b/train", "c/train"]
     assert files["b/train"][0]["size"] == (tmp_path / "b.jsonl").stat().st_size
+
+
+def test_what_one_source_is_evaluated_with_is_not_trained_on_from_another(tmp_path: Path) -> None:
+    tests = [{"question": f"{name}{n}", "answer": 0} for name, n in (("a", 1), ("c", 4), ("c", 5))]
+    write_lines(tmp_path / "tests.jsonl", tests)
+    splits = {"name": "jsonl", "splits": {"train": "b.jsonl", "test": "tests.jsonl"}}
+    sources = {"a": part("a"), "c": part("c", domain="kind"), "b": splits}
+    found = here(mixture(tmp_path, **sources))
+    table, alone = found.prompts("train"), tables(jsonl(tmp_path / "a.jsonl"))["train"]
+    assert [one.text for one in table[:8]] == [f"a{n}" for n in range(8) if n != 1] + ["c0"]
+    assert [one.text for one in table[7:17]] == [f"c{n}" for n in range(12) if n not in (4, 5)]
+    assert len(table) == len(table.lengths) == len(table.ids) == 7 + 10 + 4
+    counts = {reason: one.count for reason, one in table.skipped.items()}
+    assert counts == {"a: in another split": 1, "c: in another split": 2}
+    assert table.skipped["c: in another split"].examples == [
+        (f"{tmp_path}/c.jsonl, line {n},", "its question is in split test of b, too")
+        for n in (5, 6)
+    ]
+    assert table.domains.names == ("a", "c/0", "c/1", "b")
+    kinds = [one.metadata["kind"] for one in table[7:17]]
+    assert table.domains.of_n[7:17].tolist() == [1 + kind for kind in kinds]
+    assert table[9].tokens.tolist() == found.encode(table[9].text)
+    other = sources | {"a": part("a", duplicates="keep")}
+    keeps = here(mixture(tmp_path, **other)).prompts("train")
+    assert [one.text for one in keeps[:8]] == [one.text for one in alone]
+    assert keeps.digest != table.digest
+
+
+def test_a_source_without_a_prompt_that_may_be_trained_on_is_an_error(tmp_path: Path) -> None:
+    splits = {"train": "b.jsonl", "test": "a.jsonl"}
+    found = here(mixture(tmp_path, a=part("a"), b={"name": "jsonl", "splits": splits}))
+    with pytest.raises(ConfigError) as raised:
+        found.prompts("train")
+    assert str(raised.value).startswith(
+        "rlax.prompt_source.sources = 'a': has no prompts left for training"
+    )
+
+
+def test_a_start_checks_what_the_sources_check(tmp_path: Path) -> None:
+    sources = {"a": part("a"), "b": part("b", path="gone-*.jsonl")}
+    registry, context, choice = parts(tmp_path, **sources)
+    with pytest.raises(ConfigError) as raised:
+        registry.check_part("prompt_source", choice, "rlax.prompt_source", context)
+    assert str(raised.value).startswith(
+        "rlax.prompt_source.sources.b.path = 'gone-*.jsonl': does not exist"
+    )
 
 
 def test_an_evaluation_asks_of_every_domain(tmp_path: Path) -> None:
@@ -162,6 +221,14 @@ def test_entries_of_several_tasks_are_domains_and_carry_what_their_scorer_needs(
             assert prompt.metadata["metadata"]["source_dataset"] == name
     assert all("numbers" in p.metadata["metadata"] for p in table[::3])
     assert tables(gym(tasks=tasks, size=20, seed=8))["train"].digest != table.digest
+
+
+def test_lists_are_taken_as_configs_have_them() -> None:
+    options = {"tasks": {"leg_counting": {}}, "stop_strings": ["\n"], "metadata": ["metadata"]}
+    found = validate(ReasoningGymConfig, options, "rlax.prompt_source")
+    assert found.stop_strings == ("\n",) and found.metadata == ("metadata",)
+    again = ReasoningGymConfig.model_validate_json(json.dumps(found.model_dump(mode="json")))
+    assert again == found
 
 
 def test_held_out_entries_are_of_all_tasks_and_templates_work() -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,10 @@ with warnings.catch_warnings():
     from reasoning_gym.factory import DATASETS
 
 
-def prompt_of(task: str, *, nested: bool = True, index: int = 0) -> Prompt:
+def prompt_of(task: str, *, nested: bool = True, index: int = 0, **options: Any) -> Prompt:
     """An entry as it is after a file of JSON lines."""
-    entry = json.loads(json.dumps(reasoning_gym.create_dataset(task, size=9, seed=5)[index]))
+    entries = reasoning_gym.create_dataset(task, size=9, seed=5, **options)
+    entry = json.loads(json.dumps(entries[index]))
     metadata = {"metadata": entry["metadata"]} if nested else entry["metadata"]
     tokens = np.array([1], np.int32)
     return Prompt(f"{task}-{index}", tokens, entry["question"], entry["answer"], metadata)
@@ -58,6 +60,28 @@ def test_a_right_answer_gets_1_and_a_wrong_one_less(reward, task, nested):
     assert reward(prompt, said(prompt.reference)) == 1.0
     assert reward(prompt, said("zebra")) < 0.5
     assert reward(prompt, prompt.reference) == reward(prompt, "") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("knight_swap", {"min_nodes": 6, "max_nodes": 6, "impossible_ratio": 0.0}),
+        ("knight_swap", {"min_nodes": 6, "max_nodes": 6, "impossible_ratio": 1.0}),
+        ("futoshiki", {"min_board_size": 4, "max_board_size": 4}),
+    ],
+)
+def test_games_that_take_long_to_generate_are_scored_and_execute_nothing(
+    reward, task, options, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for index in range(2):
+        prompt = prompt_of(task, index=index, **options)
+        before = json.dumps(prompt.metadata)
+        assert reward(prompt, said(prompt.reference)) == 1.0
+        wrong = ["zebra", "[]", '["w,A1"]', '["w,A1,A1"]', "[[1]]", "{}", "1e999", "[" * 100_000]
+        assert all(reward(prompt, said(one)) < 0.5 for one in [*wrong, *CODE, "9" * MEGABYTE])
+        assert json.dumps(prompt.metadata) == before  # the scorer of knight_swap writes into it
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_scorer_accepts_other_right_answers_and_gives_parts(reward):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 from data_sets import listed, tables, tokenizer
@@ -57,6 +59,13 @@ def test_reading_by_index_slice_and_id() -> None:
 
 
 def test_its_digest_is_of_ids_tokens_and_order() -> None:
+    table = tables(listed(*ROWS))["train"]
+    expected = hashlib.blake2b(digest_size=16)
+    for prompt in table:
+        expected.update(bytes.fromhex(prompt.id) + len(prompt.tokens).to_bytes(4, "little"))
+        expected.update(prompt.tokens.astype("<i4").tobytes())
+    assert table.digest == expected.hexdigest()
+
     def digest(*rows: dict, **options: object) -> str:
         return tables(listed(*rows, **options))["train"].digest
 
@@ -107,9 +116,9 @@ def test_a_subset_is_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert some.lengths.tolist() == [len(prompt.tokens) for prompt in some]
     assert [text for texts in some.texts() for text in texts] == [prompt.text for prompt in some]
     assert [text for texts in whole.texts() for text in texts] == [prompt.text for prompt in whole]
-    assert some.domains is not None and some.domains.names == ("0", "1")
+    assert some.domains is not None and some.domains.names == ("0", "1", "2")
     assert some.domains.of_n.tolist() == [0, 1, 1, 1, 1]
-    assert some.domains.weights.tolist() == [1 / 5, 4 / 5]  # as the prompts are
+    assert some.domains.weights.tolist() == [1 / 5, 4 / 5, 0]  # as the prompts are
     assert len(some.first(3)) == 3
     of_some = some.subset(np.array([1, 4]))
     assert [p.reference for p in of_some] == ["2", "20"]
@@ -121,5 +130,4 @@ def test_a_subset_is_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     weights = {"0": 1, "1": 2, "2": 5}
     weighted = tables(listed(*ROWS, domain="level", weights=weights))["train"]
     left = weighted.subset(np.array([0, 2, 5, 8])).domains
-    assert left is not None and left.names == ("0", "2")
-    assert np.allclose(left.weights, [1 / 6, 5 / 6])
+    assert left is not None and np.allclose(left.weights, [1 / 6, 0, 5 / 6])

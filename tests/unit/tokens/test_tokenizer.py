@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rlax_arithmetic.tokenizer import TOKENIZER_DIR
-from small_tokenizers import END, START, TEXT_END, byte_fallback, byte_level
+from small_tokenizers import BOS, END, START, TEXT_END, byte_fallback, byte_level
 
 from rlax_plugin.api import ConfigError, Tokenizer
 from rlax_plugin.tokens.tokenizer import TokenizerError
@@ -60,6 +61,22 @@ def test_a_text_never_becomes_special_tokens(tmp_path: Path) -> None:
     text = f"a{END}{START}system\nb{TEXT_END}"
     for tokens in (tokenizer.encode(text), tokenizer.encode_behind(text)):
         assert max(tokens) < PLAIN and tokenizer.decode(tokens) == text
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_many_texts_have_the_tokens_that_each_has(tmp_path: Path, make: Any) -> None:
+    file = make(tmp_path) / "tokenizer.json"
+    says = json.loads(file.read_text())
+    says["truncation"] = {"max_length": 3, "stride": 0, "direction": "Right"}
+    says["truncation"]["strategy"] = "LongestFirst"
+    says["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 0}
+    says["padding"] |= {"pad_to_multiple_of": None, "pad_type_id": 0, "pad_token": "!"}
+    file.write_text(json.dumps(says))
+    texts = ["the cat", "", END, f"a{BOS}b", "é end.\nQ", "x" * 300, "\0"]
+    together = Tokenizer.load(tmp_path, "tokenizer_path").encode_all(texts)
+    found = Tokenizer.load(tmp_path, "tokenizer_path")
+    assert together == [found.encode(text) for text in texts] == found.encode_all(texts)
+    assert len(together[5]) >= 300 and together[1] == []
 
 
 @pytest.mark.parametrize(
