@@ -103,7 +103,9 @@ def _joined(paths: Sequence[str], *, any_sampling: bool) -> MeasuredRates:
             raise ConfigError("TABLE", path, f"cannot be used: {error}") from error
     for path, one in zip(paths[1:], tables[1:], strict=True):
         if not any_sampling and (why := tables[0].about.differs(one.about)) is not None:
-            reason = f"was sampled otherwise than {paths[0]} ({why}): leave it out, or give "
+            reason = (
+                f"was sampled with other settings than {paths[0]} ({why}): leave it out, or give "
+            )
             raise ConfigError("TABLE", path, f"{reason}--any-sampling")
     return joined(tables, any_sampling=any_sampling)
 

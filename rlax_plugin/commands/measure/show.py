@@ -54,10 +54,11 @@ def _summary(rates: MeasuredRates, name: str, rows: np.ndarray) -> dict[str, Any
 
 def summary_table(found: Sequence[dict[str, Any]], what: str, samples: int) -> Table:
     """Prompts by how often they passed."""
-    table = Table(title=what, caption=f"{samples} samples of each prompt")
-    right = ("prompts", "pass rate", "never", "always", f"{LOW} to {HIGH}", "tokens", "truncated")
+    caption = f"{samples} samples of each prompt; prompts that passed never, always, in between"
+    table = Table(title=what, caption=caption, padding=(0, 1, 0, 0))
+    counts = ("prompts", "rate", "never", "always", f"{LOW}-{HIGH}")
     table.add_column("domain")
-    for column in (*right, "errors"):
+    for column in (*counts, "tokens", "truncated", "errors"):
         table.add_column(column, justify="right")
     for index, one in enumerate(found):
         rate = one["pass_rate"]
