@@ -24,6 +24,7 @@ from command_line import rlax
 from documents import fences, read
 from runs import CONFIG, DEADLINE_S, Run
 
+from rlax_plugin.commands.measure.command import Asked
 from rlax_plugin.curation.kept import kept_ids
 from rlax_plugin.pass_rates.files import read_table
 
@@ -171,3 +172,43 @@ def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
         status == 2 and "rlax.curation.only = 'kept.parquet': has other prompts than when" in said
     )
     assert json.loads((run.dir / "summary.json").read_text())["steps"] == 2
+
+
+def test_a_version_and_its_checkpoint_have_the_same_pass_rates(measured: Measured) -> None:
+    """Of the run that the test before has trained."""
+    run, common = "runs/testing", ("--samples", "2", "rlax.curation.only=null", "--json")
+    targets = {
+        f"{run}/pass_rates/train-2.parquet": (f"{run}@2", "rlax.evaluation.problems=0"),
+        f"{run}/pass_rates/train-2.npz.parquet": (f"{run}/checkpoints/2.npz",),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "rlax_plugin", "measure", *target, *common],
+            cwd=measured.directory,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for target in targets.values()
+    ]
+    said = [json.loads(ended(process)) for process in processes]
+    one, other = (read_table(str(measured.directory / path)) for path in targets)
+    assert one.table.equals(other.table) and one.about.version == 2
+    assert one.about.weights == other.about.weights
+    assert one.about.weights != read_table(str(measured.directory / "rates.parquet")).about.weights
+    assert [found["domains"][0]["prompts"] for found in said] == [COUNT, COUNT]
+    assert said[0]["measured"] == f"version 2 of {run}"
+    assert said[1]["measured"] == f"the checkpoint of step 2 of {run}"
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("run.yml", "rlax measure run.yml --samples 8 --out a.parquet k=1"),
+        ("runs/a", "rlax measure runs/a --samples 8 --out a.parquet --version 7 k=1"),
+        ("runs/a@7", "rlax measure runs/a@7 --samples 8 --out a.parquet k=1"),
+        ("runs/a/checkpoints/7", "rlax measure runs/a/checkpoints/7 --samples 8 --out a.p"),
+    ],
+)
+def test_going_on_names_the_version_that_was_measured(target: str, expected: str) -> None:
+    asked = Asked(target, None, None, 8, "train", None, ("k=1",))
+    assert expected in asked.command("a.parquet", 7).replace(".venv/bin/", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, read_ta
 from rlax_plugin.pass_rates.joining import domains_of, ids_of
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable
 from rlax_plugin.rollouts.requests import training_prompts
 from rlax_plugin.text.command_lines import pasteable
@@ -79,9 +78,7 @@ class Asked:
           ConfigError: there is no such run or config.
         """
         overrides = (*self.overrides, _NO_EVALUATION)
-        if os.path.isfile(self.target) and os.path.basename(self.target) != CONFIG:
-            return self._of_config(overrides)
-        if self.target.endswith((".yml", ".yaml")):
+        if self._is_config:
             return self._of_config(overrides)
         return Origin.of_run(find_target(self.target, self.version, self.step), overrides)
 
@@ -91,14 +88,24 @@ class Asked:
                 raise ConfigError(name, value, "is of a run: give a run in place of a config")
         return Origin.of_config(self.target, overrides)
 
-    def command(self) -> str:
-        """The same command again, to be pasted."""
-        words = ["measure", self.target, "--samples", str(self.samples)]
-        given = {"--version": self.version, "--step": self.step, "--out": self.out}
+    def command(self, out: str, version: int) -> str:
+        """The same command again, to be pasted.
+
+        Args:
+          out: the file that is written.
+          version: of the weights; a run that goes on has a newer one by then.
+        """
+        words = ["measure", self.target, "--samples", str(self.samples), "--out", out]
+        of_run = not (self._is_config or self.step is not None or "/checkpoints/" in self.target)
+        given = {"--version": version if of_run else None, "--step": self.step}
         for name, value in given.items():
-            words += [name, str(value)] if value is not None else []
+            words += [name, str(value)] if value is not None and f"@{value}" not in words[1] else []
         words += ["--split", self.split] if self.split != "train" else []
         return pasteable("rlax", *words, *self.overrides)
+
+    @property
+    def _is_config(self) -> bool:
+        return self.target.endswith((".yml", ".yaml"))
 
 
 def default_out(asked: Asked, origin: Origin) -> str:
@@ -167,6 +174,7 @@ class _Job:
         self._asked, self._origin, self._out = asked, origin, out
         self._policy = Policy(origin, directory, note)
         self._parts: Parts | None = None
+        self._command = ""
 
     @property
     def what(self) -> str:
@@ -177,7 +185,7 @@ class _Job:
         if self._parts is None:
             return ""
         done, of = int(self._parts.done_n.sum()), len(self._parts.done_n)
-        return f"{done:,} of {of:,} prompts are kept; go on with: {self._asked.command()}"
+        return f"{done:,} of {of:,} prompts are kept; go on with: {self._command}"
 
     def run(self, console: Console, signals: Signals, *, show: bool) -> MeasuredRates:
         """Asks what is not asked yet, and writes the table."""
@@ -199,6 +207,7 @@ class _Job:
                 parts = Parts(self._out, len(prompts), about)
                 parts.begin(self._described(session, problems))
                 self._parts = parts
+                self._command = self._asked.command(self._out, session.version)
                 self._ask(thread, session, problems, parts, console, show=show)
         finally:
             if self._parts is not None:
