@@ -97,7 +97,7 @@ from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.rollouts.requests import completion_text, stop_strings_of
 from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
-from rlax_plugin.rollouts.waited_for import WaitedFor
+from rlax_plugin.rollouts.waited_for import AllWaitedFor, WaitedFor
 
 # Untrusted code.
 from rlax_plugin.sandbox.layers import offered as sandbox_layers
@@ -118,6 +118,7 @@ from rlax_plugin.tokens.tokenizer import Tokenizer
 
 # Records.
 from rlax_plugin.types import (
+    Attempt,
     Canary,
     Descent,
     Episode,
@@ -151,9 +152,11 @@ __all__ = [
     "PREPARED",
     "SIDE_CHANNELS",
     "Aggregation",
+    "AllWaitedFor",
     "Answer",
     "ArraySpec",
     "Arrays",
+    "Attempt",
     "BackgroundTracker",
     "BatchSignal",
     "BrokenRow",

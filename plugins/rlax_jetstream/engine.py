@@ -8,17 +8,19 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlax_jetstream.capabilities import capabilities
 from rlax_jetstream.swaps import Swaps
 from rlax_plugin.api import (
-    SIDE_CHANNELS,
+    AllWaitedFor,
     Arrays,
+    Attempt,
     Capabilities,
     DecodeSlots,
     Job,
@@ -30,7 +32,6 @@ from rlax_plugin.api import (
     Rollouts,
     Sampled,
     Scheduler,
-    WaitedFor,
     WeightStore,
     WeightVersion,
     WorkerError,
@@ -86,6 +87,7 @@ class JetstreamEngine(RolloutEngine):
         self._make_slots, self._store, self._config = make_slots, store, config
         self._deterministic, self._fingerprint = deterministic, fingerprint
         self._max_context = max_context or rollouts.max_prompt_tokens
+        self._waited_for = AllWaitedFor()
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._waiting: list[Job] = []
@@ -118,14 +120,21 @@ class JetstreamEngine(RolloutEngine):
             await asyncio.to_thread(self.prompt_source)
         if not requests:
             return
-        waited_for = WaitedFor(requests, on_reply)
-        self.submit(waited_for.jobs)
         try:
-            await waited_for.ended
+            with self._waited_for.waiting(requests, on_reply) as waited_for:
+                self.submit(waited_for.jobs)
+                await waited_for.ended
         finally:
-            waited_for.ended.cancel()  # no-op unless this coroutine was cancelled
             with self._changed:
                 self._changed.notify()
+
+    def give_up(self, unwanted: Collection[Attempt], oldest: int) -> dict[Attempt, tuple[int, ...]]:
+        """See ``RolloutEngine``; slots are freed after the decode call in progress."""
+        with self._changed:  # so that nothing is admitted meanwhile
+            in_slots = self._scheduler.in_slots() if self._scheduler else {}
+            found = self._waited_for.give_up(unwanted, oldest, in_slots)
+            self._changed.notify()
+        return found
 
     async def prepare(self) -> None:
         """Returns once the slots are built and, with ``warm_up``, all their programs compiled.
@@ -195,7 +204,7 @@ class JetstreamEngine(RolloutEngine):
             **{name: float(getattr(slots, name, 0)) for name in _COUNTS},
         }
 
-    def progress(self) -> dict[tuple[Key, int], int]:
+    def progress(self) -> dict[Attempt, int]:
         """See ``RolloutEngine``: tokens of what runs; of what waits, the engine's decode steps.
 
         What waits for a slot, for weights or for a swap of weights gets on as the engine does. Both
@@ -212,18 +221,8 @@ class JetstreamEngine(RolloutEngine):
     @property
     def capabilities(self) -> Capabilities:
         """See ``RolloutEngine``; the vocabulary is known once the slots are built."""
-        return Capabilities(
-            slots=self.rollouts.slots,
-            vocabulary=self._slots.vocabulary if self._slots else 0,
-            context_tokens=self._max_context + self.rollouts.max_new_tokens,
-            side=SIDE_CHANNELS,
-            seeded=True,
-            logprobs=True,
-            resumes=True,
-            scores=True,
-            stop_strings=True,
-            verification="canary",
-        )
+        vocabulary = self._slots.vocabulary if self._slots else 0
+        return capabilities(self.rollouts, vocabulary, self._max_context)
 
     @property
     def ready(self) -> bool:
@@ -283,12 +282,10 @@ class JetstreamEngine(RolloutEngine):
     # ----------------------------------- on other threads; what is above, on the event loop
 
     def _read(self, version: WeightVersion) -> Loaded:
-        if self._fingerprint is None:
-            from rlax_plugin.api import fingerprint
+        from rlax_plugin.api import fingerprint
 
-            self._fingerprint = fingerprint
-        like = self._ready.result().variables_like()
-        loaded = read_weights(version, self._store, like, fingerprint=self._fingerprint)
+        like, made_by = self._ready.result().variables_like(), self._fingerprint or fingerprint
+        loaded = read_weights(version, self._store, like, fingerprint=made_by)
         return replace(loaded, discard=functools.partial(self._discard, loaded.arrays))
 
     def _discard(self, arrays: Arrays) -> None:
@@ -327,8 +324,8 @@ class JetstreamEngine(RolloutEngine):
             self._changed.wait_for(lambda: self._has_work(scheduler), _IDLE_S)
             if self._closing:
                 return False
-            scheduler.drop([job for job in scheduler.jobs() if job.abandoned()])
-            self._waiting = [job for job in self._waiting if not job.abandoned()]
+            scheduler.drop([job for job in scheduler.jobs() if job.unwanted])
+            self._waiting = [job for job in self._waiting if not job.unwanted]
             self._swaps.forget_cancelled()
             if self._swaps.next is not None:
                 self._interrupt(scheduler)
@@ -375,7 +372,7 @@ class JetstreamEngine(RolloutEngine):
         if self._closing or self._swaps.next is not None or scheduler.active:
             return True
         may_begin = not self._swaps.paused and self._admissible()
-        return may_begin or any(job.abandoned() for job in self._waiting)
+        return may_begin or any(job.unwanted for job in self._waiting)
 
     def _admissible(self) -> bool:
         """Whether a waiting group may be generated with the weights in use."""

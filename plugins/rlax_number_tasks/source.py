@@ -10,7 +10,6 @@ from pydantic import Field, PositiveInt
 from rlax_number_tasks.problems import Problem, Task, examples, problems
 from rlax_plugin.api import Section, TextRow, TextSource, Tokenizer
 
-_NAMES = {"largest": "Largest", "sum": "Sum"}
 _QUESTIONS = {
     "largest": "Which of these numbers is the largest?",
     "sum": "What is the sum of these numbers?",
@@ -67,10 +66,10 @@ class NumberTasks(TextSource):
             yield self._row(problem, examples(config.task, problem, config.shots))
 
     def _text_row(self, problem: Problem, shown: list[Problem]) -> TextRow:
-        name = _NAMES[self._config.task]
-        solved = "".join(f"{_numbers(one)}\n{name}: {one.answer}\n\n" for one in shown)
-        question = f"{solved}{_numbers(problem)}\n{name}:"
-        return TextRow(question, str(problem.answer), answer=f" {problem.answer}")
+        ask, between = _TEXTS[self._config.task]
+        solved = "".join(f"{ask(one)} {one.answer}{between}" for one in shown)
+        answer = str(problem.answer)
+        return TextRow(f"{solved}{ask(problem)}", answer, answer=f" {answer}")
 
     def _chat_row(self, problem: Problem, shown: list[Problem]) -> TextRow:
         asked = f"{_QUESTIONS[self._config.task]} {_numbers(problem)}"
@@ -89,3 +88,11 @@ class NumberTasks(TextSource):
 
 def _numbers(problem: Problem) -> str:
     return f"Numbers: {', '.join(map(str, problem.numbers))}"
+
+
+# How a text asks, and what stands between its problems. SmolLM2-135M continues a list of sums such
+# as "3 + 5 + 2 =" with the right number four times as often as "Numbers: 3, 5, 2", "Sum:".
+_TEXTS = {
+    "largest": (lambda problem: f"{_numbers(problem)}\nLargest:", "\n\n"),
+    "sum": (lambda problem: f"{' + '.join(map(str, problem.numbers))} =", "\n"),
+}

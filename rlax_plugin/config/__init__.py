@@ -23,7 +23,15 @@ from rlax_plugin.config.base import (
 )
 from rlax_plugin.config.evaluation import Evaluation, EvaluationSet
 from rlax_plugin.config.objective import KL, SLOTS, Algorithm, Objective, Overlong, Reference
-from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Prior, Rollouts, Staleness
+from rlax_plugin.config.rollouts import (
+    Batches,
+    Curation,
+    Episodes,
+    Guard,
+    Prior,
+    Rollouts,
+    Staleness,
+)
 from rlax_plugin.config.section import (
     SINGLE_TURN,
     Deadlines,
@@ -49,6 +57,7 @@ __all__ = [
     "Episodes",
     "Evaluation",
     "EvaluationSet",
+    "Guard",
     "Network",
     "NoOptions",
     "NonNegativeInt",

@@ -33,7 +33,7 @@ LOCAL = (
 )
 _LOCAL = frozenset(LOCAL)
 _LOCAL_BELOW = (*(f"{key}." for key in LOCAL), "dcn_", "ici_")
-_LIMITS = {"curation": ("max_refill",), "objective": ("max_gap", "max_gap_steps")}
+_LIMITS = {"curation": ("guard", "max_refill"), "objective": ("max_gap", "max_gap_steps")}
 
 
 def config_hash(content: Mapping[str, Any]) -> str:
@@ -41,7 +41,7 @@ def config_hash(content: Mapping[str, Any]) -> str:
 
     Left out is what may change when a run continues: ``steps``, ``run_name``,
     ``base_output_directory``, and under ``rlax:`` deadlines, launcher, network, state_dir,
-    trackers, observers, retention, curation.max_refill, objective.max_gap and
+    trackers, observers, retention, curation.guard, curation.max_refill, objective.max_gap and
     objective.max_gap_steps.
 
     Args:

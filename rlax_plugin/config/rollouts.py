@@ -165,6 +165,36 @@ class Prior(Section):
     )
 
 
+class Guard(Section):
+    """Limits for the share of groups that the filters keep.
+
+    The share is counted over the last `window` scored groups, and judged as soon as there are that
+    many. Each process counts from 0, so a resumed run does as well.
+    """
+
+    window: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=256, description="number of scored groups over which the share is counted"
+    )
+    warn: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.1,
+        description="if a smaller share of the groups is kept, the run prints a warning with the "
+        "reasons; it warns again after the share has risen to 1.5 times this value. 0: never",
+    )
+    stop: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.02,
+        description="if a smaller share of the groups is kept, the run ends with an error that "
+        "counts the reasons. The run can be resumed with a smaller value. 0: never",
+    )
+
+    @model_validator(mode="after")
+    def _warns_first(self) -> Guard:
+        if self.warn and self.stop > self.warn:
+            raise ConfigError(
+                "rlax.curation.guard.stop", self.stop, f"must not exceed warn = {self.warn}"
+            )
+        return self
+
+
 class Curation(Section):
     """Which prompts are chosen, and which groups are used for training."""
 
@@ -200,13 +230,18 @@ class Curation(Section):
         default=1.0,
         description="factor by which more groups are issued ahead than batches need, to replace "
         "rejected groups. Groups that are not needed at once wait, and may become too "
-        "stale to be used",
+        "stale to be used; the generation of those that were begun with too old weights is "
+        "cancelled as soon as a batch is complete without them. Deterministic mode allows only 1, "
+        "and cancels nothing, because its batches wait for all groups that were issued",
     )
     max_refill: PositiveInt = Field(
         default=8,
         description="limit for the number of groups issued for one step, as a multiple of "
         "groups_per_step; a step that needs more groups, because too many are "
         "rejected, stops the run",
+    )
+    guard: Guard = Field(
+        default=Guard(), description="what happens if the filters keep too few groups"
     )
 
 

@@ -16,6 +16,7 @@ from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, Records, RunSetup
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.generation import Generation
+from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.prior import about_rates, first_rates
@@ -137,6 +138,7 @@ class _Assembly:
             turns=turns,
             reissuing=issuing,
             observers=self._observers,
+            guard=KeptGuard(s.curation.guard, setup.dashboard.message),
         )
         flow = Flow(
             history=history,

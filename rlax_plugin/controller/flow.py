@@ -167,7 +167,7 @@ class Flow:
         self._history.note(ev.Trained(step, tuple(group.id for group in chosen), staleness))
         stats = self._history.take_stats()
         self._buffer.drop_stale(step + 1)
-        self._issuing.end_stale()
+        self._trips.end_older(self._issuing.oldest_version)
         self.wake()
         began_s = time.perf_counter()
         await self._history.commit(batch)

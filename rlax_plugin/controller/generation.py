@@ -23,9 +23,10 @@ from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import BuildContext, Launcher
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.capabilities import Needs
-from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
+from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
 from rlax_plugin.rollouts.pace import Pace
+from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS

@@ -14,7 +14,7 @@ from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.records import events as ev
-from rlax_plugin.rollouts.dispatch import Reissuing
+from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.requests import sample_seed
 from rlax_plugin.types import Key, Request, SamplingParams
 
@@ -104,9 +104,10 @@ class Issuing(Reissuing):
             self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
         return self._request(group_id, one)
 
-    def end_stale(self) -> None:
-        """Ends episodes under way that are too stale for the next step; their groups begin anew."""
-        self._turns.drop_older(self._staleness.oldest(self._history.next_step))
+    @property
+    def oldest_version(self) -> int:
+        """No token of an older version can train at the next step, or later."""
+        return max(0, self._staleness.oldest(self._history.next_step))
 
     def refreshed(self, request: Request) -> Request:
         """See ``Reissuing``: with the version that the group needs by now."""

@@ -45,9 +45,11 @@ class RecordedBatches:
         self.left = step != self._recovery.last_step
         stats = StepStats(
             found.scored,
-            dropped=sum(isinstance(e, ev.Dropped) for e in found.events),
             issued=sum(len(e.prompts) for e in found.events if isinstance(e, ev.Issued)),
         )
+        for event in found.events:
+            if isinstance(event, ev.Dropped):
+                stats.drop(event)
         assert found.batch is not None
         return found.batch, stats
 

@@ -11,6 +11,16 @@ from rlax_plugin.types import Judged, Rejected, ScoredGroup, Unscored
 
 ALL_FAILED = "all rewards failed"
 """The reason of a group without a single reward; every other reason is a filter's."""
+_MOST_REASONS = 10  # a filter may put numbers into its reasons
+
+
+def counted(reasons: Counter[str]) -> str:
+    """For messages: how many groups were rejected for each reason, the most frequent first."""
+    told = [f"{count} because {why}" for why, count in reasons.most_common(_MOST_REASONS)]
+    if (others := len(reasons) - len(told)) > 0:
+        rest = sum(count for _, count in reasons.most_common()[_MOST_REASONS:])
+        told.append(f"{rest} for {others} other reasons")
+    return ", ".join(told) or "none"
 
 
 def too_few_accepted(
@@ -28,10 +38,9 @@ def too_few_accepted(
       scored: groups scored since the last batch.
     """
     reasons = Counter(one.reason for one in scored if isinstance(one, Rejected))
-    rejected = ", ".join(f"{count} because {why}" for why, count in reasons.most_common())
     return TrainingError(
         f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were accepted "
-        f"(rejected: {rejected or 'none'}). {_why(reasons, rule, scored)}"
+        f"(rejected: {counted(reasons)}). {_why(reasons, rule, scored)}"
     )
 
 

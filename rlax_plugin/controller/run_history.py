@@ -40,7 +40,8 @@ class RunHistory:
         """Takes an event that is neither a choice of prompts nor a scored group."""
         self.run_state.apply(event)
         self._recorder.add(event)
-        self.stats.dropped += isinstance(event, ev.Dropped)
+        if isinstance(event, ev.Dropped):
+            self.stats.drop(event)
 
     def generated(self, event: ev.Generated, turns: Sequence[RecordedTurn]) -> None:
         """Takes turns of episodes that are not over: a later process need not sample them."""

@@ -53,6 +53,8 @@ class Totals:
     tokens: int = 0
     reward_errors: int = 0
     turns_discarded: int = 0
+    samples_saved: int = 0
+    tokens_saved: int = 0
     max_staleness: int = 0
     restarts: int = 0
 
@@ -148,8 +150,11 @@ class RunState:
                 self.next_step = event.step + 1
                 self.issued_for_step = 0
             case ev.Dropped():
-                self._take(event.group)
+                if self.open.pop(event.group, None) is None:
+                    self._take(event.group)
                 self.totals.dropped[event.reason] += 1
+                self.totals.samples_saved += event.samples
+                self.totals.tokens_saved += event.tokens
             case ev.Resumed():
                 self.totals.restarts += 1
                 # If too few were accepted because a judge was away, it may be back by now.

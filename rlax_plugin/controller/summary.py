@@ -65,6 +65,8 @@ def summary(
         "groups_rejected": sum(totals.rejected.values()),
         "groups_rejected_why": dict(totals.rejected),
         "groups_dropped": dict(totals.dropped),
+        "samples_saved": totals.samples_saved,
+        "tokens_saved": totals.tokens_saved,
         "groups_reissued": totals.reissued,
         "trainer_restarts": totals.restarts,
         "reward_errors": totals.reward_errors,

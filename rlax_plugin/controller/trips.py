@@ -11,21 +11,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.refill import ALL_FAILED
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import Open
+from rlax_plugin.controller.savings import Savings
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.ports.protocols import Filter
 from rlax_plugin.records import events as ev
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
+from rlax_plugin.rollouts.dispatch import Dispatcher
+from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.rollouts.tickets import Completed, trusted
+from rlax_plugin.rollouts.tickets import Completed, GivenUp, trusted
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn
+
+NOT_NEEDED = "no longer needed"
+"""The reason of a group that is dropped before it is generated: batches were filled without it."""
 
 
 class Trips:
@@ -35,6 +41,7 @@ class Trips:
       turns: records those of episodes under way.
       reissuing: makes the next attempt, where a worker's samples turn out to be void.
       observers: are told of each scored group.
+      guard: ends the run if too few groups are accepted.
     """
 
     def __init__(
@@ -49,20 +56,40 @@ class Trips:
         turns: Turns,
         reissuing: Reissuing,
         observers: Observers,
+        guard: KeptGuard,
     ):
         self._section, self._filters = section, filters
         self._dispatcher, self._episodes, self._rewards = dispatcher, episodes, rewards
         self._history, self._turns = history, turns
-        self._reissuing, self._observers = reissuing, observers
+        self._reissuing, self._observers, self._guard = reissuing, observers, guard
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
+        self._savings = Savings()
 
     async def run(self, request: Request) -> None:
-        """Returns once the group is judged; call ``next_turn`` when what follows is done, too.
+        """Returns once the group is judged, or given up by its worker because it is too old.
+
+        Call ``next_turn`` when what follows is done, too.
 
         Raises:
-          RlaxError: it cannot be generated, or a deadline has passed.
+          RlaxError: it cannot be generated, a deadline has passed, or the guard ends the run.
         """
-        self._judge(await self._scored(request, self._history.open[request.key.group]))
+        group = request.key.group
+        try:
+            self._judge(await self._scored(request, self._history.open[group]))
+        except GivenUp as given_up:
+            self._turns.forget(group)
+            saved = self._savings.tokens(given_up.tokens)
+            self._history.note(ev.Dropped(group, NOT_NEEDED, len(given_up.tokens), saved))
+
+    def end_older(self, version: int) -> None:
+        """Ends the generation of groups that were begun with weights older than a version.
+
+        Of those with several turns, the ones whose first turns are recorded begin anew; others, for
+        which the batches so far had no use, are dropped.
+        """
+        if self._history.open:
+            self._turns.drop_older(version)
+            self._dispatcher.give_up_older(version)
 
     async def _scored(self, request: Request, asked: Open) -> ScoredGroup:
         stats, group = self._history.stats, request.key.group
@@ -135,6 +162,7 @@ class Trips:
             turn.set_result(None)
 
     def _judge(self, group: ScoredGroup) -> None:
+        self._savings.observe(group)
         rewards = group.rewards
         valid = ~np.isnan(rewards)
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
@@ -146,3 +174,4 @@ class Trips:
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected)
         self._history.score(event, group if rejected is None else Rejected(group, rejected))
         self._observers.notify("group_scored", group=group, rejected=rejected)
+        self._guard.scored(rejected)

@@ -150,8 +150,25 @@ STAGES: tuple[Stage, ...] = (
             (
                 "groups_dropped",
                 "groups",
-                "number of accepted groups discarded because they were too stale, or because "
-                "their worker was quarantined",
+                "number of groups that were discarded: accepted ones because they were too stale, "
+                "or because their worker was quarantined, and cancelled ones",
+            ),
+            (
+                "groups_cancelled",
+                "groups",
+                "number of groups whose generation was ended because the batches were filled "
+                "without them, and they had become too stale for the next one",
+            ),
+            (
+                "samples_saved",
+                "samples",
+                "number of samples of cancelled groups that were not generated to their end",
+            ),
+            (
+                "tokens_saved",
+                "tokens",
+                "estimated number of tokens that these samples would still have taken: for each, "
+                "the mean of what longer ones of the last 1024 samples took beyond its length",
             ),
         ),
     ),

@@ -14,6 +14,7 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.objective.batches import sizes
+from rlax_plugin.records import events as ev
 from rlax_plugin.rewards.episodes import PlayCounts
 from rlax_plugin.types import Episode, Judged, Rejected, Score, ScoredGroup, TrainBatch, group_of
 
@@ -26,11 +27,21 @@ class StepStats:
 
     scored: list[Judged] = field(default_factory=list)
     dropped: int = 0
+    cancelled: int = 0
+    samples_saved: int = 0
+    tokens_saved: int = 0
     issued: int = 0
     first_issued_s: float = math.inf  # of time.perf_counter
     last_generated_s: float = -math.inf
     reward_s: float = 0.0  # summed over groups, which are scored side by side
     commit_s: float = 0.0  # until the batch was on disk
+
+    def drop(self, event: ev.Dropped) -> None:
+        """Counts a group that will not train."""
+        self.dropped += 1
+        self.cancelled += event.samples > 0
+        self.samples_saved += event.samples
+        self.tokens_saved += event.tokens
 
     @property
     def generate_s(self) -> float:
@@ -91,6 +102,9 @@ def step_metrics(
         "curation/groups_scored": float(len(scored)),
         "curation/groups_rejected": float(rejected.total()),
         "curation/groups_dropped": float(done.stats.dropped),
+        "curation/groups_cancelled": float(done.stats.cancelled),
+        "curation/samples_saved": float(done.stats.samples_saved),
+        "curation/tokens_saved": float(done.stats.tokens_saved),
         "length/trained_mean": float(np.mean(trained)) if trained else 0.0,
         "batch/groups": float(len(groups)),
         # Of all rows, empty ones too, and of their real tokens, prompts included.

@@ -279,6 +279,9 @@ class RolloutEngine(Protocol):
     from prefill on purpose, as with quantised caches. It may wait until the running samples have
     made way for new weights, and keep others from beginning until ``use`` or ``discard``. Without
     it, decoding is not verified.
+
+    ``give_up(unwanted, oldest) -> Mapping[Attempt, Sequence[int]]`` stops what cannot train any
+    more; see ``docs/plugin_hooks.md``. Without it, such requests are generated to their end.
     """
 
     @property

@@ -1,8 +1,8 @@
 """What can happen to a group of samples, in the order in which it happens.
 
     Issued -> [Reissued ...] -> Generated -> Scored -> Trained
-                                               |  |--> Dropped   (too stale, worker not trusted)
-                                               '--> rejected by a filter: its end
+       |                                       |  |--> Dropped   (too stale, worker not trusted)
+       '--> Dropped (no longer needed)         '--> rejected by a filter: its end
 
 In episodes of several turns each later turn is ``Generated``, too, between the first turn of the
 group and its score; some may be ``Discarded`` and generated again.
@@ -103,10 +103,17 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """An accepted group that will not train after all."""
+    """A group that will not train after all: an accepted one, or one that is not generated yet.
+
+    Attributes:
+      samples: that were not generated to their end.
+      tokens: that they would have taken, as an estimate; see ``controller/savings.py``.
+    """
 
     group: int
     reason: str
+    samples: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

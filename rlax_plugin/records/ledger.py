@@ -239,9 +239,9 @@ class Ledger:
         )
 
     def _forget_turns(self, event: ev.Event) -> None:
-        """A group that is scored, or is begun anew, needs its turns no more."""
+        """A group that is scored, dropped, or begun anew, needs its turns no more."""
         match event:
-            case ev.Scored() | ev.Reissued():
+            case ev.Scored() | ev.Reissued() | ev.Dropped():
                 self._db.execute("DELETE FROM turns WHERE group_id = ?", (event.group,))
             case ev.Discarded():
                 self._db.execute(

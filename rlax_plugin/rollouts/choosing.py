@@ -1,6 +1,8 @@
-"""Which worker gets a request."""
+"""Which worker gets a request, and which requests none can take."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterable
 
 from rlax_plugin.rollouts.fleet import Worker
 from rlax_plugin.rollouts.tickets import Ticket
@@ -34,3 +36,24 @@ def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
         able = [w for w in able if goes_on(w, ticket)] or able
     # The least loaded one, by share of its slots: equal work for unequal machines.
     return min(able, key=lambda w: w.assigned / w.slots, default=None)
+
+
+def without_worker(waiting: Iterable[Ticket], workers: Collection[Worker]) -> list[Ticket]:
+    """Requests that wait although no worker is there that could take them."""
+    ready = [worker for worker in workers if worker.ready]
+    limited = any(worker.capabilities.context_tokens for worker in ready)
+    if ready and not limited:
+        return []
+    return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
+
+
+def missing_worker(waiting: Collection[Ticket], workers: Collection[Worker]) -> str:
+    """For messages: what requests wait for in vain."""
+    longest = max((sequence_tokens(ticket) for ticket in waiting), default=0)
+    limits = [worker.capabilities.context_tokens for worker in workers]
+    if longest and any(limits):
+        return (
+            f"a rollout worker whose engine takes {longest} tokens (those that are there take at "
+            f"most {max(limits)}), for which {len(waiting)} groups wait,"
+        )
+    return f"the return of a rollout worker, for which {len(waiting)} groups wait,"

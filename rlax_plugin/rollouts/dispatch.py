@@ -13,9 +13,11 @@ import grpc
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
-from rlax_plugin.rollouts.choosing import choose, goes_on, sequence_tokens, takes
+from rlax_plugin.rollouts.choosing import choose, goes_on, missing_worker, takes, without_worker
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.rollouts.giving_up import GivingUp
 from rlax_plugin.rollouts.pace import Pace
+from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.replies import check_reply, contributors
 from rlax_plugin.rollouts.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -36,21 +38,6 @@ may be lost before they hold the one version that a group needs."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-class Reissuing:
-    """What becomes of requests that are issued again: by default they are sent as they are."""
-
-    def refreshed(self, request: Request) -> Request:
-        """The request to send.
-
-        Args:
-          request: the next attempt; ``resume`` holds the newest unfinished samples known, if any.
-        """
-        return request
-
-    def reissued(self, request: Request, reason: str) -> None:
-        """Called with each request that is issued again, as it will be sent."""
-
-
 class Dispatcher(FleetListener):
     """Assigns waiting requests to workers with room, as many per call as there are at that moment.
 
@@ -69,6 +56,7 @@ class Dispatcher(FleetListener):
       reissued: how often a request was issued again.
       tokens_resumed: tokens that were kept in doing so.
       late: answers to requests that had expired, which are ignored.
+      giving_up: ends at workers what is generated in vain.
     """
 
     def __init__(
@@ -82,7 +70,8 @@ class Dispatcher(FleetListener):
         self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
         self._reissuing, self._pace = reissuing or Reissuing(), pace
         self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Task[None], Call] = {}
+        self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
         self._scheduled = False
         self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
         self.reissued = 0
@@ -97,11 +86,23 @@ class Dispatcher(FleetListener):
         return min((vocabulary for vocabulary in said if vocabulary), default=0)
 
     def submit(self, request: Request) -> asyncio.Future[Completed]:
-        """Queues a request; the future ends with its answer."""
+        """Queues a request; the future ends with its answer. To cancel it ends its generation."""
         ticket = Ticket(request, asyncio.get_running_loop().create_future())
+        self.giving_up.watch(ticket)
         self._waiting[request.exactly].append(ticket)
         self.wake()
         return ticket.done
+
+    def give_up_older(self, version: int) -> None:
+        """Nothing can train any more that is begun with weights older than a version.
+
+        What was begun with older ones fails with ``GivenUp``; other requests wait for newer ones.
+        """
+        for ticket in self._waiting.get(None, ()):
+            request = ticket.request
+            if request.key.purpose == "train" and request.min_version < version:
+                ticket.renew(self._reissuing.refreshed(request))
+        self.giving_up.older_than(version)
 
     def worker_ready(self, worker: Worker) -> None:
         self.wake()
@@ -139,13 +140,8 @@ class Dispatcher(FleetListener):
         self._watch_for_nobody(bool(self._without_worker()))
 
     def _without_worker(self) -> list[Ticket]:
-        """Groups that wait although no worker is there that could take them."""
-        ready = [worker for worker in self._fleet.workers.values() if worker.ready]
-        limited = any(worker.capabilities.context_tokens for worker in ready)
-        if ready and not limited:
-            return []
         waiting = (ticket for queue in self._waiting.values() for ticket in queue)
-        return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
+        return without_worker(waiting, self._fleet.workers.values())
 
     def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
         batches: dict[str, list[Ticket]] = {}
@@ -176,11 +172,11 @@ class Dispatcher(FleetListener):
     def _begin(self, call: Call) -> None:
         tickets = list(call.open.values())
         call.task = asyncio.ensure_future(self._run(call))
-        self._calls.add(call.task)
+        self._calls[call.task] = call
         call.task.add_done_callback(functools.partial(self._ended, tickets))
 
     def _ended(self, tickets: list[Ticket], task: asyncio.Task[None]) -> None:
-        self._calls.discard(task)
+        del self._calls[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             fail(tickets, error)  # nothing that was foreseen, and so nothing to try again
 
@@ -194,17 +190,10 @@ class Dispatcher(FleetListener):
 
     def _nobody_came(self) -> None:
         self._nobody = None
-        waiting = self._without_worker()
-        what = f"the return of a rollout worker, for which {len(waiting)} groups wait,"
-        if longest := max((sequence_tokens(ticket) for ticket in waiting), default=0):
-            limits = [w.capabilities.context_tokens for w in self._fleet.workers.values()]
-            if any(limits):
-                what = f"a rollout worker whose engine takes {longest} tokens (those that are "
-                what += f"there take at most {max(limits)}), for which {len(waiting)} groups wait,"
-        deadline_s, needed_s = (
-            self._deadlines.startup_s,
-            self._pace and self._pace.needed_s("startup_s"),
-        )
+        waiting, workers = self._without_worker(), self._fleet.workers.values()
+        deadline_s = self._deadlines.startup_s
+        needed_s = self._pace and self._pace.needed_s("startup_s")
+        what = missing_worker(waiting, workers)
         fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
         self.wake()
 
@@ -284,6 +273,8 @@ class Dispatcher(FleetListener):
         if any(sample.finish == pb.UNFINISHED for sample in reply.samples):
             return  # it is yet to be answered
         needed_s = self._release(call.worker, call.expired.pop(key))
+        if reply.given_up:
+            return
         self.late += 1
         self._seen_late = f"; one late answer came after {needed_s:.3g} s without progress"
         log.warning(
@@ -312,6 +303,12 @@ class Dispatcher(FleetListener):
                 return
             raise WorkerError(f"{worker.name} answered {key}, which it had not been sent")
         request = ticket.request
+        if reply.given_up:
+            self.giving_up.given_up(call, ticket, reply.tokens)
+            self._release(worker, request)
+            self._give_up(call)
+            self.wake()
+            return
         samples = call.told[key] = reply_from_proto(
             reply,
             request,
@@ -371,11 +368,7 @@ class Dispatcher(FleetListener):
                 ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
             )
             # The flow knows which version training needs; that of a measurement stays.
-            ticket.request = self._reissuing.refreshed(again) if again.exactly is None else again
-            ticket.partials = ticket.request.resume
-            if not ticket.partials:
-                ticket.partials_workers = ()
-            ticket.resume_workers = ticket.partials_workers
+            ticket.renew(self._reissuing.refreshed(again) if again.exactly is None else again)
             self.reissued += 1
             self._waiting[ticket.request.exactly].appendleft(ticket)
             self._reissuing.reissued(ticket.request, error)
@@ -385,6 +378,7 @@ class Dispatcher(FleetListener):
 
     async def close(self) -> None:
         """Cancels every open call and every waiting request."""
+        await self.giving_up.close()
         self._watch_for_nobody(False)
         for call in list(self._calls):
             call.cancel()

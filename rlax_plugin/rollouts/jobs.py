@@ -35,11 +35,12 @@ class Job:
       request: what is to be generated.
       deliver: takes the complete samples in order; called on the engine's thread.
       fail: takes what ended the engine before the request was complete.
-      abandoned: whether nobody waits for it any more.
+      abandoned: whether nobody waits for its call any more.
       report: takes the samples so far, some unfinished; called on the engine's thread.
       samples: one per seed, in order.
       waiting: indices of the samples that wait for a slot, in order.
       min_version: the oldest weights to generate with; see ``Request.needs_version``.
+      given_up: nobody waits for it any more, whatever becomes of those it was asked with.
     """
 
     request: Request
@@ -50,6 +51,7 @@ class Job:
     samples: list[Sampled] = field(init=False)
     waiting: list[int] = field(init=False)
     min_version: int = field(init=False)
+    given_up: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         request = self.request
@@ -60,6 +62,11 @@ class Job:
     @property
     def complete(self) -> bool:
         return all(s.finish is not None for s in self.samples)
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.given_up or self.abandoned()
 
     @property
     def started(self) -> bool:

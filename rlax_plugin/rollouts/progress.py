@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rlax_plugin.types import Key
-
-Attempt = tuple[Key, int]
-"""A request's key and attempt: one attempt may still be running when the next one is sent."""
+from rlax_plugin.types import Attempt
 
 
 @dataclass(slots=True, eq=False)

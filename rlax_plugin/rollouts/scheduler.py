@@ -117,6 +117,18 @@ class Scheduler:
             found[running.job] = known + steps - running.began
         return found
 
+    def in_slots(self) -> dict[Job, dict[int, tuple[int, int]]]:
+        """Of each group, index of a sample in a slot -> its version, its tokens there. Any thread.
+
+        The tokens are those that the steps tell.
+        """
+        steps = self._slots.steps_total
+        found: dict[Job, dict[int, tuple[int, int]]] = {}
+        for running in list(self._running.values()):
+            samples = found.setdefault(running.job, {})
+            samples[running.index] = running.version, steps - running.began
+        return found
+
     def plan(self, waiting: Iterable[Job], version: int) -> list[Prefill]:
         """Assigns free slots to waiting samples that may be generated with ``version``.
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlax_plugin.rollouts.fleet import Worker
-from rlax_plugin.rollouts.progress import Attempt
-from rlax_plugin.types import Key, Request, Sampled
+from rlax_plugin.types import Attempt, Key, Request, Sampled
 
 
 class Completed(NamedTuple):
@@ -26,6 +25,18 @@ class Completed(NamedTuple):
     request: Request
     samples: tuple[Sampled, ...]
     workers: tuple[Worker, ...]
+
+
+class GivenUp(Exception):
+    """A request was not generated to its end: nothing of it could train any more.
+
+    Attributes:
+      tokens: so far, of each sample that was not finished.
+    """
+
+    def __init__(self, tokens: tuple[int, ...]):
+        super().__init__(f"{len(tokens)} samples were not generated to their end")
+        self.tokens = tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +72,13 @@ class Ticket:
         if not trusted(self.partials_workers):
             self.partials, self.partials_workers = self.request.resume, self.resume_workers
 
+    def renew(self, request: Request) -> None:
+        """Sends another request in its place, which goes on from what is known of it, or anew."""
+        self.request, self.partials = request, request.resume
+        if not self.partials:
+            self.partials_workers = ()
+        self.resume_workers = self.partials_workers
+
     def start_afresh(self) -> None:
         """Forgets what is generated of it: it goes to a worker that cannot go on from there."""
         if self.request.resume:
@@ -76,12 +94,16 @@ class Call:
       open: of each request, until it is answered or has expired.
       expired: what was asked, until it is answered late.
       told: what the worker has sent so far; what it sends next continues it.
+      asked: requests that it was asked to give up.
+      oldest: weights that training could still use when it was last asked to give older ones up.
     """
 
     worker: Worker
     open: dict[Key, Ticket]
     expired: dict[Key, Request] = field(default_factory=dict)
     told: dict[Key, tuple[Sampled, ...]] = field(default_factory=dict)
+    asked: set[Key] = field(default_factory=set)
+    oldest: int = 0
     task: asyncio.Task[None] | None = None
 
 

@@ -107,12 +107,36 @@ class Sample(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., begins_at: _Optional[int] = ..., side: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("key", "samples")
+    __slots__ = ("key", "samples", "given_up", "tokens")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     key: Key
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+    given_up: bool
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., given_up: _Optional[bool] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("key", "attempt")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    key: Key
+    attempt: int
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class GiveUpRequest(_message.Message):
+    __slots__ = ("unwanted", "oldest")
+    UNWANTED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    unwanted: _containers.RepeatedCompositeFieldContainer[Attempt]
+    oldest: int
+    def __init__(self, unwanted: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., oldest: _Optional[int] = ...) -> None: ...
+
+class GiveUpReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class HealthRequest(_message.Message):
     __slots__ = ()

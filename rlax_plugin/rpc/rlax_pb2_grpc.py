@@ -40,6 +40,11 @@ class RolloutStub:
                 request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Reply.FromString,
                 _registered_method=True)
+        self.GiveUp = channel.unary_unary(
+                '/rlax.v1.Rollout/GiveUp',
+                request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GiveUpRequest.SerializeToString,
+                response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GiveUpReply.FromString,
+                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/rlax.v1.Rollout/Health',
                 request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.HealthRequest.SerializeToString,
@@ -58,6 +63,13 @@ class RolloutServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveUp(self, request, context):
+        """Ends requests of open calls, whose last reply says so; the others of a call go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Health(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -71,6 +83,11 @@ def add_RolloutServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.FromString,
                     response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Reply.SerializeToString,
+            ),
+            'GiveUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveUp,
+                    request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GiveUpRequest.FromString,
+                    response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GiveUpReply.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -106,6 +123,33 @@ class Rollout:
             '/rlax.v1.Rollout/Generate',
             rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.SerializeToString,
             rlax__plugin_dot_rpc_dot_rlax__pb2.Reply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlax.v1.Rollout/GiveUp',
+            rlax__plugin_dot_rpc_dot_rlax__pb2.GiveUpRequest.SerializeToString,
+            rlax__plugin_dot_rpc_dot_rlax__pb2.GiveUpReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -16,20 +16,13 @@ from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
-from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
+from rlax_plugin.rollouts.jobs import SIDE_CHANNELS
 from rlax_plugin.testing import policy
+from rlax_plugin.testing.scripted_sample import ScriptedSample
 from rlax_plugin.testing.task import VOCABULARY, decode
 from rlax_plugin.testing.weight_faults import FaultyStore, WeightFault, wrongly_used
 from rlax_plugin.tokens.stopping import Decode, StopFinder
-from rlax_plugin.types import (
-    EMPTY,
-    Finish,
-    Key,
-    Request,
-    Sampled,
-    SamplingParams,
-    WeightVersion,
-)
+from rlax_plugin.types import Attempt, Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 from rlax_plugin.weights.verification import read_weights
 
@@ -96,72 +89,31 @@ class _Held:
     weights: policy.Weights
 
 
-@dataclass(slots=True)
-class _Sample:
-    """A completion on its way."""
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A request on its way.
 
-    seed: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    truncated: list[float] = field(default_factory=list)  # log-probs, where top-k or top-p cuts
-    versions: list[int] = field(default_factory=list)
-    finish: Finish | None = None
-    finder: StopFinder | None = None  # where there are stop strings
+    Attributes:
+      min_version: that it waits for.
+      samples: so far.
+      begun: it has slots.
+    """
 
-    @classmethod
-    def resumed(cls, sampled: Sampled, finder: StopFinder | None) -> _Sample:
-        """Goes on behind what another worker has generated."""
-        if finder is not None and len(sampled.tokens):
-            finder.find(sampled.tokens)
-        return cls(
-            sampled.seed,
-            sampled.tokens.tolist(),
-            sampled.logprobs.tolist(),
-            sampled.side.get(TRUNCATED_LOGPROBS, sampled.logprobs).tolist(),
-            sampled.versions.tolist(),
-            sampled.finish,
-            finder,
-        )
+    request: Request
+    min_version: int
+    samples: list[ScriptedSample]
+    begun: bool = False
+    given_up: bool = False
+    task: asyncio.Task[None] | None = None
 
     @property
-    def unfinished(self) -> bool:
-        return self.finish is None
+    def tokens(self) -> int:
+        return sum(len(s.tokens) for s in self.samples)
 
-    def sample_token(
-        self,
-        logprobs_v: np.ndarray,
-        version: int,
-        sampling: SamplingParams,
-        uniform: float | None = None,
-    ) -> None:
-        """Adds a token, given the log-probs [vocabulary] of what may follow.
-
-        Args:
-          uniform: a random number in [0, 1); None: that of the sample's seed.
-        """
-        if uniform is None:
-            uniform = policy.uniform(self.seed, len(self.tokens))
-        token, full, truncated = policy.choose(logprobs_v, uniform, sampling)
-        self.tokens.append(token)
-        self.logprobs.append(full)
-        self.truncated.append(truncated)
-        self.versions.append(version)
-        told = self.finder is not None and self.finder.find(np.array([token], np.int32))
-        if token in sampling.stop_ids or told:
-            self.finish = "stop"
-        elif len(self.tokens) >= sampling.max_new_tokens:
-            self.finish = "length"
-
-    def sampled(self, sampling: SamplingParams) -> Sampled:
-        truncated = {TRUNCATED_LOGPROBS: np.array(self.truncated, np.float32)}
-        return Sampled(
-            seed=self.seed,
-            tokens=np.array(self.tokens, np.int32),
-            logprobs=np.array(self.logprobs, np.float32),
-            versions=np.array(self.versions, np.int32),
-            finish=self.finish,
-            side=truncated if sampling.truncates else EMPTY,
-        )
+    def too_old(self, oldest: int) -> bool:
+        """Whether it has tokens of a version below, and no later turns of its group are known."""
+        versions = [s.versions[0] for s in self.samples if s.versions]
+        return self.request.key.sample is None and bool(versions) and min(versions) < oldest
 
 
 class ScriptedEngine(RolloutEngine):
@@ -195,8 +147,7 @@ class ScriptedEngine(RolloutEngine):
         self._steps_total, self._decode_s = 0, 0.0
         self._active = self._waiting = self._tokens_total = 0
         self._swaps = 0  # versions that wait for running groups to end
-        self._progress: dict[tuple[Key, int], int] = {}  # of running requests: their tokens
-        self._queued: set[tuple[Key, int]] = set()
+        self._asked: dict[Attempt, _Asked] = {}
 
     @property
     def version(self) -> int:
@@ -229,9 +180,23 @@ class ScriptedEngine(RolloutEngine):
             verification="canary",
         )
 
-    def progress(self) -> dict[tuple[Key, int], int]:
+    def progress(self) -> dict[Attempt, int]:
         """See ``RolloutEngine``: tokens of what runs; of what waits, all tokens so far."""
-        return dict.fromkeys(self._queued, self._tokens_total) | self._progress
+        return {a: o.tokens if o.begun else self._tokens_total for a, o in self._asked.items()}
+
+    def give_up(self, unwanted: Collection[Attempt], oldest: int) -> dict[Attempt, tuple[int, ...]]:
+        """See ``RolloutEngine``."""
+        found: dict[Attempt, tuple[int, ...]] = {}
+        for attempt, one in self._asked.items():
+            trains = attempt[0].purpose == "train"
+            if attempt in unwanted or (trains and one.too_old(oldest)):
+                found[attempt] = tuple(len(s.tokens) for s in one.samples if s.unfinished)
+                one.given_up = True
+                assert one.task is not None
+                one.task.cancel()
+            elif trains:
+                one.min_version = max(one.min_version, oldest)
+        return found
 
     async def load(self, version: WeightVersion) -> Loaded:
         """Reads a version on another thread; see ``RolloutEngine``."""
@@ -271,7 +236,7 @@ class ScriptedEngine(RolloutEngine):
     ) -> tuple[np.ndarray, np.ndarray]:
         """See ``RolloutEngine``."""
         weights, sampling = self._decoded_with(loaded), SamplingParams(0.0, max_new_tokens=count)
-        sample = _Sample(seed=0, tokens=[int(tokens[-1])])
+        sample = ScriptedSample(seed=0, tokens=[int(tokens[-1])])
         for _ in range(count):
             (logprobs_v,) = policy.log_probs(weights, np.array(sample.tokens[-1:]))
             sample.sample_token(logprobs_v, loaded.version, sampling)
@@ -309,27 +274,45 @@ class ScriptedEngine(RolloutEngine):
     async def _group(
         self, request: Request, on_reply: Callable[[Key, Sequence[Sampled]], None]
     ) -> None:
-        size, key = len(request.seeds), (request.key, request.attempt)
-        self._queued.add(key)
+        stops, attempt = request.sampling.stop_strings, (request.key, request.attempt)
+
+        def finder() -> StopFinder | None:
+            return StopFinder(stops, self._decode_text) if stops else None
+
+        samples = [ScriptedSample.resumed(one, finder()) for one in request.resume]
+        samples = samples or [ScriptedSample(seed, finder=finder()) for seed in request.seeds]
+        one = self._asked[attempt] = _Asked(request, request.min_version, samples)
+        one.task = asyncio.current_task()
         try:
-            await self._accept(size, request.min_version)
+            await self._in_slots(one, on_reply, finder)
+        except asyncio.CancelledError:
+            if not one.given_up:
+                raise
         finally:
-            self._queued.discard(key)
-        self._progress[key] = 0
+            del self._asked[attempt]
+
+    async def _in_slots(
+        self,
+        one: _Asked,
+        on_reply: Callable[[Key, Sequence[Sampled]], None],
+        finder: Callable[[], StopFinder | None],
+    ) -> None:
+        size = len(one.request.seeds)
+        await self._accept(size, one)
         try:
-            await self._generate(request, on_reply)
+            one.begun = True
+            await self._generate(one, on_reply, finder)
         finally:
-            del self._progress[key]
             self._active -= size
             async with self._changed:
                 self._changed.notify_all()
 
-    async def _accept(self, size: int, min_version: int) -> None:
+    async def _accept(self, size: int, one: _Asked) -> None:
         """Returns once there are weights and slots; a group larger than all slots gets them all."""
 
         def ready() -> bool:
             fits = self._active == 0 or self._active + size <= self._rollouts.slots
-            return fits and not self._swaps and self._held.version >= min_version
+            return fits and not self._swaps and self._held.version >= one.min_version
 
         self._waiting += size
         try:
@@ -340,32 +323,29 @@ class ScriptedEngine(RolloutEngine):
             self._waiting -= size
 
     async def _generate(
-        self, request: Request, on_reply: Callable[[Key, Sequence[Sampled]], None]
+        self,
+        one: _Asked,
+        on_reply: Callable[[Key, Sequence[Sampled]], None],
+        finder: Callable[[], StopFinder | None],
     ) -> None:
+        loop, request = asyncio.get_running_loop(), one.request
+        mode, held = self._rollouts.on_new_weights, self._held
+
         def sampled() -> list[Sampled]:
-            return [one.sampled(request.sampling) for one in samples]
+            return [s.sampled(request.sampling) for s in one.samples]
 
-        loop = asyncio.get_running_loop()
-        mode = self._rollouts.on_new_weights
-        held = self._held
-        stops = request.sampling.stop_strings
-
-        def finder() -> StopFinder | None:
-            return StopFinder(stops, self._decode_text) if stops else None
-
-        samples = [_Sample.resumed(one, finder()) for one in request.resume]
-        samples = samples or [_Sample(seed, finder=finder()) for seed in request.seeds]
         await asyncio.sleep(self._config.latency_s)
         reported_s = loop.time()
-        while open_samples := [s for s in samples if s.unfinished]:
+        while open_samples := [s for s in one.samples if s.unfinished]:
             if mode == "continue" and loop.time() - reported_s >= self._rollouts.progress_s:
                 on_reply(request.key, sampled())
                 reported_s = loop.time()
             if held is not self._held and mode != "finish":
                 held = self._held
                 if mode == "discard":
-                    samples = [
-                        _Sample(s.seed, finder=finder()) if s.unfinished else s for s in samples
+                    one.samples = [
+                        ScriptedSample(s.seed, finder=finder()) if s.unfinished else s
+                        for s in one.samples
                     ]
                     continue
             began_s = loop.time()
@@ -375,7 +355,7 @@ class ScriptedEngine(RolloutEngine):
             self._steps_total += 1
         on_reply(request.key, sampled())
 
-    def _decode(self, request: Request, held: _Held, samples: list[_Sample]) -> None:
+    def _decode(self, request: Request, held: _Held, samples: list[ScriptedSample]) -> None:
         """One token for each of ``samples``."""
         prompt_end = int(request.context[-1])
         previous_n = np.array([s.tokens[-1] if s.tokens else prompt_end for s in samples])
@@ -387,4 +367,3 @@ class ScriptedEngine(RolloutEngine):
             if not self._config.logprobs:
                 sample.logprobs[-1] = sample.truncated[-1] = 0.0
         self._tokens_total += len(samples)
-        self._progress[request.key, request.attempt] += len(samples)

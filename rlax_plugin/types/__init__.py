@@ -26,6 +26,7 @@ from rlax_plugin.types.episodes import (
 )
 from rlax_plugin.types.generation import (
     EMPTY,
+    Attempt,
     Finish,
     Key,
     Prompt,
@@ -44,6 +45,7 @@ from rlax_plugin.types.weights import (
 
 __all__ = [
     "EMPTY",
+    "Attempt",
     "Canary",
     "Descent",
     "Episode",

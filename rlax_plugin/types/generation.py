@@ -87,6 +87,10 @@ class Key(NamedTuple):
         return f"{prefix}group {self.group}, sample {self.sample}, {where}turn {self.turn}"
 
 
+Attempt = tuple[Key, int]
+"""A request's key and attempt: one attempt may still be running when the next one is sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One context to be continued n times by one worker.

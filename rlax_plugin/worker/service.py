@@ -20,7 +20,12 @@ from rlax_plugin.rollouts.defects import defect, outside
 from rlax_plugin.rollouts.jobs import context_problem
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import key_from_proto, reply_to_proto, request_from_proto
+from rlax_plugin.rpc.wire import (
+    key_from_proto,
+    key_to_proto,
+    reply_to_proto,
+    request_from_proto,
+)
 from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
@@ -93,12 +98,14 @@ class _Call:
       known: what the caller has of their samples: what was sent, or is to be resumed.
       owed: requests that are to report once more.
       delivered: what is to be sent, in order; None: nothing more comes.
+      given_up: requests that get no samples.
     """
 
     unanswered: dict[Key, Request]
     known: dict[Key, Sequence[Sampled]]
     owed: set[Key] = field(default_factory=set)
-    delivered: asyncio.Queue[tuple[Key, Sequence[Sampled]] | None] = field(
+    given_up: set[Key] = field(default_factory=set)
+    delivered: asyncio.Queue[tuple[Key, Sequence[Sampled]] | pb.Reply | None] = field(
         default_factory=asyncio.Queue
     )
 
@@ -170,7 +177,7 @@ class RolloutService(rpc.RolloutServicer):
         generation.add_done_callback(lambda _: call.delivered.put_nowait(None))
         try:
             while (found := await call.delivered.get()) is not None:
-                yield call.reply(*found)
+                yield found if isinstance(found, pb.Reply) else call.reply(*found)
             if generation.cancelled():
                 await self._end.wait()
                 await context.abort(grpc.StatusCode.UNAVAILABLE, self._leaving)
@@ -182,7 +189,33 @@ class RolloutService(rpc.RolloutServicer):
             del self._calls[call]
             self._settle()
 
+    async def GiveUp(
+        self, request: pb.GiveUpRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GiveUpReply:
+        give_up = getattr(self._engine, "give_up", None)
+        if give_up is None:
+            return pb.GiveUpReply()
+        try:
+            unwanted = {(key_from_proto(one.key), one.attempt) for one in request.unwanted}
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        self._on_wanted(request.oldest)
+        found = give_up(unwanted, request.oldest)
+        for call in self._calls:
+            for key, asked in list(call.unanswered.items()):
+                if (tokens := found.get((key, asked.attempt))) is None:
+                    continue
+                reply = pb.Reply(key=key_to_proto(key), given_up=True, tokens=tokens)
+                call.delivered.put_nowait(reply)  # before the end, which follows the last one's
+                call.given_up.add(key)
+                call.owed.discard(key)
+                del call.unanswered[key]
+        self._settle()
+        return pb.GiveUpReply()
+
     def _deliver(self, call: _Call, key: Key, samples: Sequence[Sampled]) -> None:
+        if key in call.given_up:
+            return
         self._delivered += 1
         call.delivered.put_nowait((key, samples))
         call.owed.discard(key)

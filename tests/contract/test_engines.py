@@ -48,7 +48,7 @@ def test_the_jetstream_engine_keeps_the_contract(scripted, mode: str) -> None:
 
     versions = [scripted.version(3), scripted.version(4)]
     rules = check_engine(make_engine, versions, decode=scripted.Source().decode)
-    assert len(rules) == 8
+    assert len(rules) == 9
 
 
 def test_an_engine_that_generates_by_slot_is_found(scripted) -> None:
@@ -82,7 +82,7 @@ def test_fakes_keep_the_contracts_of_what_they_stand_in_for() -> None:
     store = FakeWeightStore()
     assert len(check_store(store)) == 8
     versions = [publish_version(store, f"v{n}", toy.initial_weights(n), version=n) for n in (0, 1)]
-    assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 8
+    assert len(check_engine(lambda: FakeEngine(store), versions, make_request())) == 9
 
 
 def test_the_orbax_store_keeps_the_contract() -> None:

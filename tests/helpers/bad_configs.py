@@ -75,6 +75,8 @@ NUMBERS = [
     bad("rlax.rollouts.top_p", "finite", "rlax.rollouts.top_p=.nan"),
     bad("rlax.rollouts.top_p", "greater than or equal", "rlax.rollouts.top_p=1e-300"),
     bad("rlax.curation.oversample", "finite", "rlax.curation.oversample=.inf"),
+    bad("rlax.curation.guard.stop", "exceed warn = 0.1", "rlax.curation.guard.stop=0.2"),
+    bad("rlax.curation.guard.window", "greater than or equal", "rlax.curation.guard.window=0"),
     bad("rlax.curation.pass_rate_half_life", "finite", "rlax.curation.pass_rate_half_life=.nan"),
     bad(
         "rlax.trainer.warm_start.learning_rate",

@@ -38,6 +38,10 @@ def fourth(history: History) -> Draft:
     return history.segments[3]
 
 
+def fifth(history: History) -> Draft:
+    return history.segments[4]
+
+
 def trained_twice(h: History) -> None:
     fourth(h).replace(ev.Trained(3, (5, 7), 2), ev.Trained(3, (4, 7), 3))
     fourth(h).batch = [h.groups[4], h.groups[7]]
@@ -244,6 +248,10 @@ FALSIFIED = [
     ("dropped for no reason", replace(fourth, ev.Dropped(6, REASON), ev.Dropped(6, " ")),
      Rule.DROPPED_WITHOUT_REASON, 4, None, 6),
     ("trained, then dropped", say(second, ev.Dropped(0, REASON)), Rule.ENDED_TWICE, 2, None, 0),
+    ("dropped while it could still train", say(fifth, ev.Dropped(10, REASON)),
+     Rule.WRONG_ORDER, 5, None, 10),
+    ("dropped between its turns", say(fifth, scored(group(8, 1, "a", attempt=2))[0],
+                                      ev.Dropped(8, REASON)), Rule.WRONG_ORDER, 5, None, 8),
     ("rejected, then accepted", say(second, *scored(group(2, 0, "c"))[1:]),
      Rule.ENDED_TWICE, 2, None, 2),
     ("samples change before they train", in_batch(other_tokens), Rule.SAMPLES_CHANGED, 2, 2, 3),

@@ -16,6 +16,7 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.flow import Flow
+from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.prior import about_rates
@@ -36,6 +37,7 @@ from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.dispatch import Completed
 from rlax_plugin.rollouts.requests import sampling_params
+from rlax_plugin.rollouts.tickets import GivenUp
 from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, Unscored
 
 
@@ -96,6 +98,8 @@ class Answers:
       unscored: group -> the future that waits for its scores; only with ``slow_rewards``, else
         they come at once.
       playing: group and sample -> the task that plays the episode.
+      begun: group -> the version with which a worker has begun it; of others nothing is known.
+      oldest: version that can train, as the flow has told it.
       told: what was ever answered; what is generated with its n-th answer has log-probs of -n.
     """
 
@@ -110,6 +114,8 @@ class Answers:
         self._rewards: dict[int, tuple[int, float | None]] = {} if rewards is None else rewards
         self._play = play
         self.slow_rewards = False
+        self.begun: dict[int, int] = {}
+        self.oldest = 0
         self.workers: dict[str, Process] = {}  # by name, of the process that lives now
 
     async def submit(self, request):
@@ -123,6 +129,31 @@ class Answers:
         finally:
             if self.later.get(request.key, (None, None))[1] is future:
                 del self.later[request.key]
+
+    def give_up_older(self, version):
+        self.oldest = version
+
+    def begin(self, group_id, version):
+        """A worker begins to generate a group."""
+        request, _ = self.open[group_id]
+        assert version >= request.min_version
+        self.begun[group_id] = version
+
+    def too_old(self):
+        """Groups that their worker gives up, once it has heard what is too old."""
+        return sorted(g for g, version in self.begun.items() if version < self.oldest)
+
+    def give_up(self, group_id, tokens=(1, 0)):
+        """The worker ends a group of which it has so many tokens."""
+        _, future = self.open.pop(group_id)
+        del self.begun[group_id]
+        future.set_exception(GivenUp(tokens))
+
+    def wait_for_newer(self, group_id):
+        """What is not begun when the worker hears what is too old begins with nothing older."""
+        request, future = self.open[group_id]
+        newer = max(request.min_version, self.oldest)
+        self.open[group_id] = (dataclasses.replace(request, min_version=newer), future)
 
     async def play(self, prompt, played) -> Outcome | Unscored:
         place = played._key.group, played.index
@@ -154,6 +185,7 @@ class Answers:
     def generate(self, group_id, version, rewards=(0.0, 1.0), worker="w", length=2):
         """Answers a group; one version for all tokens, ``length`` tokens in each sample."""
         request, future = self.open.pop(group_id)
+        version = self.begun.pop(group_id, version)
         self._rewards |= {
             seed: (group_id, reward) for seed, reward in zip(request.seeds, rewards, strict=True)
         }
@@ -214,6 +246,7 @@ class Harness:
         filters=(),
         refill=8,
         oversample=1.0,
+        guard=None,
         deterministic=False,
         step=0,
         last_step=100,
@@ -229,7 +262,7 @@ class Harness:
             "rollouts": {"group_size": 2, "groups_per_step": groups, "max_prompt_tokens": 1},
             "batches": batches or {},
             "staleness": {"reload_every": j, "max_staleness": k},
-            "curation": {"max_refill": refill, "oversample": oversample},
+            "curation": {"max_refill": refill, "oversample": oversample, "guard": guard or {}},
             "deterministic": deterministic,
         }
         if play is not None:
@@ -247,6 +280,7 @@ class Harness:
         section = RlaxSection.model_validate(rlax)
         self.about = about_rates(section, sampling_params(section, Source()), "x", None)
         self.errors: list[BaseException] = []
+        self.notes: list[str] = []  # for people
         self.ledger = Ledger(directory / "ledger.sqlite", run="x")
         # No timer: events reach the ledger with a commit, or when a test flushes them.
         self.recorder = Recorder(self.files, self.ledger, self.errors.append, flush_s=3600)
@@ -282,6 +316,7 @@ class Harness:
             turns=turns,
             reissuing=self.issuing,
             observers=observers,
+            guard=KeptGuard(section.curation.guard, self.notes.append),
         )
         return Flow(
             history=history,
@@ -323,6 +358,7 @@ class Harness:
 
     def lose_worker(self, group_id):
         """What the dispatcher does when the call that held this group breaks."""
+        self.answers.begun.pop(group_id, None)
         self._lose(self.answers.open, group_id)
 
     def lose_worker_of_turn(self, key):

@@ -56,7 +56,7 @@ class Run(RuleBasedStateMachine):
 
     @initialize(
         bounds=st.sampled_from([(1, 1), (1, 2), (2, 3), (1, 4)]),
-        oversample=st.sampled_from([1.0, 1.5]),
+        oversample=st.sampled_from([1.0, 1.5, 3.0]),
         deterministic=st.booleans(),
         batches=BATCHES,
         removes=st.booleans(),
@@ -144,6 +144,23 @@ class Run(RuleBasedStateMachine):
             return
         version = self.run_.latest if newest else request.min_version
         self.act(self.run_.answers.generate, group, version, rewards, worker, length)
+
+    @precondition(lambda self: self.run_.answers.open)
+    @rule(newest=st.booleans())
+    def workers_begin_all_groups(self, newest):
+        answers = self.run_.answers
+        for group in sorted(answers.open.keys() - answers.begun.keys()):
+            if self.can_generate(group):
+                oldest = answers.open[group][0].min_version
+                self.act(answers.begin, group, self.run_.latest if newest else oldest)
+
+    @precondition(lambda self: self.run_.answers.too_old())
+    @rule(data=st.data())
+    def a_worker_gives_up_what_is_too_old(self, data):
+        answers = self.run_.answers
+        self.act(answers.give_up, self.pick(answers.too_old(), data))
+        for group in sorted(answers.open.keys() - answers.begun.keys()):
+            self.act(answers.wait_for_newer, group)
 
     @precondition(lambda self: self.run_.answers.unscored)
     @rule(data=st.data())

@@ -19,9 +19,10 @@ from sections import section_with
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.rollouts.dispatch import Dispatcher, Reissuing
+from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener
 from rlax_plugin.rollouts.fleet import Worker as FleetWorker
+from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion

@@ -206,9 +206,25 @@ class History:
                 f"group {event.group} is dropped: expected a reason, found none",
                 group=event.group,
             )
-        if self._ready(event.group, "dropped", None) is not None:
+        one = self.alive.get(event.group)
+        if one is not None and one.scored is None:
+            self._dropped_open(event.group, one)
+        if one is not None or self._ready(event.group, "dropped", None) is not None:
             self._end(event.group, _DROPPED)
             self._figures.dropped[event.reason] += 1
+
+    def _dropped_open(self, group: int, one: Alive) -> None:
+        """Only a group that was issued for older weights may have been begun with them."""
+        oldest = self.next_step - self._limits.max_staleness
+        if one.generated is None and one.min_version < oldest:
+            return
+        what = "its first turns are generated" if one.generated else "it could still train"
+        self._findings.violation(
+            Rule.WRONG_ORDER,
+            f"group {group} is dropped before it is scored, but {what}: expected one that was "
+            f"issued with a version below {oldest} and not generated, found {one.min_version}",
+            group=group,
+        )
 
     def _trained(self, event: ev.Trained) -> None:
         step = event.step

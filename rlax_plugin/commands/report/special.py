@@ -155,7 +155,9 @@ def fates(run: RunData) -> Chart | None:
             marker={"color": COLOURS[(2, 1, 3, 4, 5, 6, 7, 0)[index % 8]], "line": {"width": 0}},
         )
     dropped = any(name.startswith("dropped") for name in names)
-    caption = "Dropped groups were accepted first." if dropped else ""
+    caption = (
+        "Dropped groups were accepted first, unless they were no longer needed." if dropped else ""
+    )
     return Chart("outcomes", "What became of the groups", caption, figure)
 
 

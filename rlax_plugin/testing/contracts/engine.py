@@ -110,6 +110,13 @@ def check_generation(
             "a cancelled generate frees its slots",
             "drop a group's samples in a finally of generate",
         ),
+        (
+            scenarios.gives_up,
+            "an engine with give_up(unwanted, oldest) ends just those requests, and begins no "
+            "others of training with weights older than oldest",
+            "end what is unwanted without a reply, return its tokens so far by key and attempt, "
+            "raise the min_version of the rest, and let generate return without it",
+        ),
     ):
         with part.rule(expected, mend):
             run_async(scenario, deadline_s)
@@ -284,6 +291,27 @@ class _Scenarios:
 
             require(await eventually(idle, 10.0), f"health() stays at {engine.health()}")
             await _generated(engine, self._group(2))
+
+    async def gives_up(self) -> None:
+        async with _Engine(self._make_engine) as engine:
+            if (give_up := getattr(engine, "give_up", None)) is None:
+                return
+            await take_version(engine, self._old)
+            never = self._group(0, min_version=self._new.version + 1)
+            later = self._group(1, min_version=self._new.version)
+            answered: list[int] = []
+            waiting = asyncio.ensure_future(
+                engine.generate([never, later], lambda key, samples: answered.append(key.group))
+            )
+            for _ in range(10):  # until it has taken them, however many tasks it makes for that
+                await asyncio.sleep(0)
+            given_up = give_up({(never.key, never.attempt)}, self._new.version)
+            expected = {(never.key, never.attempt): [0] * len(never.seeds)}
+            found = {attempt: list(tokens) for attempt, tokens in given_up.items()}
+            require(found == expected, f"it gave up {found}, and was asked to give up {expected}")
+            await take_version(engine, self._new)
+            await waiting
+            require(set(answered) == {1}, f"it answered groups {answered} of 0 and 1")
 
     def _group(self, group_id: int, **changes: Any) -> Request:
         key = self._request.key._replace(group=group_id)

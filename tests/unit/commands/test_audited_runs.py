@@ -43,6 +43,21 @@ def test_a_correct_history_is_clean(tmp_path: Path) -> None:
     assert report.to_json()["figures"] == FIGURES
 
 
+def test_a_group_that_was_no_longer_needed_is_no_lost_group(tmp_path: Path) -> None:
+    """Group 8 was issued for version 1, which at most two versions of staleness exclude now."""
+    history = History()
+    last = history.segments[4]
+    last.events.append(ev.Dropped(8, "no longer needed", samples=2, tokens=7))
+    assert last.snapshot is not None
+    still_open = last.snapshot["run_state"]["open"]
+    still_open[:] = [one for one in still_open if one["group"] != 8]
+    history.write(RunFiles(tmp_path))
+    report = audit(RunFiles(tmp_path))
+    assert (report.violation, report.warnings) == (None, [])
+    assert report.figures.open == 1
+    assert report.figures.dropped == {REASON: 1, "no longer needed": 1}
+
+
 def test_a_run_on_an_object_store() -> None:
     files = RunFiles("memory://audit/run")
     History().write(files)

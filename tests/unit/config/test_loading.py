@@ -292,6 +292,7 @@ def test_an_argument_sets_one_option_inside_an_option_of_a_part(tmp_path):
         ("rlax.deadlines.group_s=9", False),
         ("run_name=x", False),
         ("rlax.curation.max_refill=3", False),
+        ("rlax.curation.guard.stop=0", False),
         ("rlax.objective.max_gap=0.5", False),
         ("rlax.objective.mini_batches=2", True),
         ("rlax.rollouts.temperature=0.6", True),

@@ -53,6 +53,15 @@ def source(directory: Path, **options) -> NumberTasks:
     return NumberTasks(NumberTasksConfig(**options), tokenizer)
 
 
+def test_sums_are_asked_as_sums(tmp_path: Path) -> None:
+    prompt = source(tmp_path, task="sum", shots=1).prompts("train")[0]
+    (asked,) = problems("sum", "train", 1)
+    (shown,) = examples("sum", asked, 1)
+    lines = [" + ".join(map(str, one.numbers)) for one in (shown, asked)]
+    assert prompt.text == f"{lines[0]} = {shown.answer}\n{lines[1]} ="
+    assert prompt.reference == str(sum(asked.numbers))
+
+
 def test_what_a_model_reads_behind_examples_and_where_its_answer_ends(tmp_path: Path) -> None:
     made = source(tmp_path, task="largest", shots=1)
     prompt = made.prompts("train")[0]

@@ -1,4 +1,4 @@
-"""Built-in samplers (which prompts are chosen) and filters (which groups are used)."""
+"""Built-in samplers: which prompts are chosen."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlax_plugin.api import (
-    BuildContext,
-    ConfigError,
     Domains,
-    Extension,
-    Filter,
     NoOptions,
     PassRates,
     PositiveInt,
     Prompt,
     PromptTable,
     Sampler,
-    ScoredGroup,
     Section,
-    hookimpl,
 )
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -189,81 +183,3 @@ class Learnability(Sampler):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Nothing to restore: what it knows is the pass-rate table."""
-
-
-class MixedOutcomeConfig(NoOptions):
-    """Accepts a group only if its rewards differ.
-
-    This is the dynamic sampling of DAPO (https://arxiv.org/abs/2503.14476). With advantages that
-    compare the rewards of a group, a group with equal rewards has no gradient.
-    """
-
-
-class MixedOutcome(Filter):
-    """Accepts a group only if its rewards differ: DAPO's dynamic sampling (arXiv 2503.14476).
-
-    Without a difference every advantage is 0, and the group has no gradient.
-    """
-
-    def reject(self, group: ScoredGroup) -> str | None:
-        rewards = group.rewards[~np.isnan(group.rewards)]
-        if rewards.size and rewards.min() < rewards.max():
-            return None
-        return "all rewards equal"
-
-
-class BandConfig(Section):
-    """Accepts a group if its share of passing samples lies between two bounds.
-
-    A sample passes if its reward is at least rlax.curation.pass_threshold
-    (https://arxiv.org/abs/2504.03380).
-    """
-
-    low: Rate = Field(
-        default=0.2, description="smallest share of passing samples in an accepted group"
-    )
-    high: Rate = Field(
-        default=0.8, description="largest share of passing samples in an accepted group"
-    )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> BandConfig:
-        if self.low > self.high:
-            raise ConfigError("low", self.low, f"must not exceed high = {self.high}")
-        return self
-
-
-class DifficultyBand(Filter):
-    """Accepts groups whose share of passing samples lies in a band (arXiv 2504.03380)."""
-
-    def __init__(self, config: BandConfig, pass_threshold: float) -> None:
-        self._config, self._threshold = config, pass_threshold
-
-    def reject(self, group: ScoredGroup) -> str | None:
-        rewards = group.rewards[~np.isnan(group.rewards)]
-        rate = float(np.mean(rewards >= self._threshold)) if rewards.size else 0.0
-        if rate < self._config.low:
-            return "too hard"
-        return "too easy" if rate > self._config.high else None
-
-
-@hookimpl
-def rlax_register_sampler() -> dict[str, Extension]:
-    def build_learnability(config: LearnabilityConfig, context: BuildContext) -> Learnability:
-        return Learnability(config)
-
-    return {
-        "shuffled": Extension(ShuffledConfig, lambda config, context: Shuffled()),
-        "learnability": Extension(LearnabilityConfig, build_learnability),
-    }
-
-
-@hookimpl
-def rlax_register_filter() -> dict[str, Extension]:
-    def build_band(config: BandConfig, context: BuildContext) -> DifficultyBand:
-        return DifficultyBand(config, context.section.curation.pass_threshold)
-
-    return {
-        "mixed_outcome": Extension(MixedOutcomeConfig, lambda config, context: MixedOutcome()),
-        "difficulty_band": Extension(BandConfig, build_band),
-    }

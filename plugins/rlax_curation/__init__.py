@@ -1,0 +1,59 @@
+"""Built-in samplers (which prompts are chosen) and filters (which groups are used)."""
+
+from __future__ import annotations
+
+from rlax_curation.distinct import Distinct, DistinctConfig
+from rlax_curation.outcomes import BandConfig, DifficultyBand, MixedOutcome, MixedOutcomeConfig
+from rlax_curation.repetition import Repetition, RepetitionConfig
+from rlax_curation.samplers import (
+    Learnability,
+    LearnabilityConfig,
+    Shuffled,
+    ShuffledConfig,
+    domains_of,
+)
+from rlax_curation.truncated import Truncated, TruncatedConfig
+from rlax_plugin.api import BuildContext, Extension, hookimpl
+
+__all__ = [
+    "BandConfig",
+    "DifficultyBand",
+    "Distinct",
+    "DistinctConfig",
+    "Learnability",
+    "LearnabilityConfig",
+    "MixedOutcome",
+    "MixedOutcomeConfig",
+    "Repetition",
+    "RepetitionConfig",
+    "Shuffled",
+    "ShuffledConfig",
+    "Truncated",
+    "TruncatedConfig",
+    "domains_of",
+]
+
+
+@hookimpl
+def rlax_register_sampler() -> dict[str, Extension]:
+    def build_learnability(config: LearnabilityConfig, context: BuildContext) -> Learnability:
+        return Learnability(config)
+
+    return {
+        "shuffled": Extension(ShuffledConfig, lambda config, context: Shuffled()),
+        "learnability": Extension(LearnabilityConfig, build_learnability),
+    }
+
+
+@hookimpl
+def rlax_register_filter() -> dict[str, Extension]:
+    def build_band(config: BandConfig, context: BuildContext) -> DifficultyBand:
+        return DifficultyBand(config, context.section.curation.pass_threshold)
+
+    return {
+        "mixed_outcome": Extension(MixedOutcomeConfig, lambda config, context: MixedOutcome()),
+        "difficulty_band": Extension(BandConfig, build_band),
+        "distinct": Extension(DistinctConfig, lambda config, context: Distinct(config)),
+        "truncated": Extension(TruncatedConfig, lambda config, context: Truncated(config)),
+        "repetition": Extension(RepetitionConfig, lambda config, context: Repetition(config)),
+    }

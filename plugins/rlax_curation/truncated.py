@@ -1,0 +1,35 @@
+"""Filter ``truncated``: too many completions of a group were cut before they ended."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlax_plugin.api import Filter, ScoredGroup, Section
+
+
+class TruncatedConfig(Section):
+    """Accepts a group if not too many of its samples were cut at a limit.
+
+    A sample that was cut at rlax.rollouts.max_new_tokens, or an episode at a limit of
+    rlax.episodes, has no end that a reward could judge: its reward says how long it was, not
+    whether it was right (overlong filtering of DAPO, https://arxiv.org/abs/2503.14476).
+    """
+
+    most: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.5,
+        description="largest share of truncated samples in an accepted group; 0: a group with one "
+        "truncated sample is rejected",
+    )
+
+
+class Truncated(Filter):
+    """Rejects groups of which too many samples were cut, also those whose rewards failed."""
+
+    def __init__(self, config: TruncatedConfig) -> None:
+        self._most = config.most
+
+    def reject(self, group: ScoredGroup) -> str | None:
+        cut = sum(episode.truncated for episode in group.episodes)
+        return "too many truncated" if cut > self._most * len(group.episodes) else None
