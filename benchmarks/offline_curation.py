@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ VOCABULARY, WORDS, EVERY = 20_000, 60, 1000
 def texts(count: int, seed: int) -> Iterator[str]:
     """Sentences of words that are drawn as in a language: few of them often."""
     draw = np.random.default_rng(seed)
-    words = np.array([f"w{np.base_repr(i, 36).lower()}" for i in range(VOCABULARY)])
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = np.array([a + b + c + d for a, b, c, d in product(letters[:2], *3 * (letters,))])
+    words = words[:VOCABULARY]
     frequency = 1 / np.arange(10, VOCABULARY + 10)
     for start in range(0, count, 1000):
         rows = min(1000, count - start)

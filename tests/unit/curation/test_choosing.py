@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_line import rlax
+from data_sets import listed, tables
 
+from rlax_plugin.api import PromptTable
 from rlax_plugin.curation.choosing import Candidates, Rule, choose, parsed_range
 from rlax_plugin.curation.kept import kept_ids, only_kept, write_kept
 from rlax_plugin.errors import ConfigError
@@ -96,6 +98,18 @@ def test_only_kept_prompts_are_used_in_their_order(tmp_path: Path) -> None:
     for strange, reason in ((prompts[1:3], "has none of the 2 prompts"), ([], "has none of the 0")):
         with pytest.raises(ConfigError, match=f"rlax.curation.only = .*: {reason}"):
             only_kept(strange, path, notes.append)
+
+
+def test_a_table_is_read_as_the_part_that_is_kept(tmp_path: Path) -> None:
+    table = tables(listed(*({"question": f"{n}?", "answer": n} for n in range(9))))["train"]
+    path = str(tmp_path / "kept.parquet")
+    found = candidates([4, 0, 5, 8])
+    ids = pa.array([table.id_at(index) for index in (7, 3, 2, 5)])
+    chosen_of = Candidates(ids, found.domains, found.passed_n, found.failed_n)
+    write_kept(path, choose(chosen_of, Rule(0.2, 0.8)), {})
+    some = only_kept(table, path, lambda text: None)
+    assert isinstance(some, PromptTable)
+    assert [prompt.text for prompt in some] == ["2?", "7?"]
 
 
 def test_a_file_that_is_none_of_these_is_rejected(tmp_path: Path) -> None:
