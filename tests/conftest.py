@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-CACHE = Path(__file__).resolve().parent.parent / ".cache"
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
@@ -34,6 +37,14 @@ settings.register_profile(
     "rlax", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("rlax")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Where PYTHONDONTWRITEBYTECODE is set, as many container images do, each of the hundreds of
+    # processes that tests start would compile what it imports of this project again.
+    if not hasattr(config, "workerinput"):  # before pytest-xdist starts its processes
+        for package in ("rlax_plugin", "plugins", "maxtext_overrides"):
+            compileall.compile_dir(ROOT / package, quiet=2)
 
 
 def pytest_sessionfinish() -> None:

@@ -180,8 +180,9 @@ class PlayJob(Job):
 
     @property
     def succeeded(self) -> bool:
-        done = self.result.done() and not self.result.cancelled()
-        return done and isinstance(self.result.result(), Outcome)
+        if not self.result.done() or self.result.cancelled() or self.result.exception():
+            return False
+        return isinstance(self.result.result(), Outcome)
 
 
 def _given(said: Any) -> Given:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,39 @@ def with_pool(
             await pool.close()
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+Work = Callable[[RewardPool], Awaitable[None]]
+
+
+@contextmanager
+def shared_pool(
+    config: RlaxSection, directory: Path, code: str
+) -> Iterator[Callable[[Work], None]]:
+    """Does the work of several tests with one pool, whose process costs a second to start.
+
+    Args:
+      code: see ``write_plugin``.
+    """
+
+    async def started() -> RewardPool:
+        pool = RewardPool(config, directory, note=lambda line: None)
+        await pool.start()
+        return pool
+
+    with asyncio.Runner() as runner:
+
+        def do(work: Work) -> None:
+            runner.run(asyncio.wait_for(work(pool), LIMIT_S))
+            assert pool.replaced == 0, "the process must outlive the test"
+
+        with pytest.MonkeyPatch.context() as patch:
+            write_plugin(directory, patch, code)
+            pool = runner.run(started())
+        try:
+            yield do
+        finally:
+            runner.run(pool.close())
 
 
 def prompt(name: str = "p", **metadata: object) -> Prompt:

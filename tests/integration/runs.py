@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "tests/configs/testing.yml")
 HELPERS = str(ROOT / "tests/helpers")
 DEADLINE_S = 200
+TWO_WORKERS = "rlax.launcher.workers=2"
 
 
 class Run:

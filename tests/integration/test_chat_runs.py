@@ -53,7 +53,6 @@ def train(directory: Path, *more: str) -> tuple[int, str]:
         "rlax.rollouts.max_prompt_tokens=60",
         "rlax.rollouts.max_new_tokens=16",
         "rlax.evaluation.problems=0",
-        "rlax.launcher.workers=1",
         *more,
         cwd=directory,
         timeout_s=DEADLINE_S,

@@ -18,7 +18,6 @@ from rlax_plugin.records.faults import FaultPoint
 
 SETTINGS = (
     "rlax.evaluation.problems=2",
-    "rlax.launcher.workers=1",
     "rlax.trainer.checkpoint_every=2",
 )
 FASTER = "rlax.trainer.learning_rate=3"

@@ -30,10 +30,9 @@ from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import STOP, Numbers, NumbersConfig, encode
 from rlax_plugin.types import Episode, Key, SamplingParams, ScoredGroup, Unscored
 
-STEPS = 4
+STEPS = 3
 SETTINGS = (
     f"steps={STEPS}",
-    "rlax.launcher.workers=1",
     "rlax.trainer.checkpoint_every=2",
     "rlax.evaluation.problems=0",
     "rlax.episodes.max_tokens=30",
@@ -265,7 +264,7 @@ def test_an_evaluation_counts_what_episodes_end_with(undisturbed: RunFiles) -> N
     problems, samples = 6, 4
     overrides = (f"rlax.evaluation.problems={problems}", f"rlax.evaluation.samples={samples}")
     directory = Path(undisturbed.location("")).parents[1]
-    command = ("eval", "runs/testing", "--json", "rlax.launcher.workers=1", *overrides)
+    command = ("eval", "runs/testing", "--json", *overrides)
     done = finished(*command, cwd=directory, timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(done.stdout)

@@ -201,7 +201,7 @@ def test_ctrl_c_leaves_nothing_behind(disturbed, tmp_path):
     assert process.stdout is not None
     assert "60 problems" in process.stdout.readline()  # everything has been started
     family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 3  # two workers and reward processes
+    assert len(family) >= 3  # workers and reward processes
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130

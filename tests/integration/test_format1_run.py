@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import command_line
 import pytest
 from runs import CONFIG, DEADLINE_S, ROOT
 
@@ -58,14 +60,27 @@ def test_its_checkpoint_is_measured_as_it_was(directory: Path) -> None:
     assert (directory / "runs/format1_run/evaluation/eval-00000006.json").exists()
 
 
-def test_its_batches_are_trained_again_bit_for_bit(directory: Path) -> None:
-    status, out, error = rlax(directory, "replay", "runs/format1_run")
-    assert status == 0, out + error
+def replayed(directory: Path, run: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """What the command prints, in this process."""
+    capfd.readouterr()
+    with contextlib.chdir(directory):
+        done = command_line.rlax("replay", run)
+    out = done.output + "".join(capfd.readouterr())
+    assert done.exit_code == 0, out
+    return out
+
+
+def test_its_batches_are_trained_again_bit_for_bit(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = replayed(directory, "runs/format1_run", capfd)
     assert "identical: 7 versions, the last is version 6" in out
     assert f"with digest {LAST_DIGEST}" in out
 
 
-def test_it_is_not_continued_and_its_weights_are(directory: Path) -> None:
+def test_it_is_not_continued_and_its_weights_are(
+    directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = contents(directory)
     arguments = ["train", CONFIG, *overrides(directory), "steps=8"]
     status, out, error = rlax(directory, *arguments)
@@ -86,8 +101,7 @@ def test_it_is_not_continued_and_its_weights_are(directory: Path) -> None:
     new = directory / "runs/format1_run-2"
     assert json.loads((new / "descent.json").read_text())["step"] == 6
     assert audit(RunFiles(new)).clean
-    status, out, error = rlax(directory, "replay", "runs/format1_run-2")
-    assert status == 0, out + error
+    replayed(directory, "runs/format1_run-2", capfd)
     events = [
         event
         for path in sorted(new.glob("journal/*/*.json"))

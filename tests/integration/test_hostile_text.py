@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from rlax_plugin.cli import app
 
 PLUGIN = r"""
-import itertools, os, random, sys
+import itertools, random, sys
 from dataclasses import replace
 
 from rlax_plugin.api import Extension, NoOptions, hookimpl
@@ -54,9 +54,6 @@ class Nasty(Numbers):
         text = super().decode(tokens)
         return text + "".join(NASTY[int(t) % len(NASTY)] for t in tokens if t % 5 == 0)
 
-def gone(prompt, completion):
-    os._exit(3)
-
 def judge(prompt, completion):
     text = random.choice(NASTY)
     print(text)
@@ -86,10 +83,7 @@ def rlax_register_prompt_source():
 
 @hookimpl
 def rlax_register_reward():
-    return {
-        "nasty": Extension(NoOptions, lambda config, context: judge),
-        "gone": Extension(NoOptions, lambda config, context: gone),
-    }
+    return {"nasty": Extension(NoOptions, lambda config, context: judge)}
 
 @hookimpl
 def rlax_register_filter():
@@ -196,14 +190,3 @@ def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty, cap
             content = json.loads(gzip.decompress(base64.b64decode(packed)))
             assert mischief(strings(content)) == [], name
     assert "rollouts" in dict(blobs)
-
-
-def test_a_reward_that_always_ends_its_process_ends_the_run_by_name(nasty):
-    run = Run(nasty, *SETTINGS, "rlax.rewards=[{name: nasty}, {name: gone}]", "steps=8")
-    status, out = run.end()
-    assert status == 1
-    said = "the reward process of rlax.rewards.1 (gone) ended with exit code 3"
-    first, *_, last = [line for line in out.splitlines() if said in line]
-    assert first.startswith(said) and "(1 so far; " in first
-    assert last.startswith(f"error: {said}") and "8 times in a row" in last
-    assert out.count("error: ") == 1 and "Traceback" not in out

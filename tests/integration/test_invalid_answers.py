@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import Run, plugins
+from runs import TWO_WORKERS, Run, plugins
 from worker_harness import (
     Counting,
     Worker,
@@ -95,6 +95,7 @@ def test_a_worker_that_lies_costs_a_run_three_replies(tmp_path, monkeypatch):
     training = Run(
         tmp_path,
         "steps=1000",
+        TWO_WORKERS,
         plugins("lying_engine"),
         f"rlax.rollouts.engine={{name: lying, token_s: 0.005, once: {tmp_path / 'both'}}}",
         "rlax.staleness.max_staleness=3",

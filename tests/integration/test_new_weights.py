@@ -6,7 +6,7 @@ import itertools
 import signal
 from collections.abc import Iterable
 
-from runs import Run
+from runs import TWO_WORKERS, Run
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
@@ -48,7 +48,7 @@ def test_samples_begin_again_with_new_weights(tmp_path):
 
 
 def test_samples_go_on_with_new_weights_also_on_another_worker(tmp_path):
-    slow = ("rlax.rollouts.engine.token_s=0.1", "steps=1000")
+    slow = (TWO_WORKERS, "rlax.rollouts.engine.token_s=0.1", "steps=1000")
     run = Run(tmp_path, *SETTINGS, *slow, "rlax.rollouts.on_new_weights=continue")
 
     def passed_on() -> list[dict]:

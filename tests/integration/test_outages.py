@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from runs import Run, plugins
+from runs import TWO_WORKERS, Run, plugins
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
@@ -29,6 +29,7 @@ def test_nobody_is_quarantined_by_an_outage_and_a_flipped_bit_still_does(tmp_pat
     fault = tmp_path / "fault"
     run = Run(
         tmp_path,
+        TWO_WORKERS,
         plugins("remote_store"),
         f"rlax.weights.store={{name: remote, fault_file: {fault}}}",
         "rlax.trainer={name: bigram, train_s: 0.1, learning_rate: 0.01}",  # never too good to go on

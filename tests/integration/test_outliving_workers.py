@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, closing
 
 import pytest
-from runs import CONFIG, DEADLINE_S, HELPERS, Run, free_port, held, process
+from runs import CONFIG, DEADLINE_S, HELPERS, TWO_WORKERS, Run, free_port, held, process
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
@@ -17,24 +17,22 @@ from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 
 
-@pytest.mark.parametrize("parameter_server", ["embedded", "apart"])
-def test_a_static_worker_outlives_a_killed_trainer(tmp_path, parameter_server):
-    overrides = [
+def test_a_static_worker_outlives_a_killed_trainer(tmp_path):
+    """So does a parameter server of its own; tests/maxtext/test_killed_runs.py has none."""
+    apart = str(free_port())
+    overrides = (
         "rlax.launcher={name: static}",
         "rlax.trainer.train_s=0.05",
         f"rlax.network.port={(port := free_port())}",
-    ]
+        f"rlax.weights.parameter_server=127.0.0.1:{apart}",
+    )
     with ExitStack() as processes:
-        if parameter_server == "apart":
-            apart = str(free_port())
-            overrides.append(f"rlax.weights.parameter_server=127.0.0.1:{apart}")
-            listen = ("parameter-server", CONFIG, *overrides, "--port", apart)
-            server = process(tmp_path, "server", *listen)
-            processes.enter_context(server)
-            end = time.monotonic() + DEADLINE_S
-            while "listens on" not in (said := (tmp_path / "server.log").read_text()):
-                assert time.monotonic() < end, said
-                time.sleep(0.05)
+        listen = ("parameter-server", CONFIG, *overrides, "--port", apart)
+        processes.enter_context(process(tmp_path, "server", *listen))
+        end = time.monotonic() + DEADLINE_S
+        while "listens on" not in (said := (tmp_path / "server.log").read_text()):
+            assert time.monotonic() < end, said
+            time.sleep(0.05)
         join = ("--controller", f"127.0.0.1:{port}", "--name", "survivor")
         worker = processes.enter_context(
             process(tmp_path, "survivor", "serve", CONFIG, *overrides, *join)
@@ -72,7 +70,9 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path, parameter_server):
 )
 def test_wrong_weights_on_every_worker_end_the_run_with_that_reason(tmp_path, fault, why):
     engine = f"{{name: scripted, weight_fault: {fault}, fault_at_version: 0}}"
-    run = Run(tmp_path, f"rlax.rollouts.engine={engine}", "rlax.launcher.max_restarts=0")
+    run = Run(
+        tmp_path, TWO_WORKERS, f"rlax.rollouts.engine={engine}", "rlax.launcher.max_restarts=0"
+    )
     status, out = run.end()
     assert status == 1
     assert "ended 1 times in a row, the last time with status 1" in out
@@ -94,6 +94,7 @@ def test_weights_that_are_wrong_are_never_used_and_cost_one_worker(
     joined, generated, found = (tmp_path / name for name in ("joined", "generated", "found"))
     run = Run(
         tmp_path,
+        TWO_WORKERS,
         # Version 4 is the newest for as long as local-1 needs to load it.
         *held({3: joined, 4: generated, 5: found}),
         f"rlax.rollouts.engine={{name: scripted, weight_fault: {fault}, fault_at_version: 4, "

@@ -20,7 +20,6 @@ SETTINGS = (
     "rlax.rollouts.slots=128",  # more than is ever asked for at once: no group waits for a slot
     "rlax.curation.filters=[]",
     "rlax.evaluation.problems=0",
-    "rlax.launcher.workers=1",
     "rlax.objective.corrections=[{name: truncated_importance_sampling}]",
     "rlax.objective.old_policy=proximal",
     f"rlax.deadlines.group_s={1.8 * TOKENS * TOKEN_S}",

@@ -2,7 +2,8 @@
 
 Real processes, controller, ledger, gRPC and parameter server; the model is the toy of
 ``rlax_plugin.testing``. In deterministic mode an undisturbed run is the measure: same prompts in
-the same order, same batches, same weights to the last bit.
+the same order, same batches, same weights to the last bit. The worker of a chain of kills outlives
+them, which saves its start.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import signal
 import sqlite3
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from processes import finished
-from runs import CONFIG, DEADLINE_S, rows
+from command_line import rlax
+from processes import finished, process
+from runs import CONFIG, DEADLINE_S, free_port, rows
 
 import rlax_plugin.testing  # noqa: F401  registers objects://
 from rlax_plugin.commands.audit import audit
@@ -30,9 +33,9 @@ from rlax_plugin.records.packing import unpack
 STEPS = 8
 SETTINGS = (
     "rlax.deterministic=true",
+    "rlax.observers=[{name: tally}]",
     "rlax.trainer.checkpoint_every=3",
     "rlax.evaluation.problems=2",
-    "rlax.launcher.workers=1",
     f"steps={STEPS}",
 )
 # The trainer has a state beside its weights. Prompts come again, so that it matters, and are chosen
@@ -42,20 +45,22 @@ SIGNAL = (
     "rlax.prompt_source.count=12",
     "rlax.curation.sampler.name=learnability",
 )
+# Batches of as many groups as have so many tokens.
+PACKED = ("rlax.batches.tokens=75", "rlax.batches.rows=18", "rlax.batches.sequences_per_row=3")
 
 # Kills one after the other, each of what goes on from the last one: a point, and the time at which
 # that process reaches it.
 CHAINS = (
     (
         *("commit-ended:5", "weights-listed:1", "metrics-cut:1", "recovered:1", "step-trained:1"),
-        *("weights-published:2", "commit-ended:2", "run-finished:1"),
+        *("weights-published:2", "run-finished:1"),
     ),
     (
         *("config-written:1", "samples-written:2", "segment-written:1", "snapshot-begun:1"),
         *("signals-written:1", "checkpoint-written:1", "weights-written:2", "metrics-written:1"),
     ),
     (
-        *("evaluation-written:1", "ledger-written:9", "commit-begun:1", "samples-written:1"),
+        *("evaluation-written:1", "ledger-written:9", "commit-begun:1"),
         *("snapshot-written:1", "metrics-copied:1", "weights-retired:1", "summary-written:1"),
     ),
 )
@@ -96,6 +101,11 @@ def trained(files: RunFiles) -> list[dict]:
     ]
 
 
+def tally(files: RunFiles) -> dict[str, Any]:
+    """The observer's counts: of each scored group and each step, once."""
+    return json.loads(files.get("tally.json"))
+
+
 def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
     weights, expected = final_weights(files), final_weights(undisturbed)
     assert weights.keys() == expected.keys()
@@ -104,16 +114,11 @@ def assert_same_run(files: RunFiles, undisturbed: RunFiles) -> None:
     assert running_values(files) == running_values(undisturbed)
     assert prompt_order(files) == prompt_order(undisturbed)
     assert trained(files) == trained(undisturbed)
+    assert tally(files) == tally(undisturbed)
     report = audit(files)
     assert report.violation is None, report.violation
     lines = files.get("metrics.jsonl").decode().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
-
-
-def assert_replays(directory: Path) -> None:
-    replayed = finished("replay", "runs/testing", cwd=directory, timeout_s=DEADLINE_S)
-    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    assert f"identical: {STEPS + 1} versions" in replayed.stdout
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +131,18 @@ def undisturbed(tmp_path_factory) -> RunFiles:
     metrics = [json.loads(line) for line in files.get("metrics.jsonl").decode().splitlines()]
     values = [m["objective/running_value"] for m in metrics]
     assert values[0] == 0 and min(values[STEPS // 2 :]) > 0
+    counted = tally(files)
+    assert counted["step"] == counted["counts"]["steps"] == STEPS
+    assert counted["counts"]["accepted"] == STEPS * 4 and counted["rewards"] > 0
     return files
+
+
+@pytest.fixture(scope="module")
+def undisturbed_packed(tmp_path_factory) -> RunFiles:
+    directory = tmp_path_factory.mktemp("packed")
+    done = train(directory, *SIGNAL, *PACKED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RunFiles(directory / "runs/testing")
 
 
 def test_the_chains_of_kills_have_every_point():
@@ -134,42 +150,44 @@ def test_the_chains_of_kills_have_every_point():
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0])
-def test_a_trainer_killed_again_and_again_ends_as_if_it_had_not_been(chain, tmp_path, undisturbed):
-    files = RunFiles(tmp_path / "runs/testing")
-    for kill in chain:
-        killed = train(tmp_path, *SIGNAL, kill_at=kill)
-        assert killed.returncode == -signal.SIGKILL, f"{kill} was not reached: {killed.stdout}"
-        if kill not in BEFORE_THE_JOURNAL:
-            report = audit(files)
-            assert report.violation is None, f"{kill}: {report.violation}"
-    again = train(tmp_path, *SIGNAL)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert_same_run(files, undisturbed)
-    assert_replays(tmp_path)
-
-
-def test_packed_batches_of_tokens_end_the_same_and_are_replayed(tmp_path):
-    packed = (
-        "rlax.batches.tokens=75",
-        "rlax.batches.rows=18",
-        "rlax.batches.sequences_per_row=3",
+@pytest.mark.parametrize(
+    ("chain", "packed"),
+    zip(CHAINS, (False, True, False), strict=True),
+    ids=[chain[0] for chain in CHAINS],
+)
+def test_a_trainer_killed_again_and_again_ends_as_if_it_had_not_been(
+    chain, packed, tmp_path, monkeypatch, capfd, request
+):
+    undisturbed = request.getfixturevalue("undisturbed_packed" if packed else "undisturbed")
+    settings = (
         *SIGNAL,
+        *(PACKED if packed else ()),
+        "rlax.launcher={name: static}",
+        f"rlax.network.port={(port := free_port())}",
     )
-    directories = [tmp_path / "undisturbed", tmp_path / "killed"]
-    for directory in directories:
-        directory.mkdir()
-    undisturbed, files = (RunFiles(directory / "runs/testing") for directory in directories)
-    done = train(directories[0], *packed)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert audit(undisturbed).violation is None
-    killed = train(directories[1], *packed, kill_at="step-trained:5")
-    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
-    again = train(directories[1], *packed)
-    assert again.returncode == 0, again.stdout + again.stderr
+    files = RunFiles(tmp_path / "runs/testing")
+    serve = ("serve", "--controller", f"127.0.0.1:{port}", "rlax.deadlines.startup_s=120")
+    with process(tmp_path / "survivor.log", *serve, cwd=tmp_path) as worker:
+        for kill in chain:
+            killed = train(tmp_path, *settings, kill_at=kill)
+            assert killed.returncode == -signal.SIGKILL, f"{kill} was not reached: {killed.stdout}"
+            if kill not in BEFORE_THE_JOURNAL:
+                report = audit(files)
+                assert report.violation is None, f"{kill}: {report.violation}"
+        again = train(tmp_path, *settings)
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert worker.wait(DEADLINE_S) == 0  # one process served all the trainers
     assert_same_run(files, undisturbed)
-    assert_replays(directories[1])
 
+    monkeypatch.chdir(tmp_path)
+    capfd.readouterr()
+    replayed = rlax("replay", "runs/testing")
+    said = replayed.output + "".join(capfd.readouterr())
+    assert replayed.exit_code == 0 and f"identical: {STEPS + 1} versions" in said
+
+
+def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
+    files = undisturbed_packed
     metrics = [json.loads(line) for line in files.get("metrics.jsonl").decode().splitlines()]
     assert len({m["batch/groups"] for m in metrics}) > 1
     for m in metrics:
@@ -181,7 +199,7 @@ def test_packed_batches_of_tokens_end_the_same_and_are_replayed(tmp_path):
         assert m["batch/packing_efficiency"] == m["batch/tokens"] / 180
         assert m["objective/sequences"] == samples
     assert max(m["objective/sequences"] for m in metrics) > 18  # more than one in some rows
-    recorded = rows(directories[1] / "runs/testing")
+    recorded = rows(Path(files.location("")))
     assert {row["step"] for row in recorded if row["state"] == "trained"} == {*range(1, STEPS + 1)}
     assert all((row["advantage"] is not None) == (row["state"] == "trained") for row in recorded)
 
@@ -215,11 +233,13 @@ def test_finished_groups_are_kept_and_only_open_ones_are_generated_again(tmp_pat
         "rlax.trainer.train_s=0.4",
         "rlax.rollouts.engine.latency_s=1.0",
         "rlax.rollouts.slots=32",
+        "rlax.evaluation.problems=0",
+        "steps=6",
     )
     for attempt in range(3):
         directory = tmp_path / f"{attempt}"
         directory.mkdir()
-        killed = train(directory, *slow, kill_at="step-trained:5")
+        killed = train(directory, *slow, kill_at="step-trained:4")
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
         files = RunFiles(directory / "runs/testing")
         with sqlite3.connect(directory / "runs/testing/ledger.sqlite") as db:

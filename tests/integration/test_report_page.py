@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from browser import browser, executable, open_page
 from playwright.sync_api import Browser, Page, expect
-from runs import DEADLINE_S, Run
+from runs import DEADLINE_S, TWO_WORKERS, Run
 
 from rlax_plugin.commands.report.write import write_comparison, write_report
 from rlax_plugin.records import journal, samples
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 # Few prompts, so that each is asked early and late.
 SETTINGS = (
     "steps=12",
+    TWO_WORKERS,
     "rlax.trainer.learning_rate=10",
     "rlax.prompt_source.count=12",
     "rlax.evaluation.problems=8",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import command_line
 import pytest
-from runs import DEADLINE_S, Run
+from runs import Run
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.controller.snapshots import snapshot_steps
@@ -26,12 +24,12 @@ SETTINGS = (
 )
 
 
-def rlax(directory: Path, *arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "rlax_plugin", *arguments]
-    found = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    return found.returncode, found.stdout, found.stderr
+def rlax(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """A command that only reads records, in this process: its status, and what it printed."""
+    capfd.readouterr()
+    done = command_line.rlax(*arguments)
+    out, error = capfd.readouterr()
+    return done.exit_code, done.stdout + out, done.stderr + error
 
 
 def kept_steps(files: RunFiles) -> list[int]:
@@ -41,11 +39,17 @@ def kept_steps(files: RunFiles) -> list[int]:
 
 
 def test_old_samples_go_and_a_resume_finds_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    # What a run keeps does not decide what it computes: the limit is set while the run goes on.
+    run = Run(tmp_path, *SETTINGS, "rlax.retention.samples_steps=null", "steps=4")
+    status, out = run.end()
+    assert status == 0, out
+    assert kept_steps(RunFiles(run.dir)) == [1, 2, 3, 4]
+
     # The newest checkpoint is that of step 8. When samples were removed last, after the snapshot
     # of step 8, it was that of step 6: what this one and that of step 4 need is there.
-    monkeypatch.setenv(VARIABLE, f"{FaultPoint.SNAPSHOT_WRITTEN}:5")
+    monkeypatch.setenv(VARIABLE, f"{FaultPoint.SNAPSHOT_WRITTEN}:3")
     run = Run(tmp_path, *SETTINGS)
     status, out = run.end()
     assert status == -signal.SIGKILL, out
@@ -71,29 +75,17 @@ def test_old_samples_go_and_a_resume_finds_the_others(
     trained = sum(step["train/tokens"] for step in run.steps())
     assert figures.tokens == trained
 
-    status, out, error = rlax(tmp_path, "audit", "runs/testing")
+    monkeypatch.chdir(tmp_path)
+    status, out, error = rlax(capfd, "audit", "runs/testing")
     assert (status, error) == (0, "")
     assert "warning: the samples of steps 1 to 8 are not kept" in out
-    status, out, error = rlax(tmp_path, "replay", "runs/testing")
+    status, out, error = rlax(capfd, "replay", "runs/testing")
     assert (status, out) == (2, "")
     assert error == (
         "error: RUN = 'runs/testing': cannot be replayed from its first step: the samples of steps "
         "1 to 8 are not kept (rlax.retention)\n"
     )
-    status, out, error = rlax(tmp_path, "report", "runs/testing")
+    status, out, error = rlax(capfd, "report", "runs/testing")
     assert status == 0, out + error
     page = (run.dir / "report.html").read_text()
     assert "the samples of steps 1 to 8 are not kept (rlax.retention)" in page
-
-
-def test_the_limit_may_be_set_while_a_run_goes_on(tmp_path: Path) -> None:
-    """What a run keeps does not decide what it computes."""
-    status, out = Run(tmp_path, *SETTINGS[:2], "steps=8", "rlax.evaluation.problems=0").end()
-    assert status == 0, out
-    run = Run(tmp_path, *SETTINGS)
-    status, out = run.end()
-    assert status == 0, out
-    files = RunFiles(run.dir)
-    assert kept_steps(files) == [9, 10, 11, 12]
-    assert json.loads((run.dir / "summary.json").read_text())["complete"]
-    assert audit(files).clean

@@ -65,7 +65,6 @@ def trained(tmp_path_factory) -> Trained:
         tmp_path_factory.mktemp("serving"),
         PLUGINS,
         "rlax.rollouts.engine={name: bigram_slots, step_s: 0.02}",
-        "rlax.launcher.workers=1",
         "rlax.evaluation.problems=0",
         "rlax.network.prometheus_port=0",
         "rlax.weights.keep=3",

@@ -63,7 +63,6 @@ def test_a_complete_run_ends_whatever_neither_deletes_nor_closes(tmp_path: Path)
         "rlax.weights={store: {name: stuck}, keep: 1}",
         "rlax.trackers=[{name: stuck}, {name: jsonl}]",
         "rlax.evaluation.problems=0",
-        "rlax.launcher.workers=1",
         "steps=3",
     )
     status, out = run.end()

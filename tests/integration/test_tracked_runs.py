@@ -9,7 +9,7 @@ from wandb_files import history
 
 from rlax_plugin.metrics.names import find
 
-QUICK = ("rlax.evaluation.problems=0", "rlax.launcher.workers=1")
+QUICK = ("rlax.evaluation.problems=0",)
 
 
 def run(directory: Path, trackers: str, *overrides: str) -> Run:

@@ -18,19 +18,26 @@ ROOT = Path(__file__).parents[3]
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jred \u202e evil \r over [bold]x[/bold]"
 
 
-@pytest.fixture(autouse=True)
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.chdir(tmp_path)
-    byte_level(tmp_path / "model", template=CHATML)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer, rows, and a cache: what several tests show is prepared once."""
+    folder = tmp_path_factory.mktemp("prompts")
+    byte_level(folder / "model", template=CHATML)
     rows: list[Any] = [
         {"question": f"What is {n}?", "answer": n, "kind": "ab"[n % 2]} for n in range(40)
     ]
     rows[3] = rows[1]
     rows[5]["question"] = "x" * 200
-    write_lines(tmp_path / "rows.jsonl", [*rows, "{"])
-    return tmp_path
+    write_lines(folder / "rows.jsonl", [*rows, "{"])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def directory(files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(files)
+    return files
 
 
 def prompts(*options: str, **source: Any) -> Any:

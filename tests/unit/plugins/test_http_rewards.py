@@ -133,7 +133,7 @@ def test_one_sample_that_the_server_does_not_take_costs_only_itself(status):
             asked.json([1] * len(asked.body))
 
     with serving(answer) as server:
-        config = section(verifier(server.url, batch_size=3), reward_s=5.0)
+        config = section(verifier(server.url, batch_size=3), reward_s=3.0)
         found = scored(config, "1", "bad", "3")
     assert totals(found) == [1.0, None, 1.0]
     assert f"replied {status}: I dislike it" in reason(found[1])

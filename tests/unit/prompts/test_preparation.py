@@ -113,11 +113,11 @@ def test_one_that_hangs_ends_by_the_deadline_with_what_it_started(
         "import subprocess, time; p = subprocess.Popen(['sleep', '600']);"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); time.sleep(600)"
     )
-    source = listed(*ROWS[:1], end=end, deadline_s=10)
+    source = listed(*ROWS[:1], end=end, deadline_s=4)
     with pytest.raises(DeadlineError) as raised:
         source.prompts("train")
     assert str(raised.value) == (
-        "preparing prompts without reading another row took longer than 10 s (set "
+        "preparing prompts without reading another row took longer than 4 s (set "
         "rlax.deadlines.prompts_s to wait longer)"
     )
     assert started[0].returncode == -signal.SIGKILL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -98,17 +99,17 @@ def test_many_run_at_a_time_and_no_more_than_the_config_says(most):
     with_pool(section("meet", reward_concurrency=most), work)
 
 
-@pytest.mark.parametrize("how, replaced", [("waits", 0), ("stays", 1), ("blocks", 1)])
-def test_one_that_hangs_is_cancelled_or_ended_and_costs_only_itself(monkeypatch, how, replaced):
+def test_one_that_hangs_is_cancelled_or_ended_and_costs_only_itself(monkeypatch):
     late_at_once(monkeypatch, Path("hanging"))
 
     async def work(pool):
-        found = await pool.score(prompt(), episodes("good", how, "good", "good"))
-        assert totals(found) == [1.0, None, 1.0, 1.0]
-        assert reason(found[1]).startswith("rlax.rewards.0 (wild)")
-        assert "rlax.deadlines.reward_s" in reason(found[1])
-        assert pool.replaced == replaced
-        assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
+        for how, replaced in (("waits", 0), ("stays", 1), ("blocks", 2)):
+            found = await pool.score(prompt(), episodes("good", how, "good", "good"))
+            assert totals(found) == [1.0, None, 1.0, 1.0]
+            assert reason(found[1]).startswith("rlax.rewards.0 (wild)")
+            assert "rlax.deadlines.reward_s" in reason(found[1])
+            assert pool.replaced == replaced
+            assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
 
     with_pool(section("wild"), work)
 
@@ -118,7 +119,6 @@ def test_the_one_that_blocks_is_late_and_not_those_that_wait_for_it(monkeypatch)
 
     async def work(pool):
         (runner,) = pool._scheduler.runners
-        import asyncio
 
         group = asyncio.ensure_future(
             pool.score(prompt(), episodes("good go", "good go", "blocks", "good go"))
@@ -137,30 +137,23 @@ def test_the_one_that_blocks_is_late_and_not_those_that_wait_for_it(monkeypatch)
     with_pool(section("wild"), work)
 
 
-@pytest.mark.parametrize("how, code, deaths", [("dies", 3, 2), ("thread", 4, 2)])
-def test_one_that_ends_the_process_is_found_out_and_those_beside_it_are_scored(how, code, deaths):
+def test_one_that_ends_the_process_is_found_out_and_those_beside_it_are_scored():
     """By the step in which it ended; or, of a thread, because each is tried alone."""
     notes: list[str] = []
 
     async def work(pool):
         assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
-        found = await pool.score(prompt(), episodes("good died", how, "good died", "good died"))
-        assert totals(found) == [1.0, None, 1.0, 1.0]
-        said = f"the reward process of rlax.rewards.0 (wild) ended with exit code {code}"
-        assert reason(found[1]) == said
-        assert pool.replaced == deaths == len(Path("died").read_text())
+        for before, how, code in ((0, "dies", 3), (2, "thread", 4)):
+            found = await pool.score(prompt(), episodes("good died", how, "good died", "good died"))
+            assert totals(found) == [1.0, None, 1.0, 1.0]
+            said = f"the reward process of rlax.rewards.0 (wild) ended with exit code {code}"
+            assert reason(found[1]) == said
+            assert pool.replaced == before + 2 == before + len(Path("died").read_text())
+            Path("died").unlink()
 
     with_pool(section("wild"), work, notes.append)
-    assert f"exit code {code}, on prompt p; another one is started" in notes[0]
-
-
-def test_an_exit_is_an_error_and_the_event_loop_goes_on():
-    async def work(pool):
-        found = await pool.score(prompt(), episodes("good", "exits", "good"))
-        assert totals(found) == [1.0, None, 1.0] and pool.replaced == 0
-        assert "SystemExit: bye" in reason(found[1])
-
-    with_pool(section("wild"), work)
+    assert "exit code 3, on prompt p; another one is started" in notes[0]
+    assert any("exit code 4" in note for note in notes)
 
 
 def test_a_function_beside_an_async_reward_runs_one_at_a_time_and_is_ended_where_it_hangs(
@@ -178,9 +171,11 @@ def test_a_function_beside_an_async_reward_runs_one_at_a_time_and_is_ended_where
     with_pool(section("wild", "slow"), work)
 
 
-def test_a_group_that_is_cancelled_ends_in_the_process_too():
+def test_an_exit_is_an_error_and_a_cancelled_group_ends_and_the_event_loop_goes_on():
     async def work(pool):
-        import asyncio
+        found = await pool.score(prompt(), episodes("good", "exits", "good"))
+        assert totals(found) == [1.0, None, 1.0] and pool.replaced == 0
+        assert "SystemExit: bye" in reason(found[1])
 
         group = asyncio.ensure_future(pool.score(prompt(), episodes("waits", "good go")))
         await there(Path("hanging"))

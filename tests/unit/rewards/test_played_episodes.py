@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from late_rewards import late_at_once
 from played import Played
-from reward_pools import episodes, prompt, reason, section, there, totals, with_pool, write_plugin
+from reward_pools import (
+    episodes,
+    prompt,
+    reason,
+    section,
+    shared_pool,
+    there,
+    totals,
+    with_pool,
+    write_plugin,
+)
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.environment import Outcome
+from rlax_plugin.rewards.episodes import PlayCounts, PlayJob
 
 PLUGIN = r"""
 import asyncio, os, subprocess, sys, time
@@ -144,6 +157,13 @@ def _plugin(tmp_path, monkeypatch):
     write_plugin(tmp_path, monkeypatch, PLUGIN)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """For episodes that leave their process alive."""
+    with shared_pool(config(), tmp_path_factory.mktemp("shared"), PLUGIN) as do:
+        yield do
+
+
 def config(**changes):
     return section("right", environment={"name": "wild"}, **changes)
 
@@ -154,8 +174,17 @@ async def play(pool, *firsts: str | Played):
     return await asyncio.gather(*(pool.play(prompt(level=3), one) for one in played))
 
 
-def test_turns_travel_and_many_episodes_run_beside_rewards_in_one_process():
+async def standing(pool):
+    """The clock of the only episode, once it stands because the policy is asked."""
+    (runner,) = pool._scheduler.runners
+    while not runner.on_loop or (clock := next(iter(runner.on_loop.values())).clock).runs:
+        await asyncio.sleep(0.01)
+    return clock
+
+
+def test_turns_travel_and_many_episodes_run_beside_rewards_in_one_process(shared):
     async def work(pool):
+        before = replace(pool.played)
         held = [Played("turns 2") for _ in range(40)]
         for one in held:
             one.go.clear()
@@ -168,22 +197,22 @@ def test_turns_travel_and_many_episodes_run_beside_rewards_in_one_process():
             assert one.asked == [("0:turns 2", 0), ("1:turns 2", 0)] and one.beginnings == 1
             metrics = {"turns": 2.0, "level": 3.0, "left": 5.0}
             assert outcome == Outcome("2 1:turns 2", (0.0, 1.0, 2.0), "done", metrics)
-        assert (pool.played.done, pool.played.cut, pool.played.errors) == (40, 0, 0)
+        assert pool.played.since(before) == PlayCounts(done=40)
 
-    with_pool(config(), work)
+    shared(work)
 
 
-def test_tokens_and_further_trajectories_travel_too():
+def test_tokens_and_further_trajectories_travel_too(shared):
     async def work(pool):
         one = Played("tokens")
         (outcome,) = await play(pool, one)
         assert one.contexts == [[1, 2]] and one.asked == [([5, 6], 1), ("x", 0)]
         assert outcome.text == "1: what is given must be text, messages, or a list of token ids"
 
-    with_pool(config(), work)
+    shared(work)
 
 
-def test_messages_travel_as_they_are():
+def test_messages_travel_as_they_are(shared):
     async def work(pool):
         one = Played("messages")
         (outcome,) = await play(pool, one)
@@ -193,17 +222,18 @@ def test_messages_travel_as_they_are():
             "JSON cannot hold these messages: Object of type set is not JSON serializable"
         )
 
-    with_pool(config(), work)
+    shared(work)
 
 
-def test_a_limit_cuts_an_episode_unless_its_environment_catches_it():
+def test_a_limit_cuts_an_episode_unless_its_environment_catches_it(shared):
     async def work(pool):
+        before = replace(pool.played)
         cut, caught = await play(pool, Played("limit", turns=3), Played("limit caught", turns=2))
         assert cut == Outcome("2 go on", (), "cut")
         assert caught == Outcome("8 turns are the most", (), "cut")
-        assert (pool.played.done, pool.played.cut) == (0, 2)
+        assert pool.played.since(before) == PlayCounts(cut=2)
 
-    with_pool(config(), work)
+    shared(work)
 
 
 @pytest.mark.parametrize("how, replaced", [("hangs", 0), ("stays", 1), ("blocks", 1)])
@@ -226,21 +256,19 @@ def test_one_that_hangs_is_ended_and_costs_only_itself(monkeypatch, how, replace
     with_pool(config(), work)
 
 
-def test_time_in_which_the_policy_answers_is_not_the_environments():
+def test_time_in_which_the_policy_answers_is_not_the_environments(shared):
     async def work(pool):
         one = Played("turns 1")
         one.go.clear()
         plays = asyncio.ensure_future(play(pool, one))
-        (runner,) = pool._scheduler.runners
-        while not (runner.on_loop and not runner.on_loop[1].clock.runs):
-            await asyncio.sleep(0.01)
-        used_s = runner.on_loop[1].clock.used_s
+        clock = await standing(pool)
+        used_s = clock.used_s
         await asyncio.sleep(0.05)
-        assert runner.on_loop[1].clock.used_s == used_s
+        assert clock.used_s == used_s
         one.go.set()
         assert isinstance((await plays)[0], Outcome)
 
-    with_pool(config(), work)
+    shared(work)
 
 
 @pytest.mark.parametrize(
@@ -254,14 +282,15 @@ def test_time_in_which_the_policy_answers_is_not_the_environments():
         ("odd Outcome(rewards='abc')", "could not convert string to float"),
     ],
 )
-def test_what_goes_wrong_is_said_in_one_line(how, says):
+def test_what_goes_wrong_is_said_in_one_line(shared, how, says):
     async def work(pool):
+        before = replace(pool.played)
         bad, good = await play(pool, how, "turns 1")
         assert says in reason(bad) and "\n" not in reason(bad)
-        assert isinstance(good, Outcome) and pool.replaced == 0
-        assert (pool.played.errors, pool.played.late, pool.played.done) == (1, 0, 1)
+        assert isinstance(good, Outcome)
+        assert pool.played.since(before) == PlayCounts(done=1, errors=1)
 
-    with_pool(config(), work)
+    shared(work)
 
 
 def test_output_of_any_size_goes_to_the_log():
@@ -290,20 +319,29 @@ def test_an_episode_whose_process_ends_is_played_once_more_from_its_beginning(ho
     with_pool(config(), work)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "nonsense",
-        '{"job": 1, "outcome": {"text": 7, "rewards": [], "ended": "done", "metrics": {}}}',
-        '{"job": 1, "outcome": {"text": "", "rewards": [1, 2], "ended": "done", "metrics": {}}}',
-        '{"job": 1, "outcome": {"text": "", "rewards": [], "ended": "late", "metrics": {}}}',
-        '{"job": 1, "outcome": {"text": "", "rewards": [1e999], "ended": "cut", "metrics": {}}}',
-        '{"job": 1, "call": 1, "sample": {"tokens": "?"}, "trajectory": 0}',
-        '{"job": 1, "call": 1, "sample": {"messages": [1]}, "trajectory": 0}',
-        '{"job": 1, "call": 1, "begin": ' + '"' + "x" * (1 << 20) + '"}',
-        '{"job": 99, "outcome": {}}',
-    ],
-)
+MESSAGES = [
+    '{"job": 1, "outcome": {"text": "", "rewards": [1e999], "ended": "cut", "metrics": {}}}',
+    '{"job": 1, "outcome": {"text": 7, "rewards": [], "ended": "done", "metrics": {}}}',
+    '{"job": 1, "outcome": {"text": "", "rewards": [1, 2], "ended": "done", "metrics": {}}}',
+    '{"job": 1, "outcome": {"text": "", "rewards": [], "ended": "late", "metrics": {}}}',
+    '{"job": 1, "call": 1, "sample": {"tokens": "?"}, "trajectory": 0}',
+    '{"job": 1, "call": 1, "sample": {"messages": [1]}, "trajectory": 0}',
+    '{"job": 1, "call": 1, "begin": ' + '"' + "x" * (1 << 20) + '"}',
+]
+
+
+@pytest.mark.parametrize("line", MESSAGES, ids=range(len(MESSAGES)))
+def test_a_message_that_is_none_is_rejected(line):
+    async def main():
+        job = PlayJob(prompt(), Played("x"), 60.0, PlayCounts())
+        with pytest.raises((ValueError, TypeError, AttributeError)):
+            job.take(json.loads(line), len(line))
+        assert not job.result.done()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("line", [MESSAGES[0], "nonsense", '{"job": 99, "outcome": {}}'])
 def test_a_message_that_is_none_is_the_episodes_error(line):
     async def work(pool):
         (found,) = await play(pool, f"forges {line}")
@@ -342,23 +380,22 @@ def test_an_episode_that_is_cancelled_ends_in_its_process(how):
     with_pool(config(), work)
 
 
-def test_an_episode_that_is_cancelled_asks_the_policy_for_nothing_more():
+def test_an_episode_that_is_cancelled_asks_the_policy_for_nothing_more(shared):
     async def work(pool):
         one = Played("turns 1")
         one.go.clear()
         plays = asyncio.ensure_future(play(pool, one))
+        await standing(pool)
         (runner,) = pool._scheduler.runners
-        while not (runner.on_loop and not runner.on_loop[1].clock.runs):
-            await asyncio.sleep(0.01)
         plays.cancel()
         with pytest.raises(asyncio.CancelledError):
             await plays
         one.go.set()
         while runner.load:
             await asyncio.sleep(0.001)
-        assert one.asked == [] and pool.replaced == 0
+        assert one.asked == []
 
-    with_pool(config(), work)
+    shared(work)
 
 
 def test_without_rewards_the_environment_alone_pays():
