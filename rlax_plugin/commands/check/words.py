@@ -110,6 +110,8 @@ def _run(config: Examined) -> Words:
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
     filters = ", ".join(choice.name for choice in section.curation.filters)
     words["prompts"] += f"; {filters} must accept a group" if filters else "; no group is rejected"
+    if config.prompts is not None and config.prompts.notes:
+        words["prompts"] += f"; {'; '.join(config.prompts.notes)}"
     words["evaluation"] = _evaluation(evaluation)
     if config.section.observers:
         words["observers"] = ", ".join(choice.name for choice in config.section.observers)
