@@ -33,7 +33,7 @@ class Order:
     def peek(self, size: int, most: int, rng: np.random.Generator) -> np.ndarray:
         """The next numbers of this epoch, at least one; an ended epoch is followed by another."""
         if not self._left:
-            self._before = copy.deepcopy(rng.bit_generator.state)
+            self._before = dict(copy.deepcopy(rng.bit_generator.state))
             self._order, self._left = rng.permutation(size), size
         return self._order[max(0, self._left - most) : self._left][::-1]
 

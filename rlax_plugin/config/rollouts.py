@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -203,7 +202,7 @@ class Stage(Section):
     end of the run. With both it ends by what comes first.
     """
 
-    weights: Mapping[str, Annotated[float, Field(ge=0)]] = Field(
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
         description="weights of the domains, relative to each other; of domains that are left out "
         "no prompt is chosen"
     )
@@ -212,7 +211,7 @@ class Stage(Section):
         description="the stage ends when this step's batch is complete. Prompts that were chosen "
         "ahead for later steps are still of this stage",
     )
-    until_pass_rate: Mapping[str, Annotated[float, Field(ge=0, le=1)]] = Field(
+    until_pass_rate: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
         default={},
         description="the stage ends when the mean pass rate of each of these domains, over all its "
         "measured prompts, is at least this value",
