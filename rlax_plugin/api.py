@@ -58,6 +58,7 @@ from rlax_plugin.pass_rates.posterior import beta_interval, mixed_probability
 
 # Hooks, and the interfaces of parts.
 from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.ports.curation import Filter, PassRates, Sampler
 from rlax_plugin.ports.environment import Answer, Environment, EpisodeLimit, Outcome, Session
 from rlax_plugin.ports.hookspecs import hookimpl
 
@@ -69,13 +70,10 @@ from rlax_plugin.ports.protocols import (
     BuildContext,
     CheckResult,
     Extension,
-    Filter,
     Launcher,
-    PassRates,
     PromptSource,
     Reward,
     RolloutEngine,
-    Sampler,
     Tracker,
     WeightStore,
 )

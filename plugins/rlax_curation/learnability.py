@@ -16,8 +16,8 @@ class LearnabilityConfig(CandidatesConfig):
     """Chooses prompts with an intermediate pass rate p more often.
 
     A prompt is chosen from random candidates, with a probability proportional to p (1 - p) (LILO,
-    https://arxiv.org/abs/2502.12272). For p a random value is used that is as probable as the
-    measured samples make it, so that prompts of which little is known are tried, too.
+    https://arxiv.org/abs/2502.12272). p is sampled from the posterior of the pass
+    rate (Thompson sampling), so that prompts of which little is known are tried, too.
     """
 
     floor: Annotated[float, Field(ge=0, le=1)] = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from maxtext_overrides.trainer.train_loop import Loop
 
 log = logging.getLogger("rlax.trainer")
+
+
+class _Published(Exception):
+    """The first weights are; nothing is to be trained."""
 
 
 class MaxTextTrainer(Trainer):
@@ -71,24 +76,11 @@ class MaxTextTrainer(Trainer):
           Exception: whatever the port raised, unchanged.
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
-        from maxtext_overrides.config.loading import initialize
         from maxtext_overrides.trainer.checkpoints import mismatch
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
-        from rlax_maxtext import supervised
         from rlax_maxtext.batch_signals import signals_of
-        from rlax_maxtext.checking import check_vocabulary
 
-        given = given_config(self._context)
-        config = initialize(given, **self._first_weights())
-        check_rows(config, self._section)
-        check_shapes(config, self._section)
-        check_vocabulary(config, self._context)
-        slots = resolve(self._section, self._context.part)
-        if self._options.warm_start.enabled and self._descent is None:
-            warm, source = self._warm_start(), answered_prompts(self._context)
-            path = supervised.warm_start(given, config, warm, source, self._reporter(port))
-            config = initialize(given, load_parameters_path=path)
-
+        config, slots = self._initialized(port), resolve(self._section, self._context.part)
         publish = self._publisher(port)
         run_url = self._context.run_url
         signals = signals_of(config, slots, self._section, self._options, run_url, self.checkpoints)
@@ -131,6 +123,42 @@ class MaxTextTrainer(Trainer):
                 raise
             reason = f"holds the weights of another model: {weight}"
             raise ConfigError("--from", str(self._descent), reason) from error
+
+    def _initialized(self, port: TrainerPort) -> Any:
+        """MaxText's config of a training; makes the warm start, if there is to be one.
+
+        Raises:
+          ConfigError: MaxText's config and the ``rlax`` section disagree.
+        """
+        from maxtext_overrides.config.loading import initialize
+        from rlax_maxtext import supervised
+        from rlax_maxtext.checking import check_vocabulary
+
+        given = given_config(self._context)
+        config = initialize(given, **self._first_weights())
+        check_rows(config, self._section)
+        check_shapes(config, self._section)
+        check_vocabulary(config, self._context)
+        if self._options.warm_start.enabled and self._descent is None:
+            warm, source = self._warm_start(), answered_prompts(self._context)
+            path = supervised.warm_start(given, config, warm, source, self._reporter(port))
+            config = initialize(given, load_parameters_path=path)
+        return config
+
+    def publish_first(self, port: TrainerPort) -> None:
+        """See ``FirstWeightsReader``: MaxText's loop makes or loads them, and trains no step."""
+        from maxtext_overrides.trainer.train_loop import Events, run_train_loop
+
+        config, slots = self._initialized(port), resolve(self._section, self._context.part)
+        publish = self._publisher(port)
+
+        def on_start(loop: Loop) -> None:
+            publish(loop)
+            raise _Published
+
+        events = Events(batches=port.next_batch, on_step_end=lambda *_: None, on_start=on_start)
+        with contextlib.suppress(_Published):
+            run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))
 
     def _warm_start(self) -> WarmStart:
         """The options of the warm start; a replay uses the one of the run that it repeats.

@@ -228,6 +228,23 @@ def prompts(
             help="print only the prompt with this id, as records name it",
         ),
     ] = None,
+    contamination: Annotated[
+        bool,
+        typer.Option(
+            "--contamination",
+            help="compare the training prompts with the sets of rlax.evaluation instead",
+        ),
+    ] = False,
+    words: Annotated[
+        int, typer.Option(min=2, help="--contamination: shared words in a row that count")
+    ] = 13,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="--contamination: Parquet file of the prompts found, for rlax curate --without",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
 ) -> None:
     """Shows the prompts of a config as the model reads them, and which rows were left out and why.
@@ -239,13 +256,30 @@ def prompts(
 
     A data set is read and tokenised the first time, as rlax train would do it; later commands and
     runs open what was prepared. Neither the model nor a device is needed.
+
+    With --contamination it reports which training prompts are in an evaluation set too: with the
+    same id, the same text, the same words (without case, punctuation, white space and Unicode
+    variants), or sharing a stretch of 13 words.
     """
     with exit_status():
+        from rlax_plugin.commands import contamination as comparing
         from rlax_plugin.commands import prompts as command
         from rlax_plugin.config.loading import resolve
+        from rlax_plugin.errors import ConfigError
         from rlax_plugin.text.terminal import HarmlessConsole, counting
         from rlax_plugin.text.terminal import console as harmless_console
 
+        if contamination:
+            with counting(harmless_console(sys.stderr)) as progress:
+                resolved = resolve(config, overrides or ())
+                compared = comparing.contamination(resolved, words, out, progress)
+            if as_json:
+                typer.echo(json.dumps(compared, indent=2))
+            else:
+                comparing.show(HarmlessConsole(highlight=False, soft_wrap=True), compared)
+            return
+        if out is not None:
+            raise ConfigError("--out", out, "is written with --contamination only")
         wanted = command.Wanted(split or "", count, prompt_id or "")
         with counting(harmless_console(sys.stderr)) as progress:
             found = command.document(resolve(config, overrides or ()), wanted, progress)

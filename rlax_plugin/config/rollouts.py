@@ -245,6 +245,11 @@ class Curation(Section):
         description="filters that accept or reject each scored group, in this order; a group is "
         "used for training only if all of them accept it",
     )
+    only: PathText | None = Field(
+        default=None,
+        description="Parquet file of rlax curate: only the prompts that it keeps are used for "
+        "training; null: all prompts of rlax.prompt_source",
+    )
     pass_rate_half_life: Annotated[float, Field(gt=0)] = Field(
         default=32.0,
         description="number of policy versions after which a sample counts half in the pass rate "

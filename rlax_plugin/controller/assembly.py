@@ -31,8 +31,9 @@ from rlax_plugin.evaluation.problems import RunPrompts
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.objective.loss import ObjectiveSlots
+from rlax_plugin.ports.curation import Filter
 from rlax_plugin.ports.environment import Environment
-from rlax_plugin.ports.protocols import Filter, Tracker, WeightStore
+from rlax_plugin.ports.protocols import Tracker, WeightStore
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.files import RunFiles

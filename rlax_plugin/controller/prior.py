@@ -115,7 +115,7 @@ def _check_alike(prior: Prior, about: About, ours: About) -> None:
     if prior.any_sampling or (why := ours.differs(about)) is None:
         return
     reason = (
-        f"was measured otherwise than this run measures, with {why}: measure again, or set "
+        f"was measured with other settings than those of this run: {why}. Measure again, or set "
         "rlax.curation.prior.any_sampling"
     )
     raise ConfigError(_KEY, prior.path, reason)

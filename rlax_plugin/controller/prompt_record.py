@@ -16,6 +16,7 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.run_directory import holds_results
+from rlax_plugin.curation.kept import ONLY, file_digest
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.problems import RunPrompts
 from rlax_plugin.ports.protocols import PromptSource
@@ -25,6 +26,7 @@ from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt
 
 _RECORD = "prompts/prompts.json"
+_TRAINING = "training"
 
 
 def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -> None:
@@ -36,9 +38,11 @@ def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -
     known = files.get_json(_RECORD) if holds_results(files) else None
     found: dict[str, Any] = {}
     for name, key, source, some in _all(section, prompts):
-        ids_n, digest = _identity(some)
+        ids_n, digest = identity(some)
         ids_file = f"prompts/{name.replace(' ', '_')}.ids"
         found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **_files(source)}
+        if name == _TRAINING and section.curation.only:
+            found[name]["only"] = file_digest(section.curation.only)
         found[name] |= {"weights": _weights(some)}
         before = None if known is None else known.get(name)
         if before is None:
@@ -46,6 +50,8 @@ def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -
         elif before["digest"] != digest:
             then_n = np.frombuffer(files.get(before["ids"]), "<u4")
             choice = _choice(section, key)
+            if before.get("only") != found[name].get("only"):
+                key, choice = ONLY, section.curation.only
             raise ConfigError(key, choice, _difference(name, before, found[name], then_n, some))
         elif (reason := _reweighted(name, before.get("weights", {}), _weights(some))) is not None:
             raise ConfigError(key, _choice(section, key), reason)
@@ -58,7 +64,7 @@ def _all(
 ) -> Iterator[tuple[str, str, PromptSource, Sequence[Prompt]]]:
     """(name, config key, source, prompts) of the training prompts and of each evaluation set."""
     key = "rlax.prompt_source"
-    yield "training", key, prompts.source, prompts.train
+    yield _TRAINING, key, prompts.source, prompts.train
     for one in prompts.asked:
         own = one.chosen.prompt_source is not None
         its_key = f"rlax.evaluation.sets.{one.name}.prompt_source" if own else key
@@ -72,7 +78,7 @@ def _choice(section: RlaxSection, key: str) -> str:
     return "" if chosen is None else chosen.name
 
 
-def _identity(prompts: Sequence[Prompt]) -> tuple[np.ndarray, str]:
+def identity(prompts: Sequence[Prompt]) -> tuple[np.ndarray, str]:
     """uint32 [prompts], a part of each id; and a hash of all ids and tokens."""
     if isinstance(prompts, PromptTable):
         return prompts.ids.view("<u4")[:, 0], prompts.digest
@@ -119,7 +125,7 @@ def _difference(
     then_n: np.ndarray,
     prompts: Sequence[Prompt],
 ) -> str:
-    now_n, _ = _identity(prompts)
+    now_n, _ = identity(prompts)
     both = min(len(then_n), len(now_n))
     first = next(iter(np.flatnonzero(then_n[:both] != now_n[:both]).tolist()), both)
     counts = f"{len(then_n):,} then, {len(now_n):,} now"

@@ -187,7 +187,7 @@ class _Run:
         def part(kind: str, choice: Choice, key: str) -> Any:
             return setup.registry.part(kind, choice, key, setup.context)
 
-        prompts = RunPrompts.read(self._section, part)
+        prompts = RunPrompts.read(self._section, part, note=self._dashboard.message)
         check_stages(self._section.curation.stages, prompts.train)
         record_prompts(setup.files, self._section, prompts)
         return prompts

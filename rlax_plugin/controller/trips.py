@@ -20,7 +20,7 @@ from rlax_plugin.controller.savings import Savings
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import EpisodeRunner
-from rlax_plugin.ports.protocols import Filter
+from rlax_plugin.ports.curation import Filter
 from rlax_plugin.records import events as ev
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher

@@ -56,30 +56,10 @@ class Evaluator:
 
         async def one(problems: ProblemSet, prompt: Prompt, number: int) -> Answered:
             nonlocal done
-            request = problems.request(
-                self._episodes.environment.first(prompt),
-                prompt,
-                number,
-                self._section.seed,
-                version,
-                exactly,
-            )
-            trusted = False
-            while not trusted:
-                found = await self._episodes.run(
-                    prompt,
-                    await self._dispatcher.submit(request),  # held here, it could not be dropped
-                    problems.rewards,
-                    functools.partial(problems.seed, self._section.seed, prompt),
-                    source=problems.source,
-                )
-                trusted = all(worker.trusted for worker in found.workers)
-            # Group by group: reading all answers at once would hold up heartbeats.
-            votes = self._section.evaluation.majority_k
-            answers = [problems.answer(e.text) if votes else None for e in found.episodes]
+            found = await self.answered(problems, prompt, number, version, exactly)
             done += 1
             progress(done, self.problems)
-            return Answered.of(found.episodes, found.scores, answers)
+            return found
 
         asked = [(problems, prompt) for problems in self.sets for prompt in problems.prompts]
         groups = [asyncio.ensure_future(one(*what, i)) for i, what in enumerate(asked)]
@@ -97,6 +77,46 @@ class Evaluator:
         # On a thread: while training goes on, nobody may wait for a second of arithmetic.
         found = await asyncio.to_thread(self._measured, outcomes)
         return Evaluated(version, found, _failures(of_sets))
+
+    async def answered(
+        self,
+        problems: ProblemSet,
+        prompt: Prompt,
+        number: int,
+        version: int,
+        exactly: int | None = None,
+    ) -> Answered:
+        """Generates and scores the samples of one problem.
+
+        Args:
+          number: of the problem; no two that are asked at once have the same.
+          version, exactly: of the weights, see ``Request``.
+
+        Raises:
+          RlaxError: it cannot be generated.
+        """
+        request = problems.request(
+            self._episodes.environment.first(prompt),
+            prompt,
+            number,
+            self._section.seed,
+            version,
+            exactly,
+        )
+        trusted = False
+        while not trusted:
+            found = await self._episodes.run(
+                prompt,
+                await self._dispatcher.submit(request),  # held here, it could not be dropped
+                problems.rewards,
+                functools.partial(problems.seed, self._section.seed, prompt),
+                source=problems.source,
+            )
+            trusted = all(worker.trusted for worker in found.workers)
+        # Group by group: reading all answers at once would hold up heartbeats.
+        votes = self._section.evaluation.majority_k
+        answers = [problems.answer(e.text) if votes else None for e in found.episodes]
+        return Answered.of(found.episodes, found.scores, answers)
 
     def _measured(self, outcomes: Mapping[str, Outcomes]) -> dict[str, Any]:
         settings = self._section.evaluation

@@ -173,15 +173,25 @@ class RunPrompts:
     asked: Sequence[AskedSet]
 
     @classmethod
-    def read(cls, section: RlaxSection, part: Part, *, trains: bool = True) -> RunPrompts:
+    def read(
+        cls,
+        section: RlaxSection,
+        part: Part,
+        *,
+        trains: bool = True,
+        note: Callable[[str], object] = lambda text: None,
+    ) -> RunPrompts:
         """Reads them; blocking, and perhaps for minutes.
+
+        Args:
+          note: see ``training_prompts``.
 
         Raises:
           RlaxError: see ``training_prompts`` and ``asked_sets``.
         """
         key = "rlax.prompt_source"
         source: PromptSource = part("prompt_source", section.prompt_source, key)
-        train = training_prompts(section, source) if trains else ()
+        train = training_prompts(section, source, note=note) if trains else ()
         return cls(source, train, asked_sets(section, source, part))
 
 

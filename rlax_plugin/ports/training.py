@@ -33,6 +33,19 @@ class CheckpointReader(Protocol):
 
 
 @runtime_checkable
+class FirstWeightsReader(Protocol):
+    """What a trainer offers besides ``run`` if ``rlax measure`` is to measure a config's policy."""
+
+    def publish_first(self, port: TrainerPort) -> None:
+        """Publishes the weights that ``run`` starts from, as version 0, and returns.
+
+        Called in place of ``run``, for a run that has no checkpoint. What ``run`` would make before
+        its first step, such as a warm start, is made here too.
+        """
+        ...
+
+
+@runtime_checkable
 class CheckpointStarter(Protocol):
     """What a trainer offers besides ``run`` if ``rlax train --from`` is to be possible with it."""
 

@@ -30,11 +30,13 @@ class Domains:
       names: of the domains.
       of_n: int16 [n], the domain of each prompt, an index into ``names``.
       weights: float64 [domains], the share of the training prompts that each should have; sum 1.
+      counted: whether the weights are no more than the shares that the prompts have.
     """
 
     names: tuple[str, ...]
     of_n: np.ndarray
     weights: np.ndarray
+    counted: bool = False
 
     def places(self) -> list[np.ndarray]:
         """Of each domain, the indices of its prompts in their order."""
@@ -57,12 +59,17 @@ class Domains:
         given = [weights.get(name, 0.0) for name in self.names]
         return Domains(self.names, self.of_n, _shares(given))
 
-    def kept(self, is_kept_n: np.ndarray) -> Domains:
-        """Those of some of the prompts; a domain that has none left gets no share."""
-        of_n = self.of_n[is_kept_n]
+    def kept(self, which: np.ndarray) -> Domains:
+        """Those of some of the prompts; a domain that has none left gets no share.
+
+        Args:
+          which: bool [n], or indices.
+        """
+        of_n = self.of_n[which]
         counts = np.bincount(of_n, minlength=len(self.names))
-        weights = np.where(counts > 0, self.weights, 0.0)
-        return Domains(self.names, of_n, _shares(weights) if weights.any() else weights)
+        weights = counts if self.counted else np.where(counts > 0, self.weights, 0.0)
+        shares = _shares(weights) if weights.any() else weights
+        return Domains(self.names, of_n, shares, self.counted)
 
 
 @dataclass(slots=True)
@@ -105,6 +112,7 @@ class PromptTable(Sequence[Prompt]):
         self.skipped = dict(skipped or {})
         self._columns: dict[int, tuple[Any, ...]] = {}
         self._ends = np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)
+        self._rows: np.ndarray | None = None  # in the batches, of each prompt; None: all of them
         self.ids = _joined([_ids(batch) for batch in batches], np.zeros((0, 16), np.uint8))
         lengths = [np.diff(batch.column("tokens").offsets.to_numpy()) for batch in batches]
         self.lengths = _joined(lengths, np.zeros(0, np.int32))
@@ -140,7 +148,7 @@ class PromptTable(Sequence[Prompt]):
             of_n = np.concatenate([batch.column("domain").to_numpy() for batch in batches])
             counts = np.bincount(of_n, minlength=len(names))
             given = [weights.get(name, 0.0) for name in names] if weights else counts
-            domains = Domains(names, of_n, _shares(given))
+            domains = Domains(names, of_n, _shares(given), counted=not weights)
         return cls(batches, digest=known["digest"], domains=domains, skipped=skipped)
 
     def weighted(self, weights: Mapping[str, float]) -> PromptTable:
@@ -162,6 +170,7 @@ class PromptTable(Sequence[Prompt]):
           tables: name -> table.
           weights: name -> weight; relative to each other.
         """
+        assert all(table._rows is None for table in tables.values()), "some are subsets"
         names: list[str] = []
         of_n: list[np.ndarray] = []
         shares: list[float] = []
@@ -186,6 +195,39 @@ class PromptTable(Sequence[Prompt]):
             skipped=skipped,
         )
 
+    def subset(self, indices: np.ndarray) -> PromptTable:
+        """Some prompts, with what is known of them; copies neither texts nor tokens.
+
+        Args:
+          indices: int [m], ascending.
+        """
+        found = copy.copy(self)
+        found._columns = {}
+        found._rows = indices if self._rows is None else self._rows[indices]
+        found.ids, found.lengths = self.ids[indices], self.lengths[indices]
+        found.domains = None if self.domains is None else self.domains.kept(indices)
+        digest = hashlib.blake2b(found.ids.data, digest_size=16)
+        digest.update(found.lengths.data)
+        for tokens in found._column("tokens"):
+            digest.update(tokens.flatten().to_numpy().data)
+        found.digest = digest.hexdigest()
+        return found
+
+    def texts(self) -> Iterator[list[str]]:
+        """The texts of all prompts in their order, some thousands at a time."""
+        for texts in self._column("text"):
+            yield texts.to_pylist()
+
+    def _column(self, name: str) -> Iterator[pa.Array]:
+        start = 0
+        for batch, end in zip(self._batches, self._ends, strict=True):
+            column = batch.column(name)
+            if self._rows is not None:
+                low, high = np.searchsorted(self._rows, np.array([start, end]))
+                column = column.take(self._rows[low:high] - start)
+            yield column
+            start = int(end)
+
     def without_questions_of(self, other: PromptTable, where: str) -> PromptTable:
         """This table without the prompts whose question another one has, too; they are counted.
 
@@ -195,6 +237,7 @@ class PromptTable(Sequence[Prompt]):
         import pyarrow as pa
         import pyarrow.compute
 
+        assert self._rows is None and other._rows is None, "one is a subset"
         pc: Any = pyarrow.compute  # it makes its functions when it is imported
         theirs = pa.concat_arrays([batch.column("text") for batch in other._batches])
         found = [pc.is_in(batch.column("text"), value_set=theirs) for batch in self._batches]
@@ -216,7 +259,7 @@ class PromptTable(Sequence[Prompt]):
         return PromptTable(batches, digest=digest.hexdigest(), domains=domains, skipped=skipped)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self.lengths)
 
     @overload
     def __getitem__(self, index: int) -> Prompt: ...
@@ -273,6 +316,8 @@ class PromptTable(Sequence[Prompt]):
         return None
 
     def _where(self, index: int) -> tuple[int, int]:
+        if self._rows is not None:
+            index = int(self._rows[index])
         batch = int(np.searchsorted(self._ends, index, side="right"))
         return batch, index - (int(self._ends[batch - 1]) if batch else 0)
 

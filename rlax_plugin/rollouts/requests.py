@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.curation.kept import only_kept
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.table import PromptTable
@@ -83,17 +84,29 @@ def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequ
         raise ConfigError(key, value, f"has prompts that cannot be read: {error}") from error
 
 
-def training_prompts(section: RlaxSection, source: PromptSource) -> Sequence[Prompt]:
-    """All training prompts. Workers reject one that does not fit, at the step that requests it.
+def training_prompts(
+    section: RlaxSection,
+    source: PromptSource,
+    split: str = "train",
+    note: Callable[[str], object] = lambda text: None,
+) -> Sequence[Prompt]:
+    """All prompts of a split; of training those that ``rlax.curation.only`` keeps.
+
+    Workers reject one that does not fit, at the step that requests it.
+
+    Args:
+      note: is told how many prompts are kept.
 
     Raises:
-      ConfigError: there are none, they cannot be read, one is longer than the config allows, an id
-        is not printable, or two different ones have one id.
+      ConfigError: there are none, they cannot be read, none of them is kept, one is longer than
+        the config allows, an id is not printable, or two different ones have one id.
     """
     key, name = "rlax.prompt_source", section.prompt_source.name
-    prompts = checked_prompts(read_prompts(source, "train", key, name), "train", key, name)
+    prompts = checked_prompts(read_prompts(source, split, key, name), split, key, name)
     if not prompts:
         raise ConfigError(key, name, "has no prompts")
+    if section.curation.only and split == "train":
+        prompts = only_kept(prompts, section.curation.only, note)
     longest, limit = longest_prompt(prompts), section.rollouts.max_prompt_tokens
     if longest > limit:
         reason = f"must be at least {longest}, the tokens of the longest training prompt"

@@ -204,6 +204,10 @@ class BigramTrainer(Trainer):
         """See ``CheckpointReader``."""
         _publish(port, *self._checkpoints.read(name))
 
+    def publish_first(self, port: TrainerPort) -> None:
+        """See ``FirstWeightsReader``."""
+        _publish(port, 0, self._first_weights())
+
     def _update(
         self, weights: policy.Weights, batch: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -20,7 +20,7 @@ from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import diagnostics
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.training import CheckpointReader, Decision
+from rlax_plugin.ports.training import CheckpointReader, Decision, FirstWeightsReader
 from rlax_plugin.types import Descent, Prompt
 
 
@@ -146,6 +146,18 @@ def test_it_publishes_before_it_asks_and_stops_with_a_checkpoint(two_steps, tmp_
     for name, weights in read.weights[2].items():
         np.testing.assert_array_equal(weights, port.weights[2][name])
     assert any((w != resumed.weights[3][name]).any() for name, w in read.weights[2].items())
+
+
+def test_the_first_weights_are_those_that_a_run_publishes_first(of_two_steps, tmp_path):
+    directory, ran = of_two_steps
+    before = sorted(directory.rglob("*"))
+    port, reader = FakePort(stop_after=0), trainer((*saving(tmp_path), *TWICE))
+    assert isinstance(reader, FirstWeightsReader)
+    reader.publish_first(port)
+    assert port.calls == [("publish", 0)] and port.weights[0].keys() == ran.weights[0].keys()
+    for name, weights in port.weights[0].items():
+        np.testing.assert_array_equal(weights, ran.weights[0][name])
+    assert not list(tmp_path.rglob("checkpoints/*")) and sorted(directory.rglob("*")) == before
 
 
 def test_a_run_starts_from_the_weights_of_another_one_with_other_updates(two_steps, tmp_path):

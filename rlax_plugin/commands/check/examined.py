@@ -26,11 +26,13 @@ class Prompts:
       train: training prompts.
       longest: tokens of the longest of them.
       held_out: prompts of ``rlax.evaluation``'s split that are used; 0 without evaluation.
+      notes: sentences on those that are left out.
     """
 
     train: int
     longest: int
     held_out: int
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, section: RlaxSection, part: Part) -> Prompts:
@@ -42,10 +44,11 @@ class Prompts:
         Raises:
           RlaxError: there are none, they cannot be read, or one is longer than the config allows.
         """
-        found = RunPrompts.read(section, part)
+        notes: list[str] = []
+        found = RunPrompts.read(section, part, note=notes.append)
         check_stages(section.curation.stages, found.train)
         held_out = len(found.asked[0].prompts) if found.asked else 0
-        return cls(len(found.train), longest_prompt(found.train), held_out)
+        return cls(len(found.train), longest_prompt(found.train), held_out, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)

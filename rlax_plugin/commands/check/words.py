@@ -112,6 +112,8 @@ def _run(config: Examined) -> Words:
         words["prompts"] += f", with other weights of domains in {plural(len(stages), 'stage')}"
     filters = ", ".join(choice.name for choice in section.curation.filters)
     words["prompts"] += f"; {filters} must accept a group" if filters else "; no group is rejected"
+    if config.prompts is not None and config.prompts.notes:
+        words["prompts"] += f"; {'; '.join(config.prompts.notes)}"
     words["evaluation"] = _evaluation(evaluation)
     if config.section.observers:
         words["observers"] = ", ".join(choice.name for choice in config.section.observers)

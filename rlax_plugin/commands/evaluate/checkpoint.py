@@ -1,4 +1,4 @@
-"""From a trainer's checkpoint to a weight version that workers can load."""
+"""From a trainer's weights to a weight version that workers can load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from rlax_plugin.errors import ConfigError, TrainingError
 from rlax_plugin.ports.protocols import Arrays
-from rlax_plugin.ports.training import CheckpointReader, Decision, TrainerPort
+from rlax_plugin.ports.training import CheckpointReader, Decision, FirstWeightsReader, TrainerPort
 from rlax_plugin.types import Canary
 from rlax_plugin.weights.publisher import Publisher
 
@@ -29,6 +29,22 @@ def checkpoint_reader(trainer: object, name: str) -> CheckpointReader:
     return trainer
 
 
+def first_weights_reader(trainer: object, name: str) -> FirstWeightsReader:
+    """The trainer, if it can publish what it would start from.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    if not isinstance(trainer, FirstWeightsReader):
+        raise ConfigError(
+            "rlax.trainer.name",
+            name,
+            "has no publish_first, so it cannot give the weights that a config starts from: train "
+            "one step, and give the run",
+        )
+    return trainer
+
+
 class CheckpointPort(TrainerPort):
     """Takes weights from a trainer that does not train."""
 
@@ -36,7 +52,7 @@ class CheckpointPort(TrainerPort):
         self._publisher, self._canary_tokens = publisher, canary_tokens
 
     def next_batch(self, step: int) -> Mapping[str, np.ndarray]:
-        raise TrainingError("a trainer that reads a checkpoint to evaluate it cannot train")
+        raise TrainingError("a trainer whose weights are only read cannot train")
 
     @property
     def canary_tokens(self) -> np.ndarray:

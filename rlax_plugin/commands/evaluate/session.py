@@ -1,25 +1,35 @@
-"""A controller that only evaluates: a parameter server with one version, a fleet, and rewards."""
+"""A controller that only measures: a parameter server with one version, a fleet, and rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.generation import Generation
+from rlax_plugin.evaluation.asking import Handed, ask_all
 from rlax_plugin.evaluation.problems import ProblemSet, RunPrompts
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, WeightStore
 from rlax_plugin.rollouts.pace import Pace
-from rlax_plugin.types import WeightVersion
+from rlax_plugin.rollouts.requests import sampling_params
+from rlax_plugin.types import Prompt, WeightVersion
+from rlax_plugin.weights.host_fingerprint import digest
 from rlax_plugin.weights.service import ParameterServer
+
+_BACKLOG = 2  # a worker is sent twice its slots, so that it always has something to go on with
 
 
 class Session:
     """Everything from the reward processes to the workers, for one weight version.
 
     ``open_session`` makes one. Its methods run on that event loop.
+
+    Attributes:
+      version: of the weights that are measured; -1 until they are published.
+      weights: 8 hex digits, the same for the same weights; "" until they are published.
     """
 
     def __init__(
@@ -27,6 +37,7 @@ class Session:
     ):
         self._supervision, self._parameters = supervision, parameters
         self._generation = generation
+        self.version, self.weights = -1, ""
 
     @property
     def pace(self) -> Pace:
@@ -49,7 +60,8 @@ class Session:
     async def publish(self, version: WeightVersion, restart: bool = False) -> None:
         """Gives workers the version that is to be measured."""
         await self._parameters.publish(version, restart)
-        self._generation.fleet.latest_version = version.version
+        self._generation.fleet.latest_version = self.version = version.version
+        self.weights = digest({name: one.fingerprint for name, one in version.tensors.items()})
 
     async def measure(
         self, sets: tuple[ProblemSet, ...], progress: Callable[[int, int], None]
@@ -68,6 +80,44 @@ class Session:
         evaluator = self._generation.evaluator
         evaluator.sets = sets
         return await evaluator.run(self._generation.fleet.latest_version, progress)
+
+    def training_set(
+        self, section: RlaxSection, split: str, prompts: Sequence[Prompt], samples: int
+    ) -> ProblemSet:
+        """Prompts of ``rlax.prompt_source`` as problems, judged as in training.
+
+        Args:
+          samples: of each prompt.
+        """
+        return ProblemSet(
+            name=split,
+            purpose=f"measure/{split}",
+            source=self.source,
+            prompts=prompts,
+            samples=samples,
+            sampling=sampling_params(section, self.source),
+            rewards=self._generation.rewards,
+        )
+
+    async def ask(self, problems: ProblemSet, wanted: Iterable[int], hand: Handed) -> None:
+        """Asks some prompts of a set; see ``ask_all``.
+
+        Raises:
+          RlaxError: no worker came, or a group cannot be generated.
+        """
+        await self._supervision.unless_failed(self._ask(problems, wanted, hand))
+
+    async def _ask(self, problems: ProblemSet, wanted: Iterable[int], hand: Handed) -> None:
+        generation = self._generation
+        await generation.wait_for_worker()
+
+        def at_once() -> int:
+            slots = sum(worker.slots for worker in generation.fleet.workers.values())
+            return 1 + _BACKLOG * slots // problems.samples
+
+        await ask_all(
+            generation.evaluator, problems, wanted, self.version, at_once=at_once, hand=hand
+        )
 
 
 async def open_session(

@@ -52,7 +52,7 @@ def report_page(run: RunData, rollouts: Rollouts) -> str:
     found = sections([run])
     blobs = {"rollouts": rollouts.index}
     blobs |= {f"tokens-{number}": text for number, text in enumerate(rollouts.chunks)}
-    return _render(
+    return render(
         "report.html",
         blobs if rollouts.shown else {},
         found,
@@ -67,7 +67,7 @@ def report_page(run: RunData, rollouts: Rollouts) -> str:
 
 def compare_page(runs: Sequence[RunData]) -> str:
     """The page of several runs, overlaid."""
-    return _render(
+    return render(
         "compare.html",
         {},
         sections(runs),
@@ -79,18 +79,30 @@ def compare_page(runs: Sequence[RunData]) -> str:
     )
 
 
-def _render(template: str, blobs: dict[str, str], found: list[Section], **values: Any) -> str:
-    texts = {"plotly": plotly.offline.get_plotlyjs(), "charts": _charts_json(found)} | blobs
+def render(template: str, blobs: dict[str, str], found: list[Section], **values: Any) -> str:
+    """A page with the charts of some sections.
+
+    Args:
+      template: name of the file, which extends ``base.html``.
+      blobs: name -> text for the page's scripts.
+      values: what the template shows; texts are escaped.
+    """
+    texts = {"charts": _charts_json(found)} | blobs
     return (
         _environment()
         .get_template(template)
         .render(
             sections=found,
-            blobs={name: packed(text) for name, text in texts.items()},
+            blobs={"plotly": _plotly()} | {name: packed(text) for name, text in texts.items()},
             nonce=secrets.token_hex(16),
             **values,
         )
     )
+
+
+@functools.cache
+def _plotly() -> str:
+    return packed(plotly.offline.get_plotlyjs())
 
 
 def _charts_json(found: Sequence[Section]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlax_plugin.ports.training import CheckpointReader, Trainer
+from rlax_plugin.ports.training import CheckpointReader, FirstWeightsReader, Trainer
 from rlax_plugin.testing.contracts.inspection import Inspection, require
 from rlax_plugin.testing.contracts.trial import STEPS, Trial
 from rlax_plugin.testing.fakes import FakeTrainerPort
@@ -37,6 +37,18 @@ def check_training(
       make_port: takes the keyword arguments of ``FakeTrainerPort``.
       steps: the run's, at least 3.
     """
+    first = make_trainer()
+    if isinstance(first, FirstWeightsReader):
+        with part.rule(
+            "publishes what it starts from, and trains nothing",
+            "publish_first(port) calls port.publish(0, ...) and returns",
+        ):
+            port = make_port()
+            first.publish_first(port)
+            port.close()
+            require(port.calls == [("publish", 0)], f"its calls are {port.calls}")
+    if not part.sound:
+        return
     with part.rule(
         "stops after the step in which a stop is requested, with a checkpoint", _CHECKPOINT
     ):
@@ -57,8 +69,8 @@ def check_training(
         port = make_port()
         make_trainer().run(port)
         port.close()
-        first = port.calls[0]
-        require(first == ("publish", 1), f"started again after step 1, its first call is {first}")
+        call = port.calls[0]
+        require(call == ("publish", 1), f"started again after step 1, its first call is {call}")
         require(port.last_step == steps, f"it ended after step {port.last_step} of {steps}")
         saved = ("before_checkpoint", steps) in port.calls
         require(saved, f"no before_checkpoint({steps}) among {port.calls}")

@@ -169,4 +169,4 @@ def test_a_misspelt_key_is_told_its_nearest_match() -> None:
     result = rlax("rlax.rolouts.group_siz")
     assert result.exit_code == 2 and result.stdout == ""
     assert "did you mean 'rlax.rollouts.group_size'?" in result.stderr
-    assert "did you mean 'rlax.weights'?" in rlax("rlax.weight").stderr
+    assert "did you mean 'rlax.weights'?" in rlax("rlax.wieghts").stderr

@@ -104,3 +104,30 @@ def test_prompts_of_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(table._batches) == 7
     assert [p.reference for p in table] == [str(n + 1) for n in range(20)]
     assert all(table.find(p.id) == i for i, p in enumerate(table))
+
+
+def test_a_subset_is_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlax_plugin.prompts.writing._ROWS", 3)
+    whole = tables(listed(*ROWS, domain="level"))["train"]
+    some = whole.subset(np.array([0, 1, 7, 10, 19]))  # 0, 1, 1, 1, 1 of the domains
+    assert len(some) == 5 and [p.reference for p in some] == ["1", "2", "8", "11", "20"]
+    assert some[-1].reference == "20" and some.place_of(2) == "row 8"
+    assert some.find(whole[7].id) == 2 and some.find(whole[8].id) is None
+    assert some.lengths.tolist() == [len(prompt.tokens) for prompt in some]
+    assert [text for texts in some.texts() for text in texts] == [prompt.text for prompt in some]
+    assert [text for texts in whole.texts() for text in texts] == [prompt.text for prompt in whole]
+    assert some.domains is not None and some.domains.names == ("0", "1", "2")
+    assert some.domains.of_n.tolist() == [0, 1, 1, 1, 1]
+    assert some.domains.weights.tolist() == [1 / 5, 4 / 5, 0]  # as the prompts are
+    assert len(some.first(3)) == 3
+    of_some = some.subset(np.array([1, 4]))
+    assert [p.reference for p in of_some] == ["2", "20"]
+    assert of_some.digest == whole.subset(np.array([1, 19])).digest
+    assert len({whole.digest, some.digest, of_some.digest}) == 3
+    with pytest.raises(IndexError):
+        of_some[2]
+    # Weights that the config gives stay in proportion, where a domain has prompts left.
+    weights = {"0": 1, "1": 2, "2": 5}
+    weighted = tables(listed(*ROWS, domain="level", weights=weights))["train"]
+    left = weighted.subset(np.array([0, 2, 5, 8])).domains
+    assert left is not None and np.allclose(left.weights, [1 / 6, 0, 5 / 6])

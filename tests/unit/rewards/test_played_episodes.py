@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from reward_pools import (
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.environment import Outcome
-from rlax_plugin.rewards.episodes import PlayCounts, PlayJob
+from rlax_plugin.rewards.episodes import PlayCounts
 
 PLUGIN = r"""
 import asyncio, os, subprocess, sys, time
@@ -319,29 +318,14 @@ def test_an_episode_whose_process_ends_is_played_once_more_from_its_beginning(ho
     with_pool(config(), work)
 
 
-MESSAGES = [
-    '{"job": 1, "outcome": {"text": "", "rewards": [1e999], "ended": "cut", "metrics": {}}}',
-    '{"job": 1, "outcome": {"text": 7, "rewards": [], "ended": "done", "metrics": {}}}',
-    '{"job": 1, "outcome": {"text": "", "rewards": [1, 2], "ended": "done", "metrics": {}}}',
-    '{"job": 1, "outcome": {"text": "", "rewards": [], "ended": "late", "metrics": {}}}',
-    '{"job": 1, "call": 1, "sample": {"tokens": "?"}, "trajectory": 0}',
-    '{"job": 1, "call": 1, "sample": {"messages": [1]}, "trajectory": 0}',
-    '{"job": 1, "call": 1, "begin": ' + '"' + "x" * (1 << 20) + '"}',
-]
-
-
-@pytest.mark.parametrize("line", MESSAGES, ids=range(len(MESSAGES)))
-def test_a_message_that_is_none_is_rejected(line):
-    async def main():
-        job = PlayJob(prompt(), Played("x"), 60.0, PlayCounts())
-        with pytest.raises((ValueError, TypeError, AttributeError)):
-            job.take(json.loads(line), len(line))
-        assert not job.result.done()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("line", [MESSAGES[0], "nonsense", '{"job": 99, "outcome": {}}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"job": 1, "outcome": {"text": "", "rewards": [1e999], "ended": "cut", "metrics": {}}}',
+        "nonsense",
+        '{"job": 99, "outcome": {}}',
+    ],
+)
 def test_a_message_that_is_none_is_the_episodes_error(line):
     async def work(pool):
         (found,) = await play(pool, f"forges {line}")

@@ -1,0 +1,191 @@
+"""``rlax curate``: from tables of pass rates to the prompts that are kept, and a page on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from rlax_plugin.build import registry_for
+from rlax_plugin.config import Choice, Deadlines
+from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
+from rlax_plugin.curation.choosing import REASONS, Candidates, Rule, choose
+from rlax_plugin.curation.columns import among, place_of
+from rlax_plugin.curation.contaminated import contaminated_ids
+from rlax_plugin.curation.kept import write_kept
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.pass_rates.files import MeasuredRates, read_table
+from rlax_plugin.pass_rates.joining import domains_of, ids_of, joined
+from rlax_plugin.ports.protocols import BuildContext, PromptSource
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.places import check_file_writable
+from rlax_plugin.rollouts.requests import checked_prompts, read_prompts
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.types import Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Curated:
+    """What was chosen.
+
+    Attributes:
+      table: see ``kept.schema``.
+      rule: by which.
+      sources: the tables' files.
+      prompts: of the config that was given; () without one.
+      missing: prompts of the config that no table has.
+    """
+
+    table: pa.Table
+    rule: Rule
+    sources: Sequence[str]
+    prompts: Sequence[Prompt] = ()
+    missing: int = 0
+
+
+def curate(
+    tables: Sequence[str],
+    rule: Rule,
+    out: str,
+    *,
+    without: str | None = None,
+    config: str | None = None,
+    any_sampling: bool = False,
+    progress: Callable[[str, int], None] = lambda what, done: None,
+) -> Curated:
+    """Chooses, and writes the file and its page, ``<out>.html``.
+
+    Args:
+      without: a file of ``rlax prompts --contamination``.
+      config: a config, or the directory of a run, whose prompts the tables are of.
+      any_sampling: joins tables whose samples were generated otherwise, too.
+
+    Raises:
+      RlaxError: a file cannot be read or written, or no prompt is kept.
+    """
+    from rlax_plugin.commands.curate.page import curation_page
+
+    for path in (out, f"{out}.html"):
+        check_file_writable("--out", path, Deadlines().rpc_s)
+    rates = _joined(tables, any_sampling=any_sampling)
+    prompts = () if config is None else _prompts(config, progress)
+    candidates, missing = _candidates(rates, prompts)
+    contaminated = None if without is None else contaminated_ids(without)
+    table = choose(candidates, rule, contaminated)
+    found = Curated(table, rule, tables, prompts, missing)
+    if not np.any(table.column("kept").to_numpy()):
+        said = ", ".join(f"{n:,} {why}" for why, n in counts(found)[0]["dropped"].items())
+        reason = f"keeps none of the {table.num_rows:,} prompts ({said})"
+        raise ConfigError("--keep", f"{rule.low:g}..{rule.high:g}", reason)
+    about = {"rule": asdict(rule), "tables": list(tables), "without": without}
+    write_kept(out, table, about)
+    page = curation_page(found, counts(found), out)
+    files, name = place_of(f"{out}.html")
+    files.put(name, page.encode(errors="replace"))
+    return found
+
+
+def _joined(paths: Sequence[str], *, any_sampling: bool) -> MeasuredRates:
+    tables = []
+    for path in paths:
+        try:
+            tables.append(read_table(path))
+        except FileNotFoundError:
+            raise ConfigError("TABLE", path, "does not exist") from None
+        except RlaxError as error:
+            raise ConfigError("TABLE", path, f"cannot be used: {error}") from error
+    for path, one in zip(paths[1:], tables[1:], strict=True):
+        if not any_sampling and (why := tables[0].about.differs(one.about)) is not None:
+            reason = (
+                f"was sampled with other settings than {paths[0]} ({why}): leave it out, or give "
+            )
+            raise ConfigError("TABLE", path, f"{reason}--any-sampling")
+    return joined(tables, any_sampling=any_sampling)
+
+
+def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prompt]:
+    """All training prompts of a config, or of a run; not only those that a file keeps."""
+    resolved: ResolvedConfig
+    if os.path.isfile(config) or config.endswith((".yml", ".yaml")):
+        resolved = resolve(config)
+    else:
+        files = RunFiles(config)
+        resolved = of_yaml(files.config(), files.location())
+    section, key = resolved.section, "rlax.prompt_source"
+    context = replace(BuildContext.outside_run(section, resolved), progress=progress)
+    choice: Choice = section.prompt_source
+    source: PromptSource = registry_for(section).part("prompt_source", choice, key, context)
+    return checked_prompts(
+        read_prompts(source, "train", key, choice.name), "train", key, choice.name
+    )
+
+
+def _candidates(rates: MeasuredRates, prompts: Sequence[Prompt]) -> tuple[Candidates, int]:
+    """The prompts of the table, and behind them those that only the config has."""
+    import pyarrow as pa
+
+    ids = rates.table.column("id").combine_chunks()
+    domains = rates.table.column("domain").combine_chunks()
+    passed, failed = rates.counts()
+    missing = 0
+    if len(prompts):
+        own = ids_of(prompts).combine_chunks()
+        rows = np.flatnonzero(~among(own, ids))
+        _, first = np.unique(own.take(rows).to_numpy(False), return_index=True)
+        rows = np.sort(rows[first])
+        missing = len(rows)
+        ids = pa.concat_arrays([ids, own.take(rows)])
+        domains = pa.concat_arrays([domains, domains_of(prompts, rows)])
+        passed, failed = (np.r_[one, np.zeros(missing)] for one in (passed, failed))
+    return Candidates(ids, domains, passed, failed), missing
+
+
+def counts(found: Curated) -> list[dict[str, Any]]:
+    """Prompts before and after of all, and of each domain if there are several; the largest first.
+
+    ``dropped`` has how many were, by reason.
+    """
+    table = found.table
+    kept = table.column("kept").to_numpy()
+    domains = table.column("domain").combine_chunks().dictionary_encode()
+    why = table.column("reason").to_numpy()
+    found_all = [_counted("all", kept, why)]
+    names: list[Any] = domains.dictionary.to_pylist()
+    if len(names) > 1:
+        of_n = domains.indices.fill_null(-1).to_numpy(False)
+        each = [_counted(name, kept[of_n == i], why[of_n == i]) for i, name in enumerate(names)]
+        found_all += sorted(each, key=lambda one: -one["before"])
+    return found_all
+
+
+def _counted(name: str, kept: np.ndarray, why: np.ndarray) -> dict[str, Any]:
+    dropped = why[~kept]
+    rows = {one: int(np.count_nonzero(dropped == one)) for one in REASONS}
+    return {
+        "domain": name,
+        "before": len(kept),
+        "kept": int(np.count_nonzero(kept)),
+        "dropped": {one: count for one, count in rows.items() if count},
+    }
+
+
+def counts_table(found: Sequence[dict[str, Any]]) -> Table:
+    """How many prompts are kept, and how many are not for which reason."""
+    reasons = list(found[0]["dropped"])
+    table = Table()
+    table.add_column("domain")
+    for column in ("prompts", "kept", *reasons):
+        table.add_column(column, justify="right")
+    for index, one in enumerate(found):
+        dropped = one["dropped"]
+        cells = (one["before"], one["kept"], *(dropped.get(reason, 0) for reason in reasons))
+        name = one_line(one["domain"], 40) or "(none)"
+        table.add_row(name, *(f"{cell:,}" for cell in cells), end_section=index == 0)
+    return table

@@ -1,0 +1,1 @@
+"""``rlax measure``: the pass rate of every prompt, before or beside training."""

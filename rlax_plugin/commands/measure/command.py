@@ -1,0 +1,330 @@
+"""``rlax measure``: asks every prompt of a split, and writes a table of pass rates."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from rlax_plugin.commands.evaluate.policy import Origin, Policy, Signals, working_directory
+from rlax_plugin.commands.evaluate.session import Session
+from rlax_plugin.commands.measure.parts import Counts, Parts
+from rlax_plugin.commands.measure.show import summaries, summary_table
+from rlax_plugin.commands.target import find_target
+from rlax_plugin.concurrency.loop_thread import LoopThread
+from rlax_plugin.config import Deadlines, RlaxSection
+from rlax_plugin.controller.prompt_record import identity
+from rlax_plugin.curation.columns import place_of
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.evaluation.problems import Answered, Part, ProblemSet, RunPrompts
+from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, read_table, write_table
+from rlax_plugin.pass_rates.joining import domains_of, ids_of
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.places import check_file_writable
+from rlax_plugin.rollouts.requests import training_prompts
+from rlax_plugin.text.command_lines import pasteable
+from rlax_plugin.types import Prompt
+
+log = logging.getLogger("rlax.measure")
+
+# The sets of an evaluation are not asked, so they need not even be read.
+_NO_EVALUATION = "rlax.evaluation.problems=0"
+_LINE_S = 60.0  # between two lines of progress where no terminal shows a bar
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command was given.
+
+    Attributes:
+      target: a run, RUN@VERSION, RUN/checkpoints/NAME, or a config.
+      version, step: of the run.
+      samples: of each prompt.
+      split: whose prompts.
+      out: file to write; None: see ``default_out``.
+      overrides: ``key=value``.
+    """
+
+    target: str
+    version: int | None
+    step: int | None
+    samples: int
+    split: str
+    out: str | None
+    overrides: Sequence[str] = ()
+
+    def origin(self) -> Origin:
+        """Whose policy is measured.
+
+        Raises:
+          ConfigError: there is no such run or config.
+        """
+        overrides = (*self.overrides, _NO_EVALUATION)
+        if self._is_config:
+            return self._of_config(overrides)
+        return Origin.of_run(find_target(self.target, self.version, self.step), overrides)
+
+    def _of_config(self, overrides: Sequence[str]) -> Origin:
+        for name, value in (("--version", self.version), ("--step", self.step)):
+            if value is not None:
+                raise ConfigError(name, value, "is of a run: give a run in place of a config")
+        return Origin.of_config(self.target, overrides)
+
+    def command(self, out: str, version: int) -> str:
+        """The same command again, to be pasted.
+
+        Args:
+          out: the file that is written.
+          version: of the weights; a run that goes on has a newer one by then.
+        """
+        words = ["measure", self.target, "--samples", str(self.samples), "--out", out]
+        of_run = not (self._is_config or self.step is not None or "/checkpoints/" in self.target)
+        given = {"--version": version if of_run else None, "--step": self.step}
+        for name, value in given.items():
+            words += [name, str(value)] if value is not None and f"@{value}" not in words[1] else []
+        words += ["--split", self.split] if self.split != "train" else []
+        return pasteable("rlax", *words, *self.overrides)
+
+    @property
+    def _is_config(self) -> bool:
+        return self.target.endswith((".yml", ".yaml"))
+
+
+def default_out(asked: Asked, origin: Origin) -> str:
+    """``RUN/pass_rates/...`` of a run, a file in the working directory of a config."""
+    target = origin.target
+    if target is None:
+        name = f"{Path(asked.target).stem}-{asked.split}"
+        return f"{name}.parquet"
+    at = target.version if target.version is not None else target.checkpoint or target.step
+    name = asked.split if at is None else f"{asked.split}-{at}"
+    return f"{target.run.url.rstrip('/')}/pass_rates/{name}.parquet"
+
+
+def measure(asked: Asked, *, as_json: bool = False) -> None:
+    """Measures, prints a summary, and writes the table.
+
+    Raises:
+      RlaxError: whatever made it fail; what is finished is kept, and the message says how to go on.
+    """
+    origin = asked.origin()
+    out = asked.out or default_out(asked, origin)
+    check_file_writable("--out", out, Deadlines().rpc_s)
+    _check_new(out)
+    with working_directory("measure") as (directory, console, signals):
+        job = _Job(asked, origin, out, directory, log.warning if as_json else console.print)
+        try:
+            rates = job.run(console, signals, show=not as_json)
+        except KeyboardInterrupt:
+            if job.kept:
+                console.print(f"stopped; {job.kept}")
+            raise
+        except ConfigError:
+            raise
+        except RlaxError as error:
+            raise RlaxError(f"{error}; {job.kept}" if job.kept else str(error)) from error
+        found = summaries(rates)
+        if as_json:
+            document = {"measured": job.what, "file": out, "domains": found}
+            console.print(json.dumps(document, indent=2), soft_wrap=True)
+        else:
+            console.print(summary_table(found, job.what, asked.samples))
+            console.print(f"written to {out}")
+
+
+def _check_new(out: str) -> None:
+    files, name = place_of(out)
+    if files.exists(name) and not RunFiles(f"{out}.parts").exists("about.json"):
+        try:
+            what = f"has pass rates of {read_table(out).about.run} already"
+        except RlaxError:
+            what = "exists, and is no table of pass rates"
+        raise ConfigError("--out", out, f"{what}: remove it, or name another file")
+
+
+class _Job:
+    """One measurement.
+
+    Attributes:
+      what: is measured, in words; known once it runs.
+      kept: a sentence on what is kept of an unfinished one; "" if nothing is.
+    """
+
+    def __init__(
+        self, asked: Asked, origin: Origin, out: str, directory: Path, note: Callable[[str], None]
+    ):
+        self._asked, self._origin, self._out = asked, origin, out
+        self._policy = Policy(origin, directory, note)
+        self._parts: Parts | None = None
+        self._command = ""
+
+    @property
+    def what(self) -> str:
+        return self._policy.what
+
+    @property
+    def kept(self) -> str:
+        if self._parts is None:
+            return ""
+        done, of = int(self._parts.done_n.sum()), len(self._parts.done_n)
+        return f"{done:,} of {of:,} prompts are kept; go on with: {self._command}"
+
+    def run(self, console: Console, signals: Signals, *, show: bool) -> MeasuredRates:
+        """Asks what is not asked yet, and writes the table."""
+        prompts: Sequence[Prompt] = ()
+
+        def read(section: RlaxSection, part: Part) -> RunPrompts:
+            nonlocal prompts
+            key = "rlax.prompt_source"
+            source: PromptSource = part("prompt_source", section.prompt_source, key)
+            prompts = training_prompts(section, source, self._asked.split)
+            return RunPrompts(source, prompts, ())
+
+        try:
+            with self._policy.served(console, signals, read) as (thread, session):
+                problems = session.training_set(
+                    self._policy.section, self._asked.split, prompts, self._asked.samples
+                )
+                about = self._about(session, problems)
+                parts = Parts(self._out, len(prompts), about)
+                parts.begin(self._described(session, problems))
+                self._parts = parts
+                self._command = self._asked.command(self._out, session.version)
+                self._ask(thread, session, problems, parts, console, show=show)
+        finally:
+            if self._parts is not None:
+                self._parts.flush()
+                self._parts.close()
+        rates = _table(parts, prompts, about)
+        write_table(self._out, rates)
+        parts.remove()
+        return rates
+
+    def _about(self, session: Session, problems: ProblemSet) -> About:
+        return About(
+            run=self._origin.name,
+            weights=session.weights,
+            version=session.version,
+            sampling=problems.sampling,
+            pass_threshold=self._policy.section.curation.pass_threshold,
+        )
+
+    def _described(self, session: Session, problems: ProblemSet) -> dict[str, Any]:
+        """All that a pass rate depends on."""
+        section = self._policy.section
+        sampling = problems.sampling
+        rollouts = section.rollouts
+        return {
+            "weights": session.weights,
+            "version": session.version,
+            "split": self._asked.split,
+            "prompts": identity(problems.prompts)[1],
+            "samples": problems.samples,
+            "seed": section.seed,
+            "pass_threshold": section.curation.pass_threshold,
+            **{name: getattr(sampling, name) for name in sampling.__dataclass_fields__},
+            "engine": rollouts.engine.model_dump(mode="json"),
+            "environment": section.environment.model_dump(mode="json"),
+            "episodes": section.episodes.model_dump(mode="json"),
+            "rewards": [one.model_dump(mode="json") for one in section.rewards],
+        }
+
+    def _ask(
+        self,
+        thread: LoopThread,
+        session: Session,
+        problems: ProblemSet,
+        parts: Parts,
+        console: Console,
+        *,
+        show: bool,
+    ) -> None:
+        wanted = first_of_each(problems.prompts)
+        left = wanted[~parts.done_n[wanted]]
+        done = len(wanted) - len(left)
+        threshold = self._policy.section.curation.pass_threshold
+        if show:
+            before = f", of which {done:,} are done" if done else ""
+            what = f"{len(wanted):,} prompts x {problems.samples}{before}"
+            console.print(f"measuring {self.what} ({what})")
+        with _progress(console, done, len(wanted), show=show) as advance:
+
+            async def hand(index: int, answered: Answered) -> None:
+                await parts.add(Counts.of(index, answered, threshold))
+                advance()
+
+            # No deadline of its own: each of its groups has one.
+            thread.run(session.ask(problems, (int(i) for i in left), hand))
+
+
+@contextmanager
+def _progress(
+    console: Console, done: int, total: int, *, show: bool
+) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, else a line now and then."""
+    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn())
+    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    began_s = told_s = time.monotonic()
+    now = done
+    shown = show and console.is_terminal
+    with Progress(
+        *columns, *times, console=console, disable=not shown, speed_estimate_period=300
+    ) as bars:
+        bar = bars.add_task("", total=total, completed=done)
+
+        def advance() -> None:
+            nonlocal now, told_s
+            now += 1
+            bars.update(bar, completed=now)
+            at_s = time.monotonic()
+            if show and not shown and at_s - told_s > _LINE_S:
+                told_s = at_s
+                left_s = (at_s - began_s) / (now - done) * (total - now)
+                console.print(f"{now:,} of {total:,} prompts, about {left_s / 60:,.0f} min left")
+
+        yield advance
+
+
+def first_of_each(prompts: Sequence[Prompt]) -> np.ndarray:
+    """The index of each prompt's first occurrence; a table has each of its prompts once."""
+    if isinstance(prompts, PromptTable):
+        return np.arange(len(prompts))
+    first: dict[str, int] = {}
+    for index, prompt in enumerate(prompts):
+        first.setdefault(prompt.id, index)
+    return np.array(list(first.values()), np.int64)
+
+
+def _table(parts: Parts, prompts: Sequence[Prompt], about: About) -> MeasuredRates:
+    rows = first_of_each(prompts)
+    if missing := int(np.count_nonzero(~parts.done_n[rows])):
+        raise RlaxError(f"{parts.place} lacks {missing:,} prompts: start the command again")
+    counts = dict(zip(Counts._fields[1:], parts.counts[:, rows], strict=True))
+    return measured(
+        {
+            "id": ids_of(prompts, rows),
+            "domain": domains_of(prompts, rows),
+            **counts,
+            "version": np.full(len(rows), about.version),
+            "groups": np.ones(len(rows), np.int64),
+        },
+        about,
+    )

@@ -1,0 +1,77 @@
+"""What a measurement shows at its end: how many prompts of each domain are worth training on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from rlax_plugin.pass_rates.files import MeasuredRates
+from rlax_plugin.text.harmless import one_line
+
+LOW, HIGH = 0.2, 0.8
+_ALL = "all"
+
+
+def summaries(rates: MeasuredRates) -> list[dict[str, Any]]:
+    """Figures of all prompts, and of each domain if there are several, the largest first."""
+    domains = rates.table.column("domain").combine_chunks().dictionary_encode()
+    names: list[str | None] = domains.dictionary.to_pylist()
+    found = [_summary(rates, _ALL, np.ones(rates.table.num_rows, bool))]
+    if len(names) > 1:
+        of_n = domains.indices.fill_null(-1).to_numpy()
+        each = [_summary(rates, str(name), of_n == i) for i, name in enumerate(names)]
+        found += sorted(each, key=lambda one: -one["prompts"])
+    return found
+
+
+def _summary(rates: MeasuredRates, name: str, rows: np.ndarray) -> dict[str, Any]:
+    passed, failed = (values[rows] for values in rates.counts())
+    scored = passed + failed
+    samples = scored + rates.column("errored")[rows]
+    measured = scored > 0
+    rate = passed[measured] / scored[measured]
+
+    def mean(column: str) -> float:
+        total = float(samples.sum())
+        return float(rates.column(column)[rows].sum()) / total if total else 0.0
+
+    return {
+        "domain": name,
+        "prompts": len(scored),
+        "unmeasured": int(np.count_nonzero(~measured)),
+        "never_passed": int(np.count_nonzero(rate == 0)),
+        "always_passed": int(np.count_nonzero(rate == 1)),
+        "between": int(np.count_nonzero((rate >= LOW) & (rate <= HIGH))),
+        "pass_rate": float(rate.mean()) if len(rate) else None,
+        "tokens": mean("tokens"),
+        "truncated": mean("truncated"),
+        "errored": mean("errored"),
+    }
+
+
+def summary_table(found: Sequence[dict[str, Any]], what: str, samples: int) -> Table:
+    """Prompts by how often they passed."""
+    caption = f"{samples} samples of each prompt; prompts that passed never, always, in between"
+    table = Table(title=what, caption=caption, padding=(0, 1, 0, 0))
+    counts = ("prompts", "rate", "never", "always", f"{LOW}-{HIGH}")
+    table.add_column("domain")
+    for column in (*counts, "tokens", "truncated", "errors"):
+        table.add_column(column, justify="right")
+    for index, one in enumerate(found):
+        rate = one["pass_rate"]
+        table.add_row(
+            one_line(one["domain"], 40) or "(none)",
+            f"{one['prompts']:,}",
+            "" if rate is None else f"{rate:.3f}",
+            f"{one['never_passed']:,}",
+            f"{one['always_passed']:,}",
+            f"{one['between']:,}",
+            f"{one['tokens']:,.1f}",
+            f"{one['truncated']:.1%}",
+            f"{one['errored']:.1%}",
+            end_section=index == 0,
+        )
+    return table

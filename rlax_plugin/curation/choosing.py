@@ -1,0 +1,170 @@
+"""Which prompts are kept by their measured pass rates, and why the others are not."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from rlax_plugin.curation.columns import among
+from rlax_plugin.curation.kept import schema
+from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.pass_rates.posterior import beta_interval
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Bound = Literal["mean", "posterior"]
+
+TOO_HARD, TOO_EASY, UNMEASURED = "too hard", "too easy", "unmeasured"
+CONTAMINATED, TOO_MANY = "in an evaluation set", "more than --per-domain"
+REASONS = (TOO_HARD, TOO_EASY, UNMEASURED, CONTAMINATED, TOO_MANY)
+
+MASS = 0.9
+_ROUNDING = 1e-9  # 0.2 is in 0.2..0.8, however it was computed
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is kept.
+
+    Attributes:
+      low, high: range of pass rates, both ends included.
+      bound: ``mean``: the share of a prompt's samples that passed must lie in the range;
+        ``posterior``: the 90 % interval of its pass rate must overlap it, which keeps the prompts
+        of which few samples are known to be outside.
+      per_domain: the most prompts of each domain; None: all.
+      drop_unmeasured: whether prompts without a measurement are dropped.
+    """
+
+    low: float
+    high: float
+    bound: Bound = "mean"
+    per_domain: int | None = None
+    drop_unmeasured: bool = False
+
+
+def parsed_range(text: str) -> tuple[float, float]:
+    """Reads ``0.2..0.8``.
+
+    Raises:
+      ConfigError: it is no range of pass rates.
+    """
+    low, dots, high = text.partition("..")
+    try:
+        found = (float(low), float(high))
+    except ValueError:
+        found = (np.nan, np.nan)
+    if not dots or not 0 <= found[0] <= found[1] <= 1:
+        reason = "must be two pass rates from 0 to 1, such as 0.2..0.8"
+        raise ConfigError("--keep", text, reason)
+    return found
+
+
+def rule_of(
+    keep: str, bound: str, *, per_domain: int | None = None, drop_unmeasured: bool = False
+) -> Rule:
+    """The rule that a command was given; raises what ``parsed_range`` does."""
+    if bound not in ("mean", "posterior"):
+        raise ConfigError("--bound", bound, alternatives(bound, ("mean", "posterior")))
+    return Rule(*parsed_range(keep), bound, per_domain, drop_unmeasured)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Prompts and what was measured of them; an id is there once.
+
+    Attributes:
+      ids: strings [n].
+      domains: strings [n], null where there is no domain.
+      passed_n, failed_n: float64 [n]; both 0: unmeasured.
+    """
+
+    ids: pa.Array
+    domains: pa.Array
+    passed_n: np.ndarray
+    failed_n: np.ndarray
+
+
+def choose(found: Candidates, rule: Rule, without: pa.Array | None = None) -> pa.Table:
+    """What is kept, and why the rest is not, in the order of the candidates.
+
+    Where a domain has too many, those are kept whose groups tell most: with the largest expected
+    p (1 - p). Equal ones are ordered by a hash of their ids.
+
+    Args:
+      without: ids that are dropped whatever their pass rate is.
+
+    Returns:
+      See ``kept.schema``.
+    """
+    import pyarrow as pa
+
+    passed, failed = found.passed_n, found.failed_n
+    scored = passed + failed
+    alpha, beta = passed + 1, failed + 1
+    low, high = _intervals(alpha, beta)
+    at_least, at_most = low, high
+    if rule.bound == "mean":
+        at_least = at_most = passed / np.maximum(scored, _ROUNDING)
+    measured = scored > 0
+    reason = np.full(len(scored), -1, np.int8)
+    reason[measured & (at_most < rule.low - _ROUNDING)] = REASONS.index(TOO_HARD)
+    reason[measured & (at_least > rule.high + _ROUNDING)] = REASONS.index(TOO_EASY)
+    reason[~measured] = REASONS.index(UNMEASURED)
+    kept = (reason < 0) | (~measured & (not rule.drop_unmeasured))
+    if without is not None:
+        clash = among(found.ids, without)
+        kept, reason[clash] = kept & ~clash, REASONS.index(CONTAMINATED)
+    if rule.per_domain is not None:
+        worth = alpha * beta / ((alpha + beta) * (alpha + beta + 1))
+        over = _too_many(found, kept, worth, rule.per_domain)
+        kept, reason[over] = kept & ~over, REASONS.index(TOO_MANY)
+    columns = {
+        "id": found.ids,
+        "domain": found.domains,
+        "passed": passed,
+        "failed": failed,
+        "mean": alpha / (alpha + beta),
+        "low": low,
+        "high": high,
+        "kept": kept,
+        "reason": _named(reason),
+    }
+    wanted = schema()
+    arrays = [
+        one if isinstance(one := columns[field.name], pa.Array) else pa.array(one, field.type)
+        for field in wanted
+    ]
+    return pa.table(arrays, schema=wanted)
+
+
+def _named(reason: np.ndarray) -> pa.Array:
+    import pyarrow as pa
+
+    numbers = pa.array(reason, pa.int8(), mask=reason < 0)
+    return pa.DictionaryArray.from_arrays(numbers, pa.array(REASONS)).cast(pa.string())
+
+
+def _intervals(alpha: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Computed once for each of the few outcomes that there are."""
+    pairs, place = np.unique(alpha + 1j * beta, return_inverse=True)
+    low, high = beta_interval(pairs.real, pairs.imag, MASS)
+    return low[place], high[place]
+
+
+def _too_many(found: Candidates, kept: np.ndarray, worth: np.ndarray, most: int) -> np.ndarray:
+    """Which of the kept ones are beyond the most of their domain."""
+    of_n = found.domains.dictionary_encode(null_encoding="encode").indices.to_numpy(False)
+    rows = np.flatnonzero(kept)
+    ids = found.ids.take(rows).to_pylist()
+    ties = np.fromiter((zlib.crc32(one.encode(errors="replace")) for one in ids), np.int64)
+    order = rows[np.lexsort((ties, -np.round(worth[rows], 12), of_n[rows]))]
+    sorted_of = of_n[order]
+    first = np.r_[True, sorted_of[1:] != sorted_of[:-1]] if len(order) else np.zeros(0, bool)
+    starts = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+    over = np.zeros(len(kept), bool)
+    over[order[np.arange(len(order)) - starts >= most]] = True
+    return over

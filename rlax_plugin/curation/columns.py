@@ -1,0 +1,52 @@
+"""Columns of ids, and the Parquet files that hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlax_plugin.records.files import RunFiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def among(values: pa.Array | pa.ChunkedArray, wanted: pa.Array) -> np.ndarray:
+    """bool, which values are among the wanted ones."""
+    import pyarrow.compute as pc
+
+    found: Any = pc.is_in(values, value_set=wanted)  # pyright: ignore[reportAttributeAccessIssue]
+    return np.asarray(found.to_numpy(zero_copy_only=False), bool)
+
+
+def place_of(path: str) -> tuple[RunFiles, str]:
+    """The directory of a file, a path or an fsspec URL, and its name there."""
+    directory, _, name = path.rpartition("/")
+    return RunFiles(directory or ("/" if path.startswith("/") else ".")), name
+
+
+def put_table(path: str, table: pa.Table) -> None:
+    """Writes a Parquet file, whole or not at all.
+
+    Raises:
+      RlaxError: it cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    files, name = place_of(path)
+    files.put(name, sink.getvalue().to_pybytes())
+
+
+def get_bytes(path: str) -> bytes:
+    """Reads a file.
+
+    Raises:
+      FileNotFoundError: there is none.
+      RlaxError: it cannot be read.
+    """
+    files, name = place_of(path)
+    return files.get(name)

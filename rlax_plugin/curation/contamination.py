@@ -1,0 +1,151 @@
+"""Training prompts that are problems of an evaluation, or nearly.
+
+The problems of the evaluations are held in memory, as hashes; the training prompts stream by, each
+looked at once: time is linear in their words, and memory does not depend on their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rlax_plugin.curation.ngrams import Grams, GramTable
+from rlax_plugin.curation.plain_words import words_of
+
+KINDS = ("same id", "same text", "same words", "shared words")
+"""From the surest on; a prompt counts once for each set, as the surest."""
+
+SAME_ID, SAME_TEXT, SAME_WORDS, SHARED = range(4)
+WORDS = 13
+"""Words in a row that two texts must share: of GPT-3's and most later decontaminations."""
+
+_WHOLE_FROM = 8  # words of a problem shorter than ``WORDS`` that is looked for as a whole
+
+
+class Problem(NamedTuple):
+    """One of an evaluation set: the set's number, and its id."""
+
+    held_out: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A training prompt that is in an evaluation set.
+
+    Attributes:
+      prompt: index of the training prompt.
+      problem: number of the problem, see ``Sets.problems``.
+      kind: index into ``KINDS``.
+    """
+
+    prompt: int
+    problem: int
+    kind: int
+
+
+class Sets:
+    """The problems of all evaluation sets, to look training prompts up in.
+
+    Args:
+      words: in a row that count as an overlap. A problem that has fewer, but 8 at least, is looked
+        for as a whole; one with fewer still must be the same text, apart from what ``words_of``
+        leaves out.
+
+    Attributes:
+      names: of the sets.
+      problems: of all sets, in the order in which they were added.
+      common: stretches that consist mostly of their set's template, words in a row that many of
+        its problems have; they are not looked for. Known after the first look.
+    """
+
+    def __init__(self, words: int = WORDS):
+        self.names: list[str] = []
+        self.problems: list[Problem] = []
+        self.common = 0
+        self._length = words
+        self._ids: dict[str, list[int]] = {}
+        self._texts: dict[str, list[int]] = {}
+        self._same_words: dict[tuple[int, ...], list[int]] = {}
+        self._vocabulary: dict[str, int] = {}  # from 1 on; 0 is every other word
+        self._grams: dict[int, Grams] = {}
+        self._tables: list[GramTable] | None = None
+
+    def add(self, name: str, problems: Iterable[tuple[str, str]]) -> None:
+        """Adds an evaluation set.
+
+        Args:
+          problems: (id, text) of each.
+        """
+        held_out = len(self.names)
+        self.names.append(name)
+        self._tables = None
+        for prompt_id, text in problems:
+            number = len(self.problems)
+            self.problems.append(Problem(held_out, prompt_id))
+            self._ids.setdefault(prompt_id, []).append(number)
+            self._texts.setdefault(text, []).append(number)
+            words = words_of(text)
+            vocabulary = self._vocabulary
+            codes = [vocabulary.setdefault(word, len(vocabulary) + 1) for word in words]
+            if codes:  # a text without words is like no other
+                self._same_words.setdefault(tuple(codes), []).append(number)
+            length = min(self._length, len(codes))
+            if length == self._length or length >= _WHOLE_FROM:
+                self._grams.setdefault(length, Grams(length)).add(codes, number, held_out)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all problems."""
+        return list(self._ids)
+
+    def with_id(self, prompt_id: str) -> list[int]:
+        """The problems with an id."""
+        return self._ids.get(prompt_id, [])
+
+    def look_up(self, first: int, texts: Sequence[str]) -> Iterator[Match]:
+        """What of some texts is in a set; of each text and set the surest.
+
+        Args:
+          first: index of the first text.
+        """
+        if self._tables is None:
+            self._tables = [grams.table() for grams in self._grams.values()]
+            self.common = sum(table.common for table in self._tables)
+        known, flat, owner = self._vocabulary.get, [], []
+        for row, text in enumerate(texts):
+            seen: set[int] = set()
+            yield from self._new(first + row, self._texts.get(text, ()), SAME_TEXT, seen)
+            codes = [known(word, 0) for word in words_of(text)]
+            if codes and 0 not in codes:
+                same = self._same_words.get(tuple(codes), ())
+                yield from self._new(first + row, same, SAME_WORDS, seen)
+            flat += codes
+            flat.append(0)  # no stretch reaches into the next text
+            owner.append((len(flat), seen))
+        yield from self._shared(first, np.array(flat, np.int64), owner)
+
+    def _shared(
+        self, first: int, flat: np.ndarray, owner: Sequence[tuple[int, set[int]]]
+    ) -> Iterator[Match]:
+        ends = np.array([end for end, _ in owner], np.int64)
+        sets = np.array([one.held_out for one in self.problems], np.int64)
+        for table in self._tables or ():
+            place, problem = table.find(flat)
+            row = np.searchsorted(ends, place, side="right")
+            # However many stretches two texts share, they are one match.
+            _, once = np.unique(row * len(self.names) + sets[problem], return_index=True)
+            for one in once.tolist():
+                number = int(row[one])
+                yield from self._new(first + number, (int(problem[one]),), SHARED, owner[number][1])
+
+    def _new(
+        self, prompt: int, problems: Iterable[int], kind: int, seen: set[int]
+    ) -> Iterator[Match]:
+        for problem in problems:
+            if (held_out := self.problems[problem].held_out) not in seen:
+                seen.add(held_out)
+                yield Match(prompt, problem, kind)

@@ -1,0 +1,138 @@
+"""Stretches of words: those of known texts in a sorted table of hashes, looked up in others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+# Words in a row that so many problems of a set have, and this share of them, are its template.
+_TEMPLATE, _COMMON, _COMMON_SHARE = 5, 3, 0.05
+_OWN = 0.5  # share of a stretch's words that must not be of a template
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Grams:
+    """Collects the stretches of one length."""
+
+    def __init__(self, length: int):
+        self._length = length
+        self._codes: list[np.ndarray] = []
+        self._problems: list[tuple[int, int]] = []
+
+    def add(self, codes: Sequence[int], problem: int, held_out: int) -> None:
+        """Adds a text of at least ``length`` words.
+
+        Args:
+          codes: a number above 0 for each word.
+        """
+        self._codes.append(np.array(codes, np.int64))
+        self._problems.append((problem, held_out))
+
+    def table(self) -> GramTable:
+        """All of them, for looking up."""
+        return GramTable(self._length, self._codes, self._problems)
+
+
+class GramTable:
+    """The stretches of one length, by hash.
+
+    Attributes:
+      common: how many are mostly of a template, and so not in the table.
+    """
+
+    def __init__(
+        self, length: int, codes: Sequence[np.ndarray], problems: Sequence[tuple[int, int]]
+    ):
+        self._length = length
+        self._flat = flat = np.concatenate([np.append(one, 0) for one in codes])
+        ends = np.cumsum([len(one) + 1 for one in codes])
+        problem, held_out = np.array(problems, np.int64).T
+        start, hashes = _hashes(flat, length)
+        owner = np.searchsorted(ends, start, side="right")
+        before = np.cumsum(np.r_[0, _template(flat, ends, held_out)])
+        own = length - (before[start + length] - before[start]) >= _OWN * length
+        # Of each set that has a stretch, one problem is enough.
+        order = np.lexsort((owner, held_out[owner], hashes))
+        first = order[_changes(hashes[order], held_out[owner][order])]
+        self.common = int(np.count_nonzero(~own[first]))
+        kept = first[own[first]]
+        self._hashes, self._start = hashes[kept], start[kept]
+        self._problem = problem[owner[kept]]
+
+    def find(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where stretches of other texts are in the table.
+
+        Args:
+          flat: the texts' words one after the other; 0: a word of no known text, or an end.
+
+        Returns:
+          place, problem: of each, where it starts in ``flat``, and a problem that has it; of the
+            problems of a set one.
+        """
+        place, hashes = _hashes(flat, self._length)
+        row = np.searchsorted(self._hashes, hashes)
+        found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        span = np.arange(self._length)
+        while True:  # once for each set that has the same stretch
+            there = np.flatnonzero(row < len(self._hashes))
+            there = there[self._hashes[row[there]] == hashes[there]]
+            if not len(there):
+                break
+            place, hashes, row = place[there], hashes[there], row[there]
+            ours = self._flat[self._start[row][:, None] + span]
+            same = (flat[place[:, None] + span] == ours).all(axis=1)  # hashes may be by accident
+            found.append((place[same], self._problem[row[same]]))
+            row = row + 1
+        places, problems = zip(*found, strict=True)
+        return np.concatenate(places), np.concatenate(problems)
+
+
+def _template(flat: np.ndarray, ends: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """bool, which words are of what many problems of a set have in common.
+
+    Args:
+      ends: where the words of each problem end.
+      held_out: the set of each.
+    """
+    start, hashes = _hashes(flat, _TEMPLATE)
+    owner = np.searchsorted(ends, start, side="right")
+    order = np.lexsort((owner, held_out[owner], hashes))
+    start, owner, hashes = start[order], owner[order], hashes[order]
+    new = _changes(hashes, held_out[owner])
+    group = np.cumsum(new) - 1
+    having = np.bincount(group, weights=new | _changes(owner), minlength=1)
+    least = np.maximum(_COMMON, _COMMON_SHARE * np.bincount(held_out)[held_out[owner]])
+    marked = np.zeros(len(flat), bool)
+    for offset in range(_TEMPLATE):
+        marked[start[having[group] >= least] + offset] = True
+    return marked
+
+
+def _changes(*columns: np.ndarray) -> np.ndarray:
+    """bool, where a row of sorted columns differs from the one before; the first does."""
+    changed = np.ones(len(columns[0]), bool)
+    changed[1:] = np.any([one[1:] != one[:-1] for one in columns], axis=0)
+    return changed
+
+
+def _hashes(flat: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """(start, hash) of each stretch without a 0 in it."""
+    count = len(flat) - length + 1
+    if count <= 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    zeros = np.cumsum(np.r_[0, flat == 0])
+    start = np.flatnonzero(zeros[length:] == zeros[:count])
+    mixed = _mixed(flat.astype(np.uint64))
+    found = np.zeros(len(start), np.uint64)
+    for offset in range(length):
+        found = found * _BASE + mixed[start + offset]
+    return start, _mixed(found)
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """Well spread 64-bit numbers (splitmix64)."""
+    values = (values + _BASE) * np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
