@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from rlax_curation.band import BandSampler, BandSamplerConfig
 from rlax_curation.distinct import Distinct, DistinctConfig
+from rlax_curation.epochs import domains_of
+from rlax_curation.greso import Greso, GresoConfig
+from rlax_curation.learnability import Learnability, LearnabilityConfig
 from rlax_curation.outcomes import BandConfig, DifficultyBand, MixedOutcome, MixedOutcomeConfig
 from rlax_curation.repetition import Repetition, RepetitionConfig
-from rlax_curation.samplers import (
-    Learnability,
-    LearnabilityConfig,
-    Shuffled,
-    ShuffledConfig,
-    domains_of,
-)
+from rlax_curation.shuffled import Shuffled, ShuffledConfig
 from rlax_curation.truncated import Truncated, TruncatedConfig
 from rlax_plugin.api import BuildContext, Extension, hookimpl
 
 __all__ = [
     "BandConfig",
+    "BandSampler",
+    "BandSamplerConfig",
     "DifficultyBand",
     "Distinct",
     "DistinctConfig",
+    "Greso",
+    "GresoConfig",
     "Learnability",
     "LearnabilityConfig",
     "MixedOutcome",
@@ -36,12 +38,11 @@ __all__ = [
 
 @hookimpl
 def rlax_register_sampler() -> dict[str, Extension]:
-    def build_learnability(config: LearnabilityConfig, context: BuildContext) -> Learnability:
-        return Learnability(config)
-
     return {
         "shuffled": Extension(ShuffledConfig, lambda config, context: Shuffled()),
-        "learnability": Extension(LearnabilityConfig, build_learnability),
+        "learnability": Extension(LearnabilityConfig, lambda config, context: Learnability(config)),
+        "band": Extension(BandSamplerConfig, lambda config, context: BandSampler(config)),
+        "greso": Extension(GresoConfig, lambda config, context: Greso(config)),
     }
 
 

@@ -98,9 +98,10 @@ def sections(model: type[BaseModel] = RlaxSection, key: str = "rlax") -> Iterato
             own.append(_key(place, name, field))
         elif section is field.annotation:
             inside.append((section, place))
-        else:  # a mapping of names to sections
+        else:  # a mapping of names to sections, or a list of them
             own.append(_key(place, name, field))
-            inside.append((section, f"{place}.{NAME}"))
+            named = typing.get_origin(field.annotation) is dict
+            inside.append((section, f"{place}.{NAME}" if named else place))
     yield Keys(key, _prose(model), tuple(own))
     for section, place in inside:
         yield from sections(section, place)
@@ -220,9 +221,9 @@ def _prose(model: type[BaseModel]) -> str:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """A field's own config class, or the one of a mapping's values."""
-    values = typing.get_args(annotation)[1:] if typing.get_origin(annotation) is dict else ()
-    for candidate in (annotation, *values):
+    """A field's own config class, or the one of a mapping's values or a list's items."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    for candidate in (annotation, *(inner if origin in (dict, tuple) else ())):
         if inspect.isclass(candidate) and issubclass(candidate, Section):
             return candidate
     return None
@@ -247,6 +248,8 @@ def _words(annotation: Any, metadata: Sequence[Any], unit: str) -> str:
         return "null"
     if inspect.isclass(annotation) and issubclass(annotation, Choice):
         return "part"
+    if inspect.isclass(annotation) and issubclass(annotation, Section):
+        return "section"
     noun = nouns.get(annotation) or str(getattr(annotation, "__name__", annotation))
     if unit and annotation in (int, float):
         noun += f" of {unit}"

@@ -30,6 +30,7 @@ from rlax_plugin.config.rollouts import (
     Guard,
     Prior,
     Rollouts,
+    Stage,
     Staleness,
 )
 from rlax_plugin.config.section import (
@@ -74,6 +75,7 @@ __all__ = [
     "Rollouts",
     "Seconds",
     "Section",
+    "Stage",
     "Staleness",
     "Weights",
     "default_parts",

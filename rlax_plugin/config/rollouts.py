@@ -195,11 +195,50 @@ class Guard(Section):
         return self
 
 
+class Stage(Section):
+    """A part of the run in which the domains have other weights than in the data set.
+
+    Without `until_step` and `until_pass_rate`, which only the last stage may lack, it lasts to the
+    end of the run. With both it ends by what comes first.
+    """
+
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        description="weights of the domains, relative to each other; of domains that are left out "
+        "no prompt is chosen"
+    )
+    until_step: PositiveInt | None = Field(
+        default=None,
+        description="the stage ends when this step's batch is complete. Prompts that were chosen "
+        "ahead for later steps are still of this stage",
+    )
+    until_pass_rate: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
+        default={},
+        description="the stage ends when the mean pass rate of each of these domains, over all its "
+        "measured prompts, is at least this value",
+    )
+    min_prompts: PositiveInt = Field(
+        default=64,
+        description="until_pass_rate does not hold before so many prompts of each of its domains "
+        "are measured, or all if there are fewer",
+    )
+
+    @property
+    def ends(self) -> bool:
+        """Whether it says when."""
+        return self.until_step is not None or bool(self.until_pass_rate)
+
+
 class Curation(Section):
     """Which prompts are chosen, and which groups are used for training."""
 
     sampler: Annotated[Choice, DefaultPart("shuffled")] = Field(
         default=Choice(name="shuffled"), description="sampler that chooses the next prompts"
+    )
+    stages: tuple[Stage, ...] = Field(
+        default=(),
+        description="weights of the domains that change during the run, for every sampler: one "
+        "stage after the other, none of which comes back. After the last one, if it ends, the "
+        "weights are those of the data set",
     )
     filters: tuple[Choice, ...] = Field(
         default=(),
@@ -243,6 +282,23 @@ class Curation(Section):
     guard: Guard = Field(
         default=Guard(), description="what happens if the filters keep too few groups"
     )
+
+    @model_validator(mode="after")
+    def _stages_in_order(self) -> Curation:
+        step = 0
+        for number, stage in enumerate(self.stages):
+            key = f"rlax.curation.stages.{number}"
+            if not any(stage.weights.values()):
+                raise ConfigError(f"{key}.weights", dict(stage.weights), "must not all be 0")
+            if not stage.ends and number < len(self.stages) - 1:
+                reason = "needs until_step or until_pass_rate: only the last stage may lack both"
+                raise ConfigError(key, None, reason)
+            if stage.until_step is not None:
+                if stage.until_step <= step:
+                    reason = f"must be more than {step}, where an earlier stage ends"
+                    raise ConfigError(f"{key}.until_step", stage.until_step, reason)
+                step = stage.until_step
+        return self
 
 
 class Batches(Section):

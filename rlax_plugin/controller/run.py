@@ -38,6 +38,7 @@ from rlax_plugin.controller.run_directory import (
     run_directory,
     state_directory,
 )
+from rlax_plugin.controller.stages import check_stages
 from rlax_plugin.controller.summary import summary
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import ConfigError, RlaxError
@@ -187,6 +188,7 @@ class _Run:
             return setup.registry.part(kind, choice, key, setup.context)
 
         prompts = RunPrompts.read(self._section, part, note=self._dashboard.message)
+        check_stages(self._section.curation.stages, prompts.train)
         record_prompts(setup.files, self._section, prompts)
         return prompts
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.stages import Stages
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.pass_rates.table import PassRateTable, RateColumns
 from rlax_plugin.ports.curation import Sampler
@@ -92,6 +93,7 @@ class RunState:
         rates: PassRateTable,
     ):
         self.prompts, self._sampler, self.rates = prompts, sampler, rates
+        self._stages = Stages(section.curation.stages, prompts, rates)
         self._rng = np.random.default_rng([section.seed, 1])
         self._next_id = 0
         self.open: dict[int, Open] = {}
@@ -107,12 +109,13 @@ class RunState:
         Raises:
           TrainingError: it chose more or fewer than it was asked for.
         """
-        chosen = self._sampler.choose(self.prompts, self.rates, self._rng, count)
+        prompts = self._stages.prompts(self.next_step)
+        chosen = self._sampler.choose(prompts, self.rates, self._rng, count)
         if len(chosen) != count:
             raise TrainingError(f"the sampler chose {len(chosen)} prompts instead of {count}")
-        prompts = [self.prompts[index] for index in chosen]
-        event = ev.Issued(self._next_id, tuple(p.id for p in prompts), min_version)
-        for index, prompt in zip(chosen, prompts, strict=True):
+        issued = [self.prompts[index] for index in chosen]
+        event = ev.Issued(self._next_id, tuple(p.id for p in issued), min_version)
+        for index, prompt in zip(chosen, issued, strict=True):
             self.open[self._next_id] = Open(prompt, index, min_version)
             self._next_id += 1
         self.totals.issued += count
@@ -174,6 +177,7 @@ class RunState:
         if event.scored:
             failed = event.scored - event.passed
             self.rates.observe(index, event.passed, failed, group.newest_version)
+            self._stages.observed(index)
         self.totals.reward_errors += len(group.episodes) - event.scored
         if event.rejected is None:
             self.ready[event.group] = group
@@ -198,6 +202,8 @@ class RunState:
             "issued_for_step": self.issued_for_step,
             "rng": self._rng.bit_generator.state,
             "sampler": copy.deepcopy(self._sampler.state()),
+            "stage": self._stages.number,
+            "outcomes": list(self.rates.outcomes),
             "totals": copy.deepcopy(totals),
             "open": [
                 {
@@ -234,7 +240,10 @@ class RunState:
         self.issued_for_step = state["issued_for_step"]
         self._rng.bit_generator.state = state["rng"]
         self._sampler.restore(state["sampler"])
-        self.rates.restore(rates)
+        # Snapshots of earlier versions have neither of both.
+        passed, failed, mixed = state.get("outcomes", (0, 0, 0))
+        self.rates.restore(dataclasses.replace(rates, outcomes=(passed, failed, mixed)))
+        self._stages.restore(state.get("stage", 0))
         totals = dict(state["totals"])
         for name in ("rejected", "dropped"):
             totals[name] = Counter(totals[name])

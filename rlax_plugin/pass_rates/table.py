@@ -28,6 +28,7 @@ class RateColumns:
       groups_n: int32, groups of this run that were observed.
       streak_n: int32, see ``PassRateTable.streaks``.
       version: the newest policy version of all samples.
+      outcomes: see ``PassRateTable.outcomes``.
     """
 
     passed_n: np.ndarray
@@ -36,6 +37,7 @@ class RateColumns:
     groups_n: np.ndarray
     streak_n: np.ndarray
     version: int = 0
+    outcomes: tuple[int, int, int] = (0, 0, 0)
 
     @classmethod
     def empty(cls, size: int) -> RateColumns:
@@ -47,7 +49,7 @@ class RateColumns:
             streak_n=np.zeros(size, np.int32),
         )
 
-    def copy(self, version: int) -> RateColumns:
+    def copy(self, version: int, outcomes: tuple[int, int, int]) -> RateColumns:
         return RateColumns(
             passed_n=self.passed_n.copy(),
             failed_n=self.failed_n.copy(),
@@ -55,6 +57,7 @@ class RateColumns:
             groups_n=self.groups_n.copy(),
             streak_n=self.streak_n.copy(),
             version=version,
+            outcomes=outcomes,
         )
 
 
@@ -73,6 +76,7 @@ class PassRateTable:
 
     Attributes:
       version: the newest policy version of which a sample was observed: the table's now.
+      outcomes: groups observed in all, of which every sample passed, of which none did, and others.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class PassRateTable:
         self._columns = RateColumns.empty(size)
         self._bins = np.zeros(BINS, np.int64)
         self.version = 0
+        self.outcomes = (0, 0, 0)
 
     def __len__(self) -> int:
         return len(self._columns.version_n)
@@ -112,6 +117,12 @@ class PassRateTable:
         c.version_n[index] = newest
         c.groups_n[index] += 1
         c.streak_n[index] = _streak(int(c.streak_n[index]), passed, failed)
+        all_passed, none_passed, mixed = self.outcomes
+        self.outcomes = (
+            all_passed + (not failed),
+            none_passed + (not passed),
+            mixed + bool(passed and failed),
+        )
         # From what was stored, which is rounded.
         good, bad = float(c.passed_n[index]), float(c.failed_n[index])
         self._bins[_bin(good, good + bad)] += 1
@@ -131,7 +142,7 @@ class PassRateTable:
 
     def columns(self) -> RateColumns:
         """A copy of all that is known; of a million prompts it takes a few ms."""
-        return self._columns.copy(self.version)
+        return self._columns.copy(self.version, self.outcomes)
 
     def restore(self, columns: RateColumns) -> None:
         """Goes back to what ``columns`` returned.
@@ -141,7 +152,8 @@ class PassRateTable:
         """
         if len(columns.version_n) != len(self):
             raise ValueError(f"{len(columns.version_n)} rows for {len(self)} prompts")
-        self._columns, self.version = columns.copy(columns.version), columns.version
+        self._columns = columns.copy(columns.version, columns.outcomes)
+        self.version, self.outcomes = columns.version, columns.outcomes
         self._count_bins()
 
     def _count_bins(self) -> None:

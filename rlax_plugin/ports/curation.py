@@ -20,10 +20,15 @@ class PassRates(Protocol):
     Attributes:
       version: the newest policy version of which a sample was observed. Samples count the less the
         older they are than this (``rlax.curation.pass_rate_half_life``).
+      outcomes: how many groups of the run were scored, in this order: of which all samples passed,
+        of which none did, and all others. What has changed since the last call says what is new.
     """
 
     @property
     def version(self) -> int: ...
+
+    @property
+    def outcomes(self) -> tuple[int, int, int]: ...
 
     def __len__(self) -> int: ...
 

@@ -50,6 +50,15 @@ class Domains:
         """
         return self.weights * (used.sum() + 1) - used
 
+    def weighted(self, weights: Mapping[str, float]) -> Domains:
+        """The same with other weights; those of domains that are left out are 0.
+
+        Args:
+          weights: domain -> weight, relative to each other.
+        """
+        given = [weights.get(name, 0.0) for name in self.names]
+        return Domains(self.names, self.of_n, _shares(given))
+
     def kept(self, which: np.ndarray) -> Domains:
         """Those of some of the prompts; a domain that has none left gets no share.
 
@@ -141,6 +150,17 @@ class PromptTable(Sequence[Prompt]):
             given = [weights.get(name, 0.0) for name in names] if weights else counts
             domains = Domains(names, of_n, _shares(given), counted=not weights)
         return cls(batches, digest=known["digest"], domains=domains, skipped=skipped)
+
+    def weighted(self, weights: Mapping[str, float]) -> PromptTable:
+        """The same prompts, of domains with other weights; shares all memory.
+
+        Args:
+          weights: see ``Domains.weighted``.
+        """
+        assert self.domains is not None
+        other = copy.copy(self)
+        other.domains = self.domains.weighted(weights)
+        return other
 
     @classmethod
     def joined(cls, tables: Mapping[str, PromptTable], weights: Mapping[str, float]) -> PromptTable:

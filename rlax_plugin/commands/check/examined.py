@@ -10,6 +10,7 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.preflight import check_places, check_start
+from rlax_plugin.controller.stages import check_stages
 from rlax_plugin.episodes.runner import check_environment
 from rlax_plugin.evaluation.problems import Part, RunPrompts
 from rlax_plugin.objective.loss import ObjectiveSlots
@@ -45,6 +46,7 @@ class Prompts:
         """
         notes: list[str] = []
         found = RunPrompts.read(section, part, note=notes.append)
+        check_stages(section.curation.stages, found.train)
         held_out = len(found.asked[0].prompts) if found.asked else 0
         return cls(len(found.train), longest_prompt(found.train), held_out, tuple(notes))
 

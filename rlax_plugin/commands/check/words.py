@@ -108,6 +108,8 @@ def _run(config: Examined) -> Words:
             epochs = groups / config.prompts.train
             words["steps"] += f", {epochs:.3g} times the {config.prompts.train:,} prompts"
     words["prompts"] = f"{source}, chosen by {section.curation.sampler.name}"
+    if stages := section.curation.stages:
+        words["prompts"] += f", with other weights of domains in {plural(len(stages), 'stage')}"
     filters = ", ".join(choice.name for choice in section.curation.filters)
     words["prompts"] += f"; {filters} must accept a group" if filters else "; no group is rejected"
     if config.prompts is not None and config.prompts.notes:

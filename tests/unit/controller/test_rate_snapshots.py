@@ -42,26 +42,34 @@ async def trained(run: Harness, steps: range) -> list[str]:
     return asked
 
 
-def harness(directory: Path, step: int = 0) -> Harness:
-    sampler = rlax_curation.Learnability(rlax_curation.LearnabilityConfig(candidates=4))
-    return Harness(directory, groups=4, step=step, sampler=sampler)
+SAMPLERS = {
+    "learnability": lambda: rlax_curation.Learnability(
+        rlax_curation.LearnabilityConfig(candidates=4, unasked_first=True)
+    ),
+    "greso": lambda: rlax_curation.Greso(rlax_curation.GresoConfig(window=3)),
+}
 
 
-def test_a_resumed_run_draws_from_the_same_posteriors(tmp_path: Path) -> None:
+def harness(directory: Path, step: int = 0, sampler: str = "learnability") -> Harness:
+    return Harness(directory, groups=4, step=step, sampler=SAMPLERS[sampler]())
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_resumed_run_draws_from_the_same_posteriors(tmp_path: Path, sampler: str) -> None:
     async def undisturbed() -> tuple[list[str], list[float]]:
-        run = harness(tmp_path / "one")
+        run = harness(tmp_path / "one", sampler=sampler)
         await run.start()
         asked = await trained(run, range(1, 9))
         return asked, np.concatenate(run.run_state.rates.posterior()).tolist()
 
     async def killed() -> tuple[list[str], list[float]]:
-        run = harness(tmp_path / "two")
+        run = harness(tmp_path / "two", sampler=sampler)
         await run.start()
         asked = await trained(run, range(1, 4))
         await run.checkpoint(3)
         await trained(run, range(4, 6))  # and these steps are lost with the process
         run.recorder.close()
-        again = harness(tmp_path / "two", step=3)
+        again = harness(tmp_path / "two", step=3, sampler=sampler)
         recovery = await again.start()
         for step in (4, 5):
             batch, _ = await again.flow.batch(step)

@@ -16,6 +16,12 @@ from rlax_plugin.config import Choice, PositiveInt, RlaxSection, Section
 from rlax_plugin.config.validation import validate
 from rlax_plugin.ports.kinds import ALL, choose
 
+SAMPLERS = {
+    "learnability": ("candidates", "unasked_first", "floor"),
+    "band": ("candidates", "unasked_first", "low", "high", "confidence"),
+    "greso": ("easy", "hard", "target_easy", "target_hard", "step", "minimum", "window"),
+}
+
 
 def rlax(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["config", *arguments])
@@ -39,6 +45,7 @@ def test_every_key_of_the_class_is_there() -> None:
     """A section made of every default has exactly the keys of the reference."""
     given = {"prompt_source": {"name": "p"}, "rewards": [{"name": "r"}]}
     given["evaluation"] = {"sets": {reference.NAME: {}}}
+    given["curation"] = {"stages": [{"weights": {"a": 1}}]}
     section = validate(RlaxSection, given, "rlax")
 
     def leaves(value: Section, key: str) -> set[str]:
@@ -49,8 +56,12 @@ def test_every_key_of_the_class_is_there() -> None:
                 found |= leaves(inner, place)
             else:
                 found.add(place)
-                for named, item in inner.items() if isinstance(inner, dict) else ():
-                    found |= leaves(item, f"{place}.{named}")
+                if isinstance(inner, dict):
+                    named = {f"{place}.{name}": item for name, item in inner.items()}
+                else:
+                    named = {place: inner[0]} if isinstance(inner, tuple) and inner else {}
+                for where, item in named.items():
+                    found |= leaves(item, where) if isinstance(item, Section) else set()
         return found
 
     assert leaves(section, "rlax") == {k.key for s in reference.sections() for k in s.keys}
@@ -112,8 +123,8 @@ def test_types_in_words_and_defaults_in_yaml() -> None:
         ("offload_reference", ["trainer maxtext"], ["offload_reference"]),
         (
             "sampler",
-            ["rlax.curation", "sampler shuffled", "sampler learnability"],
-            ["rlax.curation.sampler", "candidates", "floor"],
+            ["rlax.curation", "sampler shuffled", *(f"sampler {name}" for name in SAMPLERS)],
+            ["rlax.curation.sampler", *(key for keys in SAMPLERS.values() for key in keys)],
         ),
     ],
 )
