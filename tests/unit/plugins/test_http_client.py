@@ -83,7 +83,10 @@ def test_nobody_listens_until_the_limit_is_over():
     assert "ConnectError" in str(error)
 
 
-@pytest.mark.parametrize("wanted", ["20", email.utils.formatdate(time.time() + 3600), "9" * 12])
+_IN_AN_HOUR = email.utils.formatdate(time.time() + 3600)
+
+
+@pytest.mark.parametrize("wanted", ["20", _IN_AN_HOUR, "9" * 12], ids=["s", "date", "long"])
 def test_a_retry_after_beyond_the_limit_is_waited_for_without_asking(wanted):
     with serving(lambda asked: asked.reply(b"", 429, Retry_After=wanted)) as server:
         error = refused(server.url, 0.5)
