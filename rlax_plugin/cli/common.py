@@ -43,6 +43,19 @@ Config = Annotated[
     str,
     typer.Argument(metavar="CONFIG", help="MaxText config (.yml) with a section rlax:"),
 ]
+Version = Annotated[
+    int | None,
+    typer.Option(min=0, show_default=False, help="weight version; default: the newest"),
+]
+CheckpointStep = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        show_default=False,
+        help="step of a checkpoint, to measure it instead of a version",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(

@@ -12,6 +12,7 @@ import typer
 from rlax_plugin.cli.common import (
     CONFIGURE,
     RUN_FAILED,
+    AsJson,
     Config,
     Overrides,
     command,
@@ -169,8 +170,7 @@ def check(
         console = Console()
         check.show(console if console.is_terminal else Console(width=100), document)
         if fast:
-            left = "the trainer's keys, memory, the environment, the prompts"
-            typer.echo(f"\nNot checked with --fast: {left}")
+            typer.echo("\nNot checked with --fast: trainer, memory, environment, prompts")
 
 
 @command(CONFIGURE, "rlax score configs/demo.yml completions.jsonl")
@@ -181,7 +181,7 @@ def score(
     ],
     overrides: Overrides = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tries the rewards of a config on completions of a file.
 

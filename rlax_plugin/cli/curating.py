@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from rlax_plugin.cli.common import RUNNING, Overrides, command, exit_status
+from rlax_plugin.cli.common import (
+    RUNNING,
+    AsJson,
+    CheckpointStep,
+    Overrides,
+    Version,
+    command,
+    exit_status,
+)
 
 
 @command(RUNNING, "rlax measure run.yml --samples 8 --out rates.parquet")
@@ -23,18 +31,8 @@ def measure(
     *,
     samples: Annotated[int, typer.Option(min=1, help="number of completions per prompt")] = 8,
     split: Annotated[str, typer.Option(help="split whose prompts are measured")] = "train",
-    version: Annotated[
-        int | None,
-        typer.Option(min=0, show_default=False, help="weight version; default: the newest"),
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            show_default=False,
-            help="step of a checkpoint, to measure it instead of a version",
-        ),
-    ] = None,
+    version: Version = None,
+    step: CheckpointStep = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -43,7 +41,7 @@ def measure(
             "CONFIG-SPLIT.parquet",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measures how often each training prompt is answered well, on workers that it starts itself.
 

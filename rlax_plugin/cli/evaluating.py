@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from rlax_plugin.cli.common import RUNNING, Overrides, command, exit_status
+from rlax_plugin.cli.common import (
+    RUNNING,
+    AsJson,
+    CheckpointStep,
+    Overrides,
+    Version,
+    command,
+    exit_status,
+)
 
 
 @command(RUNNING, "rlax eval runs/demo --problems 100 rlax.rollouts.temperature=0.6", name="eval")
@@ -20,18 +28,8 @@ def evaluate(
     ],
     overrides: Overrides = None,
     *,
-    version: Annotated[
-        int | None,
-        typer.Option(min=0, show_default=False, help="weight version; default: the newest"),
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            show_default=False,
-            help="step of a checkpoint, to measure it instead of a version",
-        ),
-    ] = None,
+    version: Version = None,
+    step: CheckpointStep = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,7 +68,7 @@ def evaluate(
             show_default=False, help="file of the result; default: RUN/evaluation/eval-VERSION.json"
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluates a weight version or a checkpoint of a run, on workers that it starts itself.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import file_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,12 +20,6 @@ def among(values: pa.Array | pa.ChunkedArray, wanted: pa.Array) -> np.ndarray:
     return np.asarray(found.to_numpy(zero_copy_only=False), bool)
 
 
-def place_of(path: str) -> tuple[RunFiles, str]:
-    """The directory of a file, a path or an fsspec URL, and its name there."""
-    directory, _, name = path.rpartition("/")
-    return RunFiles(directory or ("/" if path.startswith("/") else ".")), name
-
-
 def put_table(path: str, table: pa.Table) -> None:
     """Writes a Parquet file, whole or not at all.
 
@@ -37,16 +31,5 @@ def put_table(path: str, table: pa.Table) -> None:
 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    files, name = place_of(path)
+    files, name = file_at(path)
     files.put(name, sink.getvalue().to_pybytes())
-
-
-def get_bytes(path: str) -> bytes:
-    """Reads a file.
-
-    Raises:
-      FileNotFoundError: there is none.
-      RlaxError: it cannot be read.
-    """
-    files, name = place_of(path)
-    return files.get(name)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlax_plugin.curation.columns import get_bytes, put_table
+from rlax_plugin.curation.columns import put_table
 from rlax_plugin.curation.contamination import KINDS, Match, Sets
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.records.files import file_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,11 +47,9 @@ def contaminated_ids(path: str) -> pa.Array:
     import pyarrow.parquet as pq
 
     try:
-        ids = (
-            pq.read_table(pa.BufferReader(get_bytes(path)), columns=["id"])
-            .column("id")
-            .combine_chunks()
-        )
+        files, name = file_at(path)
+        table = pq.read_table(pa.BufferReader(files.get(name)), columns=["id"])
+        ids = table.column("id").combine_chunks()
         if ids.type != pa.string() or ids.null_count:
             raise ValueError("its column id is not text")
     except FileNotFoundError:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlax_plugin.curation.columns import among, get_bytes, put_table
+from rlax_plugin.curation.columns import among, put_table
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.pass_rates.joining import ids_of
 from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.records.files import file_at
 from rlax_plugin.types import Prompt
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def kept_ids(path: str) -> pa.Array:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    data = get_bytes(path)
+    files, name = file_at(path)
+    data = files.get(name)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         metadata = file.schema_arrow.metadata or {}

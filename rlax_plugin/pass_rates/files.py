@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,11 +50,10 @@ class About:
         Returns:
           Such as ``temperature 0.7 instead of 1.0``, the other's first; None: made alike.
         """
-        named = {f.name: f.name for f in fields(SamplingParams)}
         ours: dict[str, Any] = asdict(self.sampling) | {"pass_threshold": self.pass_threshold}
         theirs: dict[str, Any] = asdict(other.sampling) | {"pass_threshold": other.pass_threshold}
         found = [
-            f"{named.get(name, name)} {_shown(theirs[name])} instead of {_shown(value)}"
+            f"{name} {_shown(theirs[name])} instead of {_shown(value)}"
             for name, value in ours.items()
             if value != theirs[name]
         ]
@@ -231,10 +230,10 @@ def write_table(path: str, rates: MeasuredRates) -> None:
     Raises:
       RlaxError: it cannot be written.
     """
-    from rlax_plugin.records.files import RunFiles
+    from rlax_plugin.records.files import file_at
 
-    directory, _, name = path.rpartition("/")
-    RunFiles(directory or ("/" if path.startswith("/") else ".")).put(name, packed(rates))
+    files, name = file_at(path)
+    files.put(name, packed(rates))
 
 
 def _opened(path: str) -> Any:

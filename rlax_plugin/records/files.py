@@ -176,3 +176,9 @@ class RunFiles:
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._root, name)
+
+
+def file_at(path: str) -> tuple[RunFiles, str]:
+    """The directory of a file, a path or an fsspec URL, and the file's name there."""
+    directory, _, name = path.rpartition("/")
+    return RunFiles(directory or ("/" if path.startswith("/") else ".")), name

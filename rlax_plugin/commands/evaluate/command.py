@@ -23,7 +23,7 @@ from rlax_plugin.errors import ConfigError, RlaxError, alternatives
 from rlax_plugin.evaluation.problems import Part, ProblemSet, RunPrompts
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_file_writable
 
 log = logging.getLogger("rlax.evaluate")
@@ -96,8 +96,8 @@ def _write(run: RunFiles, document: dict[str, Any], out: str | None) -> str:
         name = _name(run, document)
         run.put_json(name, document)
         return f"{run.url.rstrip('/')}/{name}"
-    files = RunFiles(Path(out).parent) if "://" not in out else RunFiles(out.rpartition("/")[0])
-    files.put_json(out.rpartition("/")[2], document)
+    files, name = file_at(out)
+    files.put_json(name, document)
     return out
 
 

@@ -30,14 +30,13 @@ from rlax_plugin.commands.target import find_target
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.controller.prompt_record import identity
-from rlax_plugin.curation.columns import place_of
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered, Part, ProblemSet, RunPrompts
 from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, read_table, write_table
 from rlax_plugin.pass_rates.joining import domains_of, ids_of
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_file_writable
 from rlax_plugin.rollouts.requests import training_prompts
 from rlax_plugin.text.command_lines import pasteable
@@ -151,7 +150,7 @@ def measure(asked: Asked, *, as_json: bool = False) -> None:
 
 
 def _check_new(out: str) -> None:
-    files, name = place_of(out)
+    files, name = file_at(out)
     if files.exists(name) and not RunFiles(f"{out}.parts").exists("about.json"):
         try:
             what = f"has pass rates of {read_table(out).about.run} already"

@@ -190,6 +190,6 @@ def test_text_says_what_json_says() -> None:
     assert text.startswith(f"ok section rlax: of {DEMO} Processes trainer 1: maxtext")
     assert "warning: rlax.evaluation.problems is 0" in text
     assert text.endswith(
-        "Not checked with --fast: the trainer's keys, memory, the environment, the prompts"
+        "Not checked with --fast: trainer, memory, environment, prompts"
     )
     assert "\x1b" not in result.stdout
