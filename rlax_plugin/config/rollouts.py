@@ -195,6 +195,29 @@ class Guard(Section):
         return self
 
 
+class Screening(Section):
+    """Groups in two phases, to spend fewer samples on prompts without a gradient.
+
+    The first samples of a group are generated and scored. If their rewards are all equal, and the
+    group is not likely to become mixed, it is rejected, and its other samples are not generated.
+    Otherwise they are, and the whole group is used as without screening. This is biased: prompts
+    that nearly always pass or fail count less, see docs/curation.md.
+    """
+
+    pilots: NonNegativeInt = Field(
+        default=0,
+        description="number of samples of a group that are generated first, below group_size; 0: "
+        "all samples are generated at once",
+    )
+    min_mixed_probability: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.5,
+        description="if the rewards of the first samples are all equal, the others are generated "
+        "only if the group becomes mixed with at least this probability, by the prompt's pass "
+        "rates when it was issued and by its first samples. 1: never (SPEED-RL, "
+        "https://arxiv.org/abs/2506.09016)",
+    )
+
+
 class Stage(Section):
     """A part of the run in which the domains have other weights than in the data set.
 
@@ -278,6 +301,11 @@ class Curation(Section):
         description="limit for the number of groups issued for one step, as a multiple of "
         "groups_per_step; a step that needs more groups, because too many are "
         "rejected, stops the run",
+    )
+    screening: Screening = Field(
+        default=Screening(),
+        description="generation of groups in two phases, the second only where it is likely to be "
+        "of use",
     )
     guard: Guard = Field(
         default=Guard(), description="what happens if the filters keep too few groups"

@@ -332,6 +332,17 @@ class RlaxSection(Section):
             )
 
     @model_validator(mode="after")
+    def _can_screen(self) -> RlaxSection:
+        key, pilots = "rlax.curation.screening.pilots", self.curation.screening.pilots
+        if pilots >= (size := self.rollouts.group_size):
+            raise ConfigError(key, pilots, f"must be less than rlax.rollouts.group_size = {size}")
+        if pilots and self.several_turns:
+            name = self.environment.name
+            reason = f"must be 0 with rlax.environment {name}: only {SINGLE_TURN} can be screened"
+            raise ConfigError(key, pilots, reason)
+        return self
+
+    @model_validator(mode="after")
     def _can_be_deterministic(self) -> RlaxSection:
         if not self.deterministic:
             return self

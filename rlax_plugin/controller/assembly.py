@@ -23,6 +23,7 @@ from rlax_plugin.controller.prior import about_rates, first_rates
 from rlax_plugin.controller.retention import retaining
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
+from rlax_plugin.controller.screening import check_rewards
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
@@ -241,6 +242,7 @@ class _Assembly:
         state_dir = self._setup.context.run_dir
         self._closing.callback(endpoints.remove_endpoints, state_dir)
         await generation.start(self._supervision)
+        check_rewards(self._section, generation.rewards.needs)
         reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)
         endpoints.write_endpoints(state_dir, reached_at)
 

@@ -32,11 +32,13 @@ class Open:
 
     Attributes:
       index: of the prompt in its split.
+      posterior: (alpha, beta) of the prompt's pass rate when the group was issued.
     """
 
     prompt: Prompt
     index: int
     min_version: int
+    posterior: tuple[float, float]
     attempt: int = 1
 
 
@@ -115,8 +117,9 @@ class RunState:
             raise TrainingError(f"the sampler chose {len(chosen)} prompts instead of {count}")
         issued = [self.prompts[index] for index in chosen]
         event = ev.Issued(self._next_id, tuple(p.id for p in issued), min_version)
-        for index, prompt in zip(chosen, issued, strict=True):
-            self.open[self._next_id] = Open(prompt, index, min_version)
+        posteriors = zip(*(column.tolist() for column in self.rates.posterior(chosen)), strict=True)
+        for index, prompt, posterior in zip(chosen, issued, posteriors, strict=True):
+            self.open[self._next_id] = Open(prompt, index, min_version, posterior)
             self._next_id += 1
         self.totals.issued += count
         self.issued_for_step += count
@@ -211,6 +214,7 @@ class RunState:
                     "prompt": one.prompt.id,
                     "index": one.index,
                     "min_version": one.min_version,
+                    "posterior": list(one.posterior),
                     "attempt": one.attempt,
                 }
                 for group_id, one in self.open.items()
@@ -260,8 +264,11 @@ class RunState:
         opened = {}
         for one in found:
             index = index_of[one["prompt"]] if one["prompt"] in lost else one["index"]
-            prompt = self.prompts[index]
-            opened[one["group"]] = Open(prompt, index, one["min_version"], one["attempt"])
+            # Snapshots of earlier versions do not have it.
+            alpha, beta = one.get("posterior") or np.ravel(self.rates.posterior([index])).tolist()
+            opened[one["group"]] = Open(
+                self.prompts[index], index, one["min_version"], (alpha, beta), one["attempt"]
+            )
         return opened
 
     def _is_at(self, index: int | None, prompt_id: str) -> bool:

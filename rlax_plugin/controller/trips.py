@@ -17,11 +17,13 @@ from rlax_plugin.controller.refill import ALL_FAILED
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import Open
 from rlax_plugin.controller.savings import Savings
+from rlax_plugin.controller.screening import Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
-from rlax_plugin.episodes.runner import EpisodeRunner
+from rlax_plugin.episodes.runner import EpisodeRunner, Scored
 from rlax_plugin.ports.curation import Filter
 from rlax_plugin.records import events as ev
+from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.reissuing import Reissuing
@@ -63,7 +65,7 @@ class Trips:
         self._history, self._turns = history, turns
         self._reissuing, self._observers, self._guard = reissuing, observers, guard
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
-        self._savings = Savings()
+        self._screening, self._savings = Screening(section), Savings()
 
     async def run(self, request: Request) -> None:
         """Returns once the group is judged, or given up by its worker because it is too old.
@@ -75,7 +77,7 @@ class Trips:
         """
         group = request.key.group
         try:
-            self._judge(await self._scored(request, self._history.open[group]))
+            self._judge(*await self._scored(request, self._history.open[group]))
         except GivenUp as given_up:
             self._turns.forget(group)
             saved = self._savings.tokens(given_up.tokens)
@@ -91,28 +93,22 @@ class Trips:
             self._turns.drop_older(version)
             self._dispatcher.give_up_older(version)
 
-    async def _scored(self, request: Request, asked: Open) -> ScoredGroup:
-        stats, group = self._history.stats, request.key.group
+    async def _scored(self, whole: Request, asked: Open) -> tuple[ScoredGroup, str | None]:
+        """The group, and why it was screened out."""
+        group = whole.key.group
         while True:
-            completed = await self._first_turns(request)
-            request = completed.request
-            seed_of = functools.partial(sample_seed, self._section.seed, "train", group)
             try:
-                scored = await self._episodes.run(
-                    asked.prompt, completed, self._rewards, seed_of, log=self._turns
-                )
+                request, scored, screened = await self._in_phases(whole, asked)
             except VoidTurns:
-                request = self._again(request)
+                whole = self._again(whole)
                 continue
-            stats.last_generated_s = time.perf_counter() - scored.reward_s
-            stats.reward_s += scored.reward_s
             if self._section.deterministic:
                 await self._my_turn(group)
             if not self._turns.void(group) and trusted(scored.workers):
                 break
-            request = self._again(request)
+            whole = self._again(dataclasses.replace(request, seeds=whole.seeds))
         self._turns.forget(group)
-        return ScoredGroup(
+        scored_group = ScoredGroup(
             id=group,
             attempt=request.attempt,
             prompt=asked.prompt,
@@ -120,6 +116,36 @@ class Trips:
             scores=scored.scores,
             pass_rate_before=self._history.run_state.rates.rate(asked.index),
         )
+        return scored_group, screened
+
+    async def _in_phases(self, whole: Request, asked: Open) -> tuple[Request, Scored, str | None]:
+        """The samples of a group, as they were answered, and why those are not all.
+
+        Raises:
+          VoidTurns: see ``EpisodeRunner``.
+        """
+        request, scored = await self._played(self._screening.first(whole), asked)
+        if screened := self._screening.rejects(asked, scored.scores):
+            return request, scored, screened
+        if others := whole.seeds[len(scored.episodes) :]:
+            reached(FaultPoint.PILOTS_SCORED)
+            request = dataclasses.replace(request, seeds=others, resume=())
+            request, rest = await self._played(request, asked, first=len(scored.episodes))
+            scored = joined(scored, rest)
+        return request, scored, None
+
+    async def _played(
+        self, request: Request, asked: Open, *, first: int = 0
+    ) -> tuple[Request, Scored]:
+        completed = await self._first_turns(request)
+        seed_of = functools.partial(sample_seed, self._section.seed, "train", request.key.group)
+        scored = await self._episodes.run(
+            asked.prompt, completed, self._rewards, seed_of, log=self._turns, first=first
+        )
+        stats = self._history.stats
+        stats.last_generated_s = time.perf_counter() - scored.reward_s
+        stats.reward_s += scored.reward_s
+        return completed.request, scored
 
     def _again(self, request: Request) -> Request:
         """The next attempt at a group; none of its samples are kept: a part of them is void."""
@@ -161,12 +187,12 @@ class Trips:
         if turn is not None and not turn.done():
             turn.set_result(None)
 
-    def _judge(self, group: ScoredGroup) -> None:
+    def _judge(self, group: ScoredGroup, screened: str | None) -> None:
         self._savings.observe(group)
         rewards = group.rewards
         valid = ~np.isnan(rewards)
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
-        rejected = next(reasons, None) if valid.any() else ALL_FAILED
+        rejected = (screened or next(reasons, None)) if valid.any() else ALL_FAILED
         if not self._section.several_turns:  # of others each turn is recorded when it is sampled
             key = Key("train", group.id)
             self._history.note(generated(key, group.attempt, tuple(group.sampled)))

@@ -92,6 +92,7 @@ class EpisodeRunner:
         *,
         source: PromptSource | None = None,
         log: TurnLog | None = None,
+        first: int = 0,
     ) -> Scored:
         """Plays the episodes side by side, and has them scored.
 
@@ -103,6 +104,7 @@ class EpisodeRunner:
           source: the prompt's; None: that of training.
           log: None: the episodes do not train, and what only training needs is dropped: a long
             evaluation has gigabytes of log-probs.
+          first: index of the first sample within its group; 0 if there may be several turns.
 
         Raises:
           RlaxError: a turn cannot be generated, or no process can be started.
@@ -112,7 +114,7 @@ class EpisodeRunner:
         if log is None:
             completed = completed._replace(samples=tuple(map(_light, completed.samples)))
         if not self._section.several_turns:
-            episodes = single_turn(source, completed.request.context, completed.samples)
+            episodes = single_turn(source, completed.request.context, completed.samples, first)
             began_s = time.perf_counter()
             scores = tuple(await pool.score(prompt, episodes))
             return Scored(episodes, scores, completed.workers, time.perf_counter() - began_s)

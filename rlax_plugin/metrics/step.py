@@ -101,6 +101,9 @@ def step_metrics(
         "curation/groups_issued": float(done.stats.issued),
         "curation/groups_scored": float(len(scored)),
         "curation/groups_rejected": float(rejected.total()),
+        "curation/groups_screened": float(
+            sum(len(group.episodes) < section.rollouts.group_size for group in scored)
+        ),
         "curation/groups_dropped": float(done.stats.dropped),
         "curation/groups_cancelled": float(done.stats.cancelled),
         "curation/samples_saved": float(done.stats.samples_saved),

@@ -21,22 +21,30 @@ def beta_interval(
 
 
 def mixed_probability(
-    alpha: np.ndarray | float, beta: np.ndarray | float, samples: int
+    alpha: np.ndarray | float,
+    beta: np.ndarray | float,
+    samples: int,
+    passed: int = 0,
+    failed: int = 0,
 ) -> np.ndarray:
-    """The probability that of some samples of a prompt at least one passes and one fails.
+    """The probability that of all samples of a prompt at least one passes and one fails.
 
-    It is 1 - E[p^n] - E[(1-p)^n] with p ~ Beta(alpha, beta), and E[p^n] the product over i < n of
-    (alpha + i) / (alpha + beta + i). For fewer than two samples it is 0.
+    Without known ones it is 1 - E[p^n] - E[(1-p)^n] with p ~ Beta(alpha, beta), and E[p^n] the
+    product over i < n of (alpha + i) / (alpha + beta + i): 0 for fewer than two samples. Known ones
+    are added to the posterior, and of the others one has to differ from them.
 
     Args:
-      alpha, beta: of the posterior, of any shape.
-      samples: n.
+      alpha, beta: of the posterior before any of these samples, of any shape.
+      samples: n, those that are still to be generated.
+      passed, failed: outcomes that are known already.
     """
-    alpha, beta = np.asarray(alpha, np.float64), np.asarray(beta, np.float64)
-    if samples < 2:
-        return np.zeros(np.broadcast(alpha, beta).shape)
+    alpha, beta = np.asarray(alpha, np.float64) + passed, np.asarray(beta, np.float64) + failed
     i = np.arange(samples)
     total = (alpha + beta)[..., None] + i
     all_pass = np.prod((alpha[..., None] + i) / total, axis=-1)
     none_pass = np.prod((beta[..., None] + i) / total, axis=-1)
+    if passed and failed:
+        return np.ones_like(all_pass)
+    if passed or failed:
+        return 1 - (all_pass if passed else none_pass)
     return np.maximum(1 - all_pass - none_pass, 0.0)

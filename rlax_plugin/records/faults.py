@@ -20,6 +20,7 @@ class FaultPoint(enum.StrEnum):
     CONFIG_WRITTEN = "config-written"  # the run's directory exists, and no more
     METRICS_CUT = "metrics-cut"  # metrics.jsonl ends where the checkpoint does
     RECOVERED = "recovered"  # leftovers are removed, the ledger says what the journal says
+    PILOTS_SCORED = "pilots-scored"  # the first samples of a group are; others are to be generated
     LEDGER_WRITTEN = "ledger-written"  # events are in the local ledger, not in the run directory
     COMMIT_BEGUN = "commit-begun"  # the batch is chosen, nothing of it is written
     SAMPLES_WRITTEN = "samples-written"  # its samples are, the journal does not say so yet

@@ -159,12 +159,13 @@ def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) 
 
 
 def single_turn(
-    source: PromptSource, context: np.ndarray, samples: Sequence[Sampled]
+    source: PromptSource, context: np.ndarray, samples: Sequence[Sampled], first: int = 0
 ) -> tuple[Episode, ...]:
     """An episode of each sample, which answers the prompt at once; its text made harmless.
 
     Args:
       context: int32 [length], what was asked.
+      first: index of the first one within its group.
     """
     return tuple(
         Episode(
@@ -172,5 +173,5 @@ def single_turn(
             trajectories=(Trajectory((Turn(context, sampled),)),),
             text=harmless(completion_text(source, sampled.tokens)),
         )
-        for index, sampled in enumerate(samples)
+        for index, sampled in enumerate(samples, first)
     )

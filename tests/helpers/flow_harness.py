@@ -36,7 +36,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.dispatch import Completed
-from rlax_plugin.rollouts.requests import sampling_params
+from rlax_plugin.rollouts.requests import sample_seed, sampling_params
 from rlax_plugin.rollouts.tickets import GivenUp
 from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, Unscored
 
@@ -183,11 +183,17 @@ class Answers:
         ]
 
     def generate(self, group_id, version, rewards=(0.0, 1.0), worker="w", length=2):
-        """Answers a group; one version for all tokens, ``length`` tokens in each sample."""
+        """Answers a group; one version for all tokens, ``length`` tokens in each sample.
+
+        Args:
+          rewards: of all samples of the group, also of those that are not asked for now.
+        """
         request, future = self.open.pop(group_id)
         version = self.begun.pop(group_id, version)
+        seeds = [sample_seed(0, "train", group_id, i) for i in range(len(rewards))]
+        assert set(request.seeds) <= set(seeds)
         self._rewards |= {
-            seed: (group_id, reward) for seed, reward in zip(request.seeds, rewards, strict=True)
+            seed: (group_id, reward) for seed, reward in zip(seeds, rewards, strict=True)
         }
         self._answer(request, future, version, worker, length)
 
@@ -252,6 +258,7 @@ class Harness:
         last_step=100,
         sampler=None,
         batches=None,
+        screening=None,
         rewards=None,
         play=None,
         told=None,
@@ -262,7 +269,12 @@ class Harness:
             "rollouts": {"group_size": 2, "groups_per_step": groups, "max_prompt_tokens": 1},
             "batches": batches or {},
             "staleness": {"reload_every": j, "max_staleness": k},
-            "curation": {"max_refill": refill, "oversample": oversample, "guard": guard or {}},
+            "curation": {
+                "max_refill": refill,
+                "oversample": oversample,
+                "guard": guard or {},
+                "screening": screening or {},
+            },
             "deterministic": deterministic,
         }
         if play is not None:

@@ -41,6 +41,8 @@ BATCHES = st.sampled_from(
         {"tokens": 30, "rows": 3, "sequences_per_row": 4},  # either may be reached first
     ]
 )
+# It never rejects groups of which the first sample fails and the second passes: batches come.
+SCREENING = st.sampled_from([{}, {"pilots": 1, "min_mixed_probability": 0.25}])
 MOODS = st.sampled_from([0, 0, 1, 2])  # of an environment, see ``Tool``
 MEMORY = Path("/dev/shm")  # runs are many, small, and synced to disk at every turn
 
@@ -59,9 +61,10 @@ class Run(RuleBasedStateMachine):
         oversample=st.sampled_from([1.0, 1.5, 3.0]),
         deterministic=st.booleans(),
         batches=BATCHES,
+        screening=SCREENING,
         removes=st.booleans(),
     )
-    def begin(self, bounds, oversample, deterministic, batches, removes):
+    def begin(self, bounds, oversample, deterministic, batches, screening, removes):
         self.directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.exists() else None))
         self.loop = asyncio.new_event_loop()
         self.settings = {
@@ -71,6 +74,7 @@ class Run(RuleBasedStateMachine):
             "refill": 1000,
             "oversample": oversample,
             "batches": batches,
+            "screening": {} if self.episodes else screening,
         }
         if bounds == (1, 1) and oversample == 1.0:
             self.settings["deterministic"] = deterministic
@@ -243,7 +247,6 @@ class Run(RuleBasedStateMachine):
     @rule()
     def look(self):
         """Sees whether the batch has come; its commit runs on a thread."""
-
         self.do(self._settled())
         if self.waiting is None or not self.waiting.done():
             return
@@ -343,11 +346,7 @@ class Run(RuleBasedStateMachine):
         self.events_reach_the_ledger()
         self.the_process_dies(False, False, mood)
 
-    @rule(
-        disk_is_lost=st.booleans(),
-        checkpoint_is_damaged=st.booleans(),
-        mood=MOODS,
-    )
+    @rule(disk_is_lost=st.booleans(), checkpoint_is_damaged=st.booleans(), mood=MOODS)
     def the_process_dies(self, disk_is_lost, checkpoint_is_damaged, mood):
         self.end(killed=True)
         self.tool.mood = mood

@@ -39,11 +39,12 @@ SETTINGS = (
     f"steps={STEPS}",
 )
 # The trainer has a state beside its weights. Prompts come again, so that it matters, and are chosen
-# by draws from the posteriors of their pass rates.
+# by draws from the posteriors of their pass rates. Some groups end after their first two samples.
 SIGNAL = (
     "rlax.trainer.running_value=0.5",
     "rlax.prompt_source.count=12",
     "rlax.curation.sampler.name=learnability",
+    "rlax.curation.screening.pilots=2",
 )
 # Batches of as many groups as have so many tokens.
 PACKED = ("rlax.batches.tokens=75", "rlax.batches.rows=18", "rlax.batches.sequences_per_row=3")
@@ -53,7 +54,7 @@ PACKED = ("rlax.batches.tokens=75", "rlax.batches.rows=18", "rlax.batches.sequen
 CHAINS = (
     (
         *("commit-ended:5", "weights-listed:1", "metrics-cut:1", "recovered:1", "step-trained:1"),
-        *("weights-published:2", "run-finished:1"),
+        *("pilots-scored:3", "weights-published:2", "run-finished:1"),
     ),
     (
         *("config-written:1", "samples-written:2", "segment-written:1", "snapshot-begun:1"),

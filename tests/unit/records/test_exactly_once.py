@@ -24,7 +24,7 @@ def test_a_run_that_keeps_little_is_resumed(seed: int) -> None:
     rng = np.random.default_rng(seed)
     run = Run()
     bounds = [(1, 4), (2, 3), (1, 2)][seed % 3]
-    run.begin(bounds, oversample=1.5, deterministic=False, batches={}, removes=True)
+    run.begin(bounds, 1.5, deterministic=False, batches={}, screening={}, removes=True)
     for _ in range(16):
         run.a_batch_comes_if_all_goes_well(2)
         for group in sorted(run.run_.answers.open):  # some are ready long before they train

@@ -1,0 +1,76 @@
+"""Groups in two phases: whether the other samples of a group are worth generating.
+
+The decision depends on what was known of the prompt when the group was issued, and on its first
+samples, but not on groups that happen to be scored in between: a deterministic run stays so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.refill import ALL_FAILED
+from rlax_plugin.controller.run_state import Open
+from rlax_plugin.episodes.runner import Scored
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.pass_rates.posterior import mixed_probability
+from rlax_plugin.rewards.forms import Needs
+from rlax_plugin.types import Request, Score, Unscored
+
+
+class Screening:
+    """See the module; ``rlax.curation.screening`` decides."""
+
+    def __init__(self, section: RlaxSection):
+        self._config = section.curation.screening
+        self._group_size = section.rollouts.group_size
+        self._pass_threshold = section.curation.pass_threshold
+
+    def first(self, request: Request) -> Request:
+        """What is generated first of a group; all of it if nothing is screened."""
+        pilots = self._config.pilots
+        return dataclasses.replace(request, seeds=request.seeds[:pilots]) if pilots else request
+
+    def rejects(self, group: Open, scores: Sequence[Score | Unscored]) -> str | None:
+        """Why the other samples are not generated, or None.
+
+        Args:
+          scores: of the first samples.
+        """
+        if len(scores) == self._group_size:
+            return None
+        rewards = [score.total for score in scores if isinstance(score, Score)]
+        if not rewards:
+            return ALL_FAILED
+        if min(rewards) < max(rewards):
+            return None
+        seen, missing = len(rewards), self._group_size - len(scores)
+        passes = rewards[0] >= self._pass_threshold
+        known = (seen, 0) if passes else (0, seen)
+        least = self._config.min_mixed_probability
+        if least < 1 and mixed_probability(*group.posterior, missing, *known) >= least:
+            return None
+        return f"screened: all first samples {'passed' if passes else 'failed'}"
+
+
+def joined(first: Scored, others: Scored) -> Scored:
+    """The samples of both phases as one group."""
+    return Scored(
+        first.episodes + others.episodes,
+        first.scores + others.scores,
+        tuple(dict.fromkeys(first.workers + others.workers)),
+        first.reward_s + others.reward_s,
+    )
+
+
+def check_rewards(section: RlaxSection, needs: Needs) -> None:
+    """Whether rewards can score the samples of a group apart from each other.
+
+    Raises:
+      ConfigError: groups are screened, and a reward compares the samples of a group.
+    """
+    pilots = section.curation.screening.pilots
+    if pilots and needs.group:
+        reason = "must be 0: a reward of rlax.rewards scores the samples of a whole group together"
+        raise ConfigError("rlax.curation.screening.pilots", pilots, reason)
