@@ -192,6 +192,7 @@ class Controller(FleetListener):
         metrics = self._step_metrics(done) | self.periodic.take_metrics()
         self._replaced_before = self.generation.rewards.replaced
         self._played_before = replace(self.generation.rewards.played)
+        self._tell_stage(done.step, metrics)
         self.stats.add(metrics)
         self._metrics.add(done.step, metrics)
         self._track(done.step, metrics)
@@ -201,6 +202,13 @@ class Controller(FleetListener):
         )
         if (error := gap_error(self.stats.history, self.section.objective)) is not None:
             self._supervision.fail(error)
+
+    def _tell_stage(self, step: int, metrics: dict[str, float]) -> None:
+        over, before = metrics.get("curation/stage", 0), self.stats.column("curation/stage")
+        if over > (before[-1] if before else 0):
+            stages = len(self.section.curation.stages)
+            begins = f"stage {over + 1:g} of {stages} begins" if over < stages else "the last ends"
+            self.dashboard.message(f"step {step}: {over:g} stages are over, {begins}")
 
     def _track(self, step: int, metrics: dict[str, float]) -> None:
         for tracker in self._trackers:

@@ -46,6 +46,7 @@ class RecordedBatches:
         stats = StepStats(
             found.scored,
             issued=sum(len(e.prompts) for e in found.events if isinstance(e, ev.Issued)),
+            stage=self._history.run_state.stage,
         )
         for event in found.events:
             if isinstance(event, ev.Dropped):

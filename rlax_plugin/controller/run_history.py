@@ -64,6 +64,7 @@ class RunHistory:
     def take_stats(self) -> StepStats:
         """What happened since the last batch; counting begins again."""
         stats, self.stats = self.stats, StepStats()
+        stats.stage = self.run_state.stage
         return stats
 
     async def commit(self, batch: TrainBatch) -> None:

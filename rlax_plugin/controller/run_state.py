@@ -105,6 +105,11 @@ class RunState:
         self.issued_for_step = 0
         self.totals = Totals()
 
+    @property
+    def stage(self) -> int | None:
+        """How many stages are over; None: the config has none."""
+        return self._stages.number if self._stages else None
+
     def choose(self, count: int, min_version: int) -> ev.Issued:
         """Lets the sampler choose the next prompts, and issues a group for each.
 

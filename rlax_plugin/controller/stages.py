@@ -77,6 +77,9 @@ class Stages:
         if any(stage.until_pass_rate for stage in stages):
             self._domains = DomainRates(rates, prompts.domains.of_n, len(prompts.domains.names))
 
+    def __len__(self) -> int:
+        return len(self._stages)
+
     def prompts(self, step: int) -> Sequence[Prompt]:
         """All prompts, with the weights of the stage that is on.
 

@@ -166,6 +166,12 @@ STAGES: tuple[Stage, ...] = (
                 "without them, and they had become too stale for the next one",
             ),
             (
+                "stage",
+                "stages",
+                "number of the stages of `rlax.curation.stages` that are over",
+                "if there are stages",
+            ),
+            (
                 "samples_saved",
                 "samples",
                 "number of samples of cancelled groups that were not generated to their end",

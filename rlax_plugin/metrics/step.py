@@ -35,6 +35,7 @@ class StepStats:
     last_generated_s: float = -math.inf
     reward_s: float = 0.0  # summed over groups, which are scored side by side
     commit_s: float = 0.0  # until the batch was on disk
+    stage: int | None = None  # stages of rlax.curation.stages that are over; None: there are none
 
     def drop(self, event: ev.Dropped) -> None:
         """Counts a group that will not train."""
@@ -135,6 +136,8 @@ def step_metrics(
             "episode/errors": float(played.errors),
             "episode/late": float(played.late),
         }
+    if done.stats.stage is not None:
+        metrics["curation/stage"] = float(done.stats.stage)
     # Of all scored groups, also those that were rejected: the policy's own figures.
     if lengths:
         metrics["length/issued_mean"] = float(np.mean(lengths))
