@@ -279,3 +279,26 @@ def test_what_prompts_and_completions_say_is_only_text(chromium, tmp_path):
     assert "journal/ does not exist" in texts(page, "#missing li")
     page.context.close()
     assert problems == []
+
+
+def test_early_and_late_without_a_prompt_that_was_asked_twice(chromium, tmp_path):
+    for number in range(4):
+        prompt = make_prompt(f"question {number}", id=f"p{number}")
+        group = make_group((1.0,), id=number, prompt=prompt)
+        path = tmp_path / journal.samples_name(number + 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        batch = TrainBatch(number + 1, (group,), (np.zeros(1),))
+        path.write_bytes(samples.to_parquet(number + 1, samples.of_batch(batch)))
+    page, problems = open_page(chromium, write_report(str(tmp_path)))
+    told = "no prompt was asked more than once: these are groups of two prompts"
+    expect(page.locator("#pairs")).to_have_text(told)
+    for early, late in ((0, 3), (1, 2)):
+        assert texts(page, ".side pre") == [f"question {early}", f"question {late}"]
+        assert texts(page, ".side h3") == [
+            f"Early: step {early + 1}, group {early}",
+            f"Late: step {late + 1}, group {late}",
+        ]
+        page.click("#another")
+        expect(page.locator(".side pre").first).not_to_have_text(f"question {early}")
+    page.context.close()
+    assert problems == []

@@ -1,8 +1,9 @@
 "use strict";
-// One prompt's answers early and late in training, side by side.
+// Answers early and late in training, side by side: to one prompt, if any was asked twice.
 
-let pairable = []; // {prompt, groups: [{group, step, rows}]}, groups by step, two at least
+let pairable = []; // {prompt, groups: [{prompt, group, step, rows}]}, groups by step, two at least
 let picked = null;
+let pairsTold = ""; // what they are pairs of
 
 function groupRows() {
   const prompts = new Map();
@@ -10,24 +11,36 @@ function groupRows() {
     const prompt = value("prompt", row), group = value("group", row);
     if (!prompts.has(prompt)) prompts.set(prompt, new Map());
     const groups = prompts.get(prompt);
-    if (!groups.has(group)) groups.set(group, { group, step: value("step", row), rows: [] });
+    if (!groups.has(group)) groups.set(group, { prompt, group, step: value("step", row), rows: [] });
     groups.get(group).rows.push(row);
   }
+  const byStep = (groups) => groups.sort((a, b) => a.step - b.step || a.group - b.group);
   const span = ({ groups }) => groups.at(-1).step - groups[0].step;
-  return Array.from(prompts, ([prompt, groups]) => ({
-    prompt,
-    groups: Array.from(groups.values()).sort((a, b) => a.step - b.step || a.group - b.group),
-  })).filter(({ groups }) => groups.length > 1).sort((a, b) => span(b) - span(a));
+  const again = Array.from(prompts, ([prompt, groups]) => ({ prompt, groups: byStep(Array.from(groups.values())) }))
+    .filter(({ groups }) => groups.length > 1).sort((a, b) => span(b) - span(a));
+  pairsTold = `${again.length.toLocaleString("en")} prompts were asked more than once`;
+  if (again.length) return again;
+  const all = byStep(Array.from(prompts.values(), (groups) => Array.from(groups.values())).flat());
+  if (all.length > 1) pairsTold = "no prompt was asked more than once: these are groups of two prompts";
+  return all.slice(0, Math.floor(all.length / 2)).map((early, index) => (
+    { prompt: early.prompt, groups: [early, all[all.length - 1 - index]] }));
 }
 
 const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
-async function side(title, { group, step, rows }) {
+function question(index) {
+  const prompt = table.prompts[index];
+  return [element("pre", { textContent: prompt.text }),
+    element("span", { className: "muted", textContent: `reference: ${prompt.reference}` })];
+}
+
+async function side(title, { prompt, group, step, rows }, asked) {
   const rewards = rows.map((row) => value("reward", row)).filter((reward) => reward !== null);
   const made = element("div", { className: "side" },
     element("h3", { textContent: `${title}: step ${step}, group ${group}` }),
     element("span", { className: "mean", textContent: rewards.length
-      ? `mean reward ${mean(rewards).toFixed(3)} of ${rewards.length}; ${shown("fate", rows[0])}` : "no rewards" }));
+      ? `mean reward ${mean(rewards).toFixed(3)} of ${rewards.length}; ${shown("fate", rows[0])}` : "no rewards" }),
+    ...(asked ? question(prompt) : []));
   for (const row of rows) {
     const tokens = await tokensOf(row);
     made.append(element("div", { className: "answer" },
@@ -39,13 +52,11 @@ async function side(title, { group, step, rows }) {
 }
 
 async function drawPair() {
-  const at = (id) => picked.groups[Number(byId(id).value)];
-  const prompt = table.prompts[picked.prompt];
-  const question = element("div", { className: "wide" },
-    element("pre", { textContent: prompt.text }),
-    element("span", { className: "muted", textContent: `reference: ${prompt.reference}` }));
-  const sides = await Promise.all([side("Early", at("early")), side("Late", at("late"))]);
-  byId("pair").replaceChildren(question, ...sides);
+  const [early, late] = ["early", "late"].map((id) => picked.groups[Number(byId(id).value)]);
+  const differ = early.prompt !== late.prompt;
+  const sides = await Promise.all([side("Early", early, differ), side("Late", late, differ)]);
+  const both = differ ? [] : [element("div", { className: "wide" }, ...question(early.prompt))];
+  byId("pair").replaceChildren(...both, ...sides);
 }
 
 function pick(entry) {
@@ -60,8 +71,7 @@ function pick(entry) {
 
 function startPairs() {
   pairable = groupRows();
-  const count = pairable.length.toLocaleString("en");
-  byId("pairs").textContent = `${count} prompts were asked more than once`;
+  byId("pairs").textContent = pairsTold;
   if (!pairable.length) {
     for (const control of byId("pick").querySelectorAll("input, select, button")) control.disabled = true;
     return undefined;
@@ -75,8 +85,7 @@ function startPairs() {
     const texts = pairable.map(({ prompt }) => table.prompts[prompt].text.toLowerCase());
     const exact = texts.indexOf(wanted);
     const index = exact >= 0 ? exact : texts.findIndex((text) => text.includes(wanted));
-    byId("pairs").textContent = index < 0 ? "no such prompt was asked more than once"
-      : `${count} prompts were asked more than once`;
+    byId("pairs").textContent = index < 0 ? "no such prompt is among these" : pairsTold;
     if (index >= 0) pick(pairable[index]).catch(failed);
   });
   byId("another").addEventListener("click", () => {
