@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,29 @@ _RECORD = "prompts/prompts.json"
 _TRAINING = "training"
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingPrompts:
+    """What a run has noted of its training prompts.
+
+    Attributes:
+      prompts: their number.
+      domains: domain -> its prompts; {}: they are of one, or an earlier version noted none.
+    """
+
+    prompts: int
+    domains: Mapping[str, int]
+
+
+def training_prompts(files: RunFiles) -> TrainingPrompts | None:
+    """Reads what was noted; None if nothing was.
+
+    Raises:
+      RlaxError: the record is damaged.
+    """
+    known = (files.get_json(_RECORD) or {}).get(_TRAINING)
+    return None if known is None else TrainingPrompts(known["rows"], known.get("domains", {}))
+
+
 def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -> None:
     """Notes the prompts of a new run, or holds those of a resumed one against what was noted.
 
@@ -43,7 +67,7 @@ def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -
         found[name] = {"rows": len(some), "digest": digest, "ids": ids_file, **_files(source)}
         if name == _TRAINING and section.curation.only:
             found[name]["only"] = file_digest(section.curation.only)
-        found[name] |= {"weights": _weights(some)}
+        found[name] |= {"weights": _weights(some), "domains": _counts(some)}
         before = None if known is None else known.get(name)
         if before is None:
             files.put(ids_file, ids_n.tobytes())
@@ -98,6 +122,15 @@ def _weights(prompts: Sequence[Prompt]) -> dict[str, float]:
     if domains is None:
         return {}
     return dict(zip(domains.names, domains.weights.tolist(), strict=True))
+
+
+def _counts(prompts: Sequence[Prompt]) -> dict[str, int]:
+    """Domain -> number of its prompts; {} without domains."""
+    domains = prompts.domains if isinstance(prompts, PromptTable) else None
+    if domains is None:
+        return {}
+    counts = np.bincount(domains.of_n, minlength=len(domains.names))
+    return dict(zip(domains.names, counts.tolist(), strict=True))
 
 
 def _reweighted(name: str, then: Mapping[str, float], now: Mapping[str, float]) -> str | None:

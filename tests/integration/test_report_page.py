@@ -124,6 +124,23 @@ def test_charts_show_the_metrics(page, run):
     assert cut == []
 
 
+def test_the_section_on_curation(page, run):
+    rows = run.samples()
+    shown = cards(page)
+    trained = {row["group"] for row in rows if row["state"] == "trained"}
+    rewards = {group: {r["reward"] for r in rows if r["group"] == group} for group in trained}
+    useful = sum(len(found) > 1 for found in rewards.values())
+    assert shown["samples per useful group"] == f"{len(rows) / useful:.1f}"
+    assert shown["trained with mixed rewards"] == f"{100 * useful / len(trained):.1f} %"
+    hardest, easiest = page.locator(".prompts").all()
+    texts_of = {row["prompt"] for row in rows}
+    for listed in (hardest, easiest):
+        prompts = listed.locator("tbody tr td:nth-child(5)").all_inner_texts()
+        assert prompts and set(prompts) <= texts_of
+    points = page.evaluate("byId('chart-calibration').calcdata[1].map((point) => point.y)")
+    assert points and all(0 <= share <= 1 for share in points)
+
+
 def test_the_table_searches_filters_and_sorts(page, run):
     rows = run.samples()
     count = page.locator("#count")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from rlax_plugin.commands.report.charts import Section
 from rlax_plugin.commands.report.figures import Figure
 from rlax_plugin.commands.report.page import render
+from rlax_plugin.commands.report.section import (
+    PromptList,
+    Section,
+    ShownPrompt,
+    Table,
+    shortened,
+)
 from rlax_plugin.commands.report.series import COLOURS, NEUTRAL, Chart, layout
 from rlax_plugin.curation.choosing import REASONS
 from rlax_plugin.prompts.table import with_ids
@@ -23,21 +28,6 @@ if TYPE_CHECKING:
 _BINS = 20
 _MOST_DOMAINS = 24  # with a chart of their own
 _EXAMPLES = 6  # of each kind
-_LONGEST = 1500  # characters of a text
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A prompt that is shown.
-
-    Attributes:
-      measured: such as ``3 of 8 passed``.
-    """
-
-    id: str
-    domain: str
-    measured: str
-    text: str
 
 
 def curation_page(found: Curated, counted: Sequence[dict[str, Any]], out: str) -> str:
@@ -65,8 +55,7 @@ def curation_page(found: Curated, counted: Sequence[dict[str, Any]], out: str) -
         sources=list(found.sources),
         rule=rule,
         figures=_figures(found, counted[0], scored),
-        counted=counted,
-        reasons=list(counted[0]["dropped"]),
+        counts=_counts(counted),
         examples=_examples(found, rate, kept),
         texts=len(found.prompts) > 0,
     )
@@ -85,6 +74,17 @@ def _figures(found: Curated, all_: dict[str, Any], scored: np.ndarray) -> list[F
     if rule.per_domain is not None:
         figures.append(Figure("per domain", f"{rule.per_domain:,}", "at most"))
     return figures
+
+
+def _counts(counted: Sequence[dict[str, Any]]) -> Table:
+    reasons = list(counted[0]["dropped"])
+    rows = []
+    for one in counted:
+        dropped = [one["dropped"].get(reason, 0) for reason in reasons]
+        cells = (one["before"], one["kept"], *dropped)
+        rows.append((one["domain"] or "(none)", *(f"{cell:,}" for cell in cells)))
+    caption = "Prompts before and after, and why the others are not kept"
+    return Table(caption, ("domain", "prompts", "kept", *reasons), rows)
 
 
 def _histogram(key: str, title: str, rate: np.ndarray, kept: np.ndarray) -> Chart:
@@ -123,9 +123,7 @@ def _left_out(counted: Sequence[dict[str, Any]]) -> str:
     return f"{more:,} smaller domains have no chart; the table has them." if more > 0 else ""
 
 
-def _examples(
-    found: Curated, rate: np.ndarray, kept: np.ndarray
-) -> list[tuple[str, list[Example]]]:
+def _examples(found: Curated, rate: np.ndarray, kept: np.ndarray) -> list[PromptList]:
     """A few prompts of those that are kept, and of each reason why others are not.
 
     They lie evenly along the pass rates.
@@ -142,19 +140,17 @@ def _examples(
             picked[name] = ordered[places].tolist()
     ids = {table.column("id")[row].as_py() for rows in picked.values() for row in rows}
     prompts = with_ids(found.prompts, ids)
+    columns, texts = ("measured", "domain", "id"), len(found.prompts) > 0
     return [
-        (name, [_example(table, row, prompts) for row in rows]) for name, rows in picked.items()
+        PromptList(name, columns, [_example(table, row, prompts) for row in rows], texts)
+        for name, rows in picked.items()
     ]
 
 
-def _example(table: Any, row: int, prompts: dict[str, Prompt]) -> Example:
+def _example(table: Any, row: int, prompts: dict[str, Prompt]) -> ShownPrompt:
     one = table.slice(row, 1).to_pylist()[0]
     scored = one["passed"] + one["failed"]
+    measured = f"{one['passed']:.4g} of {scored:.4g} passed" if scored else "not measured"
     prompt = prompts.get(one["id"])
-    text = "" if prompt is None else prompt.text
-    return Example(
-        id=one["id"],
-        domain=one["domain"] or "",
-        measured=f"{one['passed']:.4g} of {scored:.4g} passed" if scored else "not measured",
-        text=text[:_LONGEST] + (" ..." if len(text) > _LONGEST else ""),
-    )
+    text = "" if prompt is None else shortened(prompt.text)
+    return ShownPrompt((measured, one["domain"] or "", one["id"]), text)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from rlax_plugin.commands.report import special
+from rlax_plugin.commands.report import curation, curation_charts, special
 from rlax_plugin.commands.report.run import RunData
+from rlax_plugin.commands.report.section import Section
 from rlax_plugin.commands.report.series import Chart, Lines, chart, column, present
 from rlax_plugin.metrics import names as metric_names
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Charts under one heading."""
-
-    title: str
-    charts: list[Chart]
-    note: str = ""
-
 
 _REWARD = Lines(
     "reward", "Reward", "mean reward per sample", (("reward/mean", "reward"),),
@@ -59,6 +50,11 @@ _BESIDE = Lines(
      ("time/commit_s", "writing the batch"), ("time/publish_s", "publishing weights")),
     "This work runs in parallel to training; if it takes longer, the trainer waits.", log=True,
 )  # fmt: skip
+_SAVED = Lines(
+    "tokens-saved", "Tokens saved by cancelling", "tokens per step, estimated",
+    (("curation/tokens_saved", "not generated"),),
+    "Groups that batches no longer needed were not generated to their end.",
+)  # fmt: skip
 _STEP_TIME = Lines("step-time", "Time per step", "seconds", (("time/step_s", "step"),))
 _PACKING = Lines(
     "packing", "Packing", "share of the batch's positions, %",
@@ -68,7 +64,8 @@ _PACKING = Lines(
 _REWARD_PART = "reward_part/"
 _SHOWN_ELSEWHERE = {
     metric
-    for lines in (_REWARD, _LENGTH, _TURNS, _ERRORS, _STALENESS, _FLEET, _GAP, _BESIDE, _PACKING)
+    for lines in (_REWARD, _LENGTH, _TURNS, _ERRORS, _STALENESS, _FLEET, _GAP, _BESIDE, _SAVED,
+                  _PACKING)
     for metric, _ in lines.metrics
 } | {
     "step", "time/step_s", "time/wait_s", "time/train_s", "time/publish_on_loop_s",
@@ -79,8 +76,12 @@ _SHOWN_ELSEWHERE = {
 }  # fmt: skip
 
 
-def sections(runs: Sequence[RunData]) -> list[Section]:
-    """Every section that any of the runs has something to show in."""
+def sections(runs: Sequence[RunData], curated: Section | None = None) -> list[Section]:
+    """Every section that any of the runs has something to show in.
+
+    Args:
+      curated: what a page of one run shows of its curation, beside the metrics.
+    """
     several = len(runs) > 1
     found = [
         Section(
@@ -95,13 +96,7 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
                 _if_any(_ERRORS, runs),
             ),
         ),
-        Section(
-            "Curation",
-            present(
-                *_each(special.pass_rates, runs),
-                special.rejected_share(runs) if several else special.fates(runs[0]),
-            ),
-        ),
+        _curation(runs, curated),
         Section(
             "Staleness and weights",
             present(
@@ -123,7 +118,17 @@ def sections(runs: Sequence[RunData]) -> list[Section]:
         Section("Objective and optimiser", *_others(runs, _of_objective)),
         Section("Further metrics", *_others(runs, lambda name: not _of_objective(name))),
     ]
-    return [section for section in found if section.charts]
+    return [section for section in found if section]
+
+
+def _curation(runs: Sequence[RunData], curated: Section | None) -> Section:
+    of_runs = [
+        *_each(curation_charts.pass_rates, runs),
+        *present(special.rejected_share(runs) if len(runs) > 1 else None, _if_any(_SAVED, runs)),
+    ]
+    if curated is None:
+        return Section(curation.TITLE, of_runs)
+    return replace(curated, charts=[*curated.charts, *of_runs])
 
 
 def _each(make: Callable[[RunData], Chart | None], runs: Sequence[RunData]) -> list[Chart]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rlax_plugin.commands.report.scored_groups import ScoredGroups
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
@@ -19,15 +20,17 @@ class StepEvents:
     """What happened between two commits of batches.
 
     Attributes:
-      outcomes: groups that were scored, by ``ACCEPTED`` or why they were rejected; and accepted
-        ones that will not train after all, as "dropped: <why>".
+      outcomes: groups by ``ACCEPTED``, why they were rejected, or "dropped: <why>". Each is
+        counted once: where it was scored, or where it was dropped if it never was.
       pass_rates: (samples that passed, samples that were scored) -> groups.
+      samples: that were generated, of all groups; those of each attempt that was generated.
       newest: the newest weight version published when the batch is committed; None: none was.
       generated_with: worker -> the newest weight version that it has generated with by then.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     pass_rates: Counter[tuple[int, int]] = field(default_factory=Counter)
+    samples: int = 0
     newest: int | None = None
     generated_with: dict[str, int] = field(default_factory=dict)
 
@@ -41,6 +44,7 @@ class History:
       newest: of all weight versions published; None: none was.
       generated_with: worker -> the newest weight version that it has generated with.
       dropped: group -> why it did not train although it was accepted.
+      groups: those that were scored, one by one.
       resumed: steps after which another process took the run over.
       problems: what could not be read.
     """
@@ -49,21 +53,37 @@ class History:
     newest: int | None = None
     generated_with: dict[str, int] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
+    groups: ScoredGroups = field(default_factory=ScoredGroups)
     resumed: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def add(self, event: ev.Event, at: StepEvents) -> None:
+    def add(self, event: ev.Event, step: int) -> None:
+        """Takes an event that belongs to a step."""
+        at = self.steps.setdefault(step, StepEvents())
         match event:
+            case ev.Issued():
+                self.groups.issued(event.first, event.prompts)
             case ev.Scored():
                 at.outcomes[event.rejected or ACCEPTED] += 1
                 if event.scored:
                     at.pass_rates[event.passed, event.scored] += 1
+                accepted = event.rejected is None
+                self.groups.scored(event.group, step, event.passed, event.scored, accepted=accepted)
+            case ev.Trained():
+                self.groups.trained(event.groups, event.step)
             case ev.Dropped():
-                at.outcomes[f"dropped: {event.reason}"] += 1
                 self.dropped[event.group] = event.reason
+                scored = self.groups.dropped(event.group, event.samples, event.tokens)
+                if scored is not None:
+                    at = self.steps[scored]
+                    at.outcomes[ACCEPTED] -= 1
+                at.outcomes[f"dropped: {event.reason}"] += 1
             case ev.Published():
                 self.newest = max(event.version, -1 if self.newest is None else self.newest)
             case ev.Generated():
+                if event.sample is None:  # the first turns; later ones are of the same samples
+                    at.samples += event.samples
+                self.groups.generated(event.group, event.newest_version)
                 for worker in event.workers:
                     newest = self.generated_with.get(worker, event.newest_version)
                     self.generated_with[worker] = max(newest, event.newest_version)
@@ -90,7 +110,7 @@ def read_history(files: RunFiles, progress: Callable[[str, int, int], object]) -
             step = segment.step or max(step, 1)
             at = history.steps.setdefault(step, StepEvents())
             for event in segment.events:
-                history.add(event, at)
+                history.add(event, step)
             if segment.step:  # afterwards nothing may be left to generate
                 at.newest = history.newest
                 at.generated_with = dict(history.generated_with)

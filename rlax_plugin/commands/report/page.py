@@ -15,9 +15,10 @@ import plotly.offline
 from markupsafe import Markup
 
 from rlax_plugin.commands.report import figures, tables
-from rlax_plugin.commands.report.charts import Section, sections
+from rlax_plugin.commands.report.charts import sections
 from rlax_plugin.commands.report.rollouts import Rollouts
 from rlax_plugin.commands.report.run import RunData
+from rlax_plugin.commands.report.section import Section
 from rlax_plugin.commands.report.series import COLOURS
 from rlax_plugin.text.harmless import harmless
 
@@ -47,9 +48,13 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def report_page(run: RunData, rollouts: Rollouts) -> str:
-    """The page of one run."""
-    found = sections([run])
+def report_page(run: RunData, rollouts: Rollouts, curated: Section) -> str:
+    """The page of one run.
+
+    Args:
+      curated: see ``sections``.
+    """
+    found = sections([run], curated)
     blobs = {"rollouts": rollouts.index}
     blobs |= {f"tokens-{number}": text for number, text in enumerate(rollouts.chunks)}
     return render(

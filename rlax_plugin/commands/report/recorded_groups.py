@@ -18,9 +18,9 @@ _BYTES_PER_TOKEN, _BYTES_PER_CHARACTER, _BYTES_PER_ROLLOUT = 6.2, 0.65, 30
 _BYTES_PER_TURN = 12
 
 
-_SIZES = (
+_READ = (
     *("step", "state", "group", "trajectory", "prompt_id", "prompt"),
-    *("completion", "texts", "versions"),
+    *("completion", "texts", "versions", "reward", "pass_rate_before"),
 )
 
 
@@ -34,6 +34,8 @@ class GroupAt:
       trained: whether this is the batch that it trained in.
       samples: their number.
       size: estimated bytes on the page, at most.
+      mixed: whether its rewards differ.
+      pass_rate_before: of its prompt; None: the prompt had none.
     """
 
     file: str
@@ -43,6 +45,8 @@ class GroupAt:
     prompt_id: str
     samples: int
     size: float
+    mixed: bool = False
+    pass_rate_before: float | None = None
 
 
 def read_rows(files: RunFiles, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -63,11 +67,15 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
     Raises:
       RlaxError: it is damaged.
     """
-    table = read_rows(files, name, _SIZES)
+    table = read_rows(files, name, _READ)
     tokens = table["versions"].combine_chunks().value_lengths().to_pylist()
     ids, trajectories = table["group"].to_pylist(), table["trajectory"].to_pylist()
     starts = {group: row for row, group in reversed(list(enumerate(ids)))}
     counts, size = Counter[int](), defaultdict[int, float](float)
+    rewards = defaultdict[int, set[float]](set)
+    for group, reward in zip(ids, table["reward"].to_pylist(), strict=True):
+        if reward is not None:
+            rewards[group].add(reward)
     texts = zip(table["completion"].to_pylist(), table["texts"].to_pylist(), strict=True)
     for group, trajectory, length, (text, of_turns) in zip(
         ids, trajectories, tokens, texts, strict=True
@@ -81,7 +89,7 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
         size[group] += characters * _BYTES_PER_CHARACTER
         size[group] += _BYTES_PER_ROLLOUT + _BYTES_PER_TURN * len(of_turns)
     head = (
-        table.select(["step", "state", "prompt_id", "prompt"])
+        table.select(["step", "state", "prompt_id", "prompt", "pass_rate_before"])
         .take(list(starts.values()))
         .to_pylist()
     )
@@ -95,4 +103,6 @@ def groups_in(files: RunFiles, name: str) -> Iterator[GroupAt]:
             prompt_id=row["prompt_id"],
             samples=counts[group],
             size=size[group] + of_prompt,
+            mixed=len(rewards[group]) > 1,
+            pass_rate_before=row["pass_rate_before"],
         )

@@ -43,12 +43,14 @@ class Rollouts:
       index: JSON text of the table: a list per column.
       chunks: JSON texts of tokens, milli-nats and versions of ``CHUNK`` rollouts each.
       shown, recorded: numbers of rollouts.
+      groups: all that are recorded, whether they are shown or not.
     """
 
     index: str
     chunks: list[str]
     shown: int
     recorded: int
+    groups: list[GroupAt]
 
 
 @dataclass(slots=True)
@@ -145,6 +147,7 @@ def read_rollouts(files: RunFiles, run: RunData, progress: Progress) -> Rollouts
         chunks=[json.dumps(chunk, separators=(",", ":")) for chunk in chunks],
         shown=len(index.columns.get("step", ())),
         recorded=sum(group.samples for group in groups),
+        groups=groups,
     )
 
 

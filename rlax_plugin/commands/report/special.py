@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,7 +9,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from rlax_plugin.commands.report.evaluations import SOLVED, Measured
-from rlax_plugin.commands.report.history import ACCEPTED, History
 from rlax_plugin.commands.report.run import RunData
 from rlax_plugin.commands.report.series import (
     COLOURS,
@@ -26,8 +24,6 @@ from rlax_plugin.commands.report.series import (
     thinned,
 )
 
-_COLUMNS = 100  # of a heat map, and bars of a stack: steps are put together beyond
-_ROWS = 10
 _PHASES = (
     ("time/wait_s", "waiting for the batch"),
     ("time/train_s", "training step"),
@@ -82,83 +78,6 @@ def _with_intervals(
         customdata=np.stack([low, high], axis=1),
         hovertemplate=f"%{{y:.2f}}{unit} [%{{customdata[0]:.2f}}, %{{customdata[1]:.2f}}]",
     )
-
-
-def _spans(history: History) -> list[list[int]]:
-    """The steps of the journal, in at most ``_COLUMNS`` runs of equal length."""
-    steps = list(history.steps)
-    size = max(1, -(-len(steps) // _COLUMNS))
-    return [steps[start : start + size] for start in range(0, len(steps), size)]
-
-
-def _span_name(span: Sequence[int]) -> str:
-    return f"step {span[0]}" if len(span) == 1 else f"steps {span[0]} to {span[-1]}"
-
-
-def pass_rates(run: RunData) -> Chart | None:
-    """How the pass rates of the scored groups are distributed, over time."""
-    if run.history is None:
-        return None
-    spans = _spans(run.history)
-    size = int(run.setting("rollouts", "group_size", 0))
-    rows = size if 0 < size <= _ROWS else _ROWS
-    counts = np.zeros((rows + 1, len(spans)))
-    for at, span in enumerate(spans):
-        for step in span:
-            for (passed, scored), groups in run.history.steps[step].pass_rates.items():
-                # None and all have rows of their own: such groups have no contrast.
-                row = np.clip(round(passed / scored * rows), 1, rows - 1)
-                counts[{0: 0, scored: rows}.get(passed, row), at] += groups
-    if not counts.any():
-        return None
-    total = counts.sum(axis=0)
-    share = np.divide(counts, total, out=np.full_like(counts, np.nan), where=total > 0) * 100
-    names = [_span_name(span) for span in spans]
-    figure = go.Figure(
-        go.Heatmap(
-            x=[float(np.mean(span)) for span in spans],
-            y=[100 * row / rows for row in range(rows + 1)],
-            z=share,
-            customdata=np.dstack([counts, np.broadcast_to(names, counts.shape)]),
-            colorscale="Viridis",
-            colorbar={"title": {"text": "% of groups", "side": "right"}, "thickness": 12},
-            hovertemplate="%{customdata[1]}, pass rate %{y:.0f} %: %{z:.1f} % of groups "
-            "(%{customdata[0]})<extra></extra>",
-        ),
-        layout=layout(_STEP, "samples of a group that pass, %", hovermode="closest"),
-    )
-    return Chart(
-        f"pass-rates-{run.name}",
-        "Pass rates of groups",
-        "In the lowest and the highest row, the samples of a group all fail or all pass, so its "
-        "rewards do not differ. Learning moves groups upwards.",
-        figure,
-        of=run.name,
-    )
-
-
-def fates(run: RunData) -> Chart | None:
-    """What became of the groups, step by step."""
-    if run.history is None:
-        return None
-    spans = _spans(run.history)
-    outcomes = {step: at.outcomes for step, at in run.history.steps.items()}
-    sums = [sum((outcomes[step] for step in span), Counter[str]()) for span in spans]
-    names = sorted({name for found in sums for name in found}, key=lambda n: (n != ACCEPTED, n))
-    figure = go.Figure(layout=layout(_STEP, "groups per step", barmode="stack", bargap=0))
-    for index, name in enumerate(names):
-        label = name if name == ACCEPTED or name.startswith("dropped") else f"rejected: {name}"
-        figure.add_bar(
-            x=[float(np.mean(span)) for span in spans],
-            y=[found[name] / len(span) for found, span in zip(sums, spans, strict=True)],
-            name=label,
-            marker={"color": COLOURS[(2, 1, 3, 4, 5, 6, 7, 0)[index % 8]], "line": {"width": 0}},
-        )
-    dropped = any(name.startswith("dropped") for name in names)
-    caption = (
-        "Dropped groups were accepted first, unless they were no longer needed." if dropped else ""
-    )
-    return Chart("outcomes", "What became of the groups", caption, figure)
 
 
 def rejected_share(runs: Sequence[RunData]) -> Chart | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress as Bars
 
+from rlax_plugin.commands.report.curation import curation_section
 from rlax_plugin.commands.report.page import compare_page, report_page
 from rlax_plugin.commands.report.rollouts import read_rollouts
 from rlax_plugin.commands.report.run import Progress, open_run, read_run, run_name
@@ -54,7 +55,8 @@ def write_report(run: str, out: str | None = None) -> Path:
     with _bars() as progress:
         data = read_run(files, progress)
         rollouts = read_rollouts(files, data, progress)
-    _put(path, report_page(data, rollouts))
+        curated = curation_section(files, data, rollouts.groups)
+    _put(path, report_page(data, rollouts, curated))
     return path
 
 

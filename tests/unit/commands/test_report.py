@@ -42,7 +42,7 @@ def test_the_journal_is_told_step_by_step(files):
     assert {step: dict(at.outcomes) for step, at in history.steps.items()} == {
         1: {ACCEPTED: 3, "too easy": 1},
         2: {ACCEPTED: 2},
-        3: {ACCEPTED: 3, "dropped: its worker was quarantined": 1},
+        3: {ACCEPTED: 2, "dropped: its worker was quarantined": 1},
     }
     assert {step: at.newest for step, at in history.steps.items()} == {1: 0, 2: 1, 3: 2}
     assert history.steps[2].generated_with == {"w0": 1}

@@ -8,7 +8,7 @@ import pytest
 from data_sets import jsonl, tables, write_lines
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.prompt_record import record_prompts
+from rlax_plugin.controller.prompt_record import record_prompts, training_prompts
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.problems import AskedSet, RunPrompts
 from rlax_plugin.records.files import RunFiles
@@ -145,3 +145,19 @@ def test_other_sources_and_evaluation_sets_are_held_to_it_too(tmp_path: Path) ->
         "rlax.evaluation.sets.far.prompt_source = 'parquet': has other prompts than when this run "
         "began (evaluation set far: 1 then, 1 now"
     )
+
+
+def test_the_prompts_of_each_domain_are_counted(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"{n}?", "answer": n, "kind": "few" if n < 3 else "many"} for n in range(9)
+    ]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    for files, options in ((RunFiles(tmp_path / "1"), {"domain": "kind"}), (begun(tmp_path), {})):
+        source = jsonl(path, **options)
+        assert training_prompts(files) is None
+        record_prompts(files, SECTION, RunPrompts(source, tables(source)["train"], ()))
+    with_domains = training_prompts(RunFiles(tmp_path / "1"))
+    assert with_domains is not None and with_domains.prompts == 9
+    assert with_domains.domains == {"few": 3, "many": 6}
+    without = training_prompts(RunFiles(tmp_path / "run"))
+    assert without is not None and (without.prompts, without.domains) == (9, {})
