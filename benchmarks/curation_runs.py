@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "demo.yml"
 DEADLINE_S = 3600
 SIZES = Sizes(
-    train={"trivial": 860, "learnable": 470, "hopeless": 670},
+    train={"trivial": 860, "learnable": 340, "hopeless": 750},
     held_out={"trivial": 130, "learnable": 512, "hopeless": 128},
     warm_up=1800,
 )
@@ -128,6 +128,7 @@ class Place:
             f"run_name={name}",
             f"rlax.prompt_source={json.dumps(source)}",
             "rlax.trackers=[]",
+            "rlax.deadlines.startup_s=900",  # on a busy machine
         ]
 
     def prepare(self) -> None:
@@ -169,6 +170,10 @@ class Place:
 
     def train(self, trial: Trial) -> None:
         """Runs one trial, or continues it."""
+        rlax("train", CONFIG, *self.arguments(trial))
+
+    def arguments(self, trial: Trial) -> list[str]:
+        """Of ``rlax train`` for a trial."""
         method = METHODS[trial.method]
         sets = {part: {"split": part, "samples": 2} for part in PARTS if part != HELD_OUT}
         options = [
@@ -192,7 +197,7 @@ class Place:
         ]
         if method.measured:
             options.append(f"rlax.curation.only={self.kept}")
-        rlax("train", CONFIG, *options)
+        return options
 
     def is_finished(self, trial: Trial) -> bool:
         """Whether it has all its steps, or more, and was evaluated after them."""
