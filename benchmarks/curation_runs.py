@@ -27,9 +27,10 @@ SIZES = Sizes(
 )
 WARM = (0.35, 0.45)  # pass@1 of learnable problems at which the warm start ends
 SAMPLES = 8  # of a prompt, in a group and in the measurement
-GROUPS = 32  # in a batch
+GROUPS = 64  # in a batch
+LEARNING_RATE = 2.5e-4  # half of the demo's: of a batch without a filter, few groups train
 STEPS = 300
-EVERY = 20  # steps of a method that trains all of them, between evaluations
+EVERY = 24  # steps of a method that trains all of them, between evaluations
 TARGET = 0.5
 HELD_OUT = "learnable"
 SCREENING = "screening"
@@ -67,19 +68,19 @@ def _method(title: str, sampler: str, *more: str, **other: Any) -> Method:
 _MIXED = "rlax.curation.filters=[{name: mixed_outcome}]"
 METHODS = {
     "uniform": _method("uniform", "shuffled", "rlax.curation.filters=[]"),
-    "mixed": _method("mixed outcomes (DAPO)", "shuffled", _MIXED, part=0.5),
-    "learnability": _method("p (1 - p)", "learnability", _MIXED, part=0.5),
-    "greso": _method("GRESO", "greso", _MIXED, part=0.5),
+    "mixed": _method("mixed outcomes (DAPO)", "shuffled", _MIXED, part=1 / 3),
+    "learnability": _method("p (1 - p)", "learnability", _MIXED, part=1 / 3),
+    "greso": _method("GRESO", "greso", _MIXED, part=1 / 3),
     "screening": _method(
         "two-phase screening",
         "shuffled",
         _MIXED,
         # With 4 of 4 pilots alike and no other samples, 4 more differ with probability 4/9.
         "rlax.curation.screening={pilots: 4, min_mixed_probability: 0.5}",
-        part=0.5,
+        part=1 / 3,
         needs=SCREENING,
     ),
-    "offline": _method("offline, measured once", "shuffled", _MIXED, part=0.5, measured=True),
+    "offline": _method("offline, measured once", "shuffled", _MIXED, part=1 / 3, measured=True),
 }
 
 
@@ -182,6 +183,7 @@ class Place:
             f"steps={trial.steps}",
             "checkpoint_period=25",
             f"per_device_batch_size={GROUPS * SAMPLES}",
+            f"learning_rate={LEARNING_RATE}",
             "learning_rate_final_fraction=1.0",  # so that a run can get more steps later
             f"rlax.seed={trial.seed}",
             f"rlax.rollouts.group_size={SAMPLES}",
