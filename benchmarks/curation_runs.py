@@ -31,7 +31,7 @@ GROUPS = 64  # in a batch
 LEARNING_RATE = 2.5e-4  # half of the demo's: of a batch without a filter, few groups train
 STEPS = 300
 EVERY = 24  # steps of a method that trains all of them, between evaluations
-TARGET = 0.5
+TARGET = 0.45
 HELD_OUT = "learnable"
 SCREENING = "screening"
 
