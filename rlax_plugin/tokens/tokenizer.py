@@ -166,7 +166,11 @@ class Tokenizer:
 
     def encode_behind(self, text: str) -> list[int]:
         """Tokens of a text that continues another, without the space that some tokenizers add."""
-        anchor, both = self.encode(_ANCHOR), self.encode(_ANCHOR + text)
+        try:
+            anchor = self.encode(_ANCHOR)
+        except TokenizerError:  # a small alphabet, which no such space is in either
+            return self.encode(text)
+        both = self.encode(_ANCHOR + text)
         return both[len(anchor) :] if both[: len(anchor)] == anchor else self.encode(text)
 
     def decode(self, tokens: Sequence[int] | np.ndarray, special: bool = False) -> str:

@@ -52,6 +52,7 @@ def test_a_bos_that_the_tokenizer_adds_and_bytes_that_stand_for_unknown_characte
 def test_a_tokenizer_without_the_texts_letters() -> None:
     tokenizer = load(TOKENIZER_DIR)  # of sums
     assert tokenizer.bos_ids == () and tokenizer.decode(tokenizer.encode("12+3")) == "12+3"
+    assert tokenizer.encode_behind("46") == tokenizer.encode("46") == [7, 9]  # no line break either
     with pytest.raises(TokenizerError, match=r"tokenizer_files cannot encode 'Sum: 3': .*UNK"):
         tokenizer.encode("Sum: 3")
 

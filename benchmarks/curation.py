@@ -1,0 +1,169 @@
+"""What curation buys: rollouts until a model solves as much of the held-out problems, six ways.
+
+    .venv/bin/python benchmarks/curation.py --json FILE --plot FILE
+    .venv/bin/python benchmarks/curation.py --methods uniform --seeds 1
+
+Of the training prompts, about 40 % are trivial for the model, 40 % hopeless, and 20 % have a pass
+rate between (``curation_task.py``). All runs start from the weights of one warm start. A finished
+run is kept and not repeated, and an interrupted one is continued by the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from curation_figures import HIGH, LOW, measured_cost, shares
+from curation_runs import HELD_OUT, METHODS, STEPS, TARGET, Place, Trial
+from curation_task import PARTS, parts_by_id
+from rich.console import Console
+from rich.table import Table
+
+from rlax_plugin.pass_rates.files import read_table
+
+Result = dict[str, Any]
+
+
+def show_start(start: Result) -> None:
+    table = Table(title="pass rates of the training prompts after the warm start")
+    for name in ("part", "prompts", "mean", f">= {HIGH:g}", "between", f"<= {LOW:g}"):
+        table.add_column(name, justify="left" if name == "part" else "right")
+    for part, one in start["shares"].items():
+        columns = [f"{100 * one[n]:.1f} %" for n in ("pass_rate", "high", "between", "low")]
+        table.add_row(part, str(one["prompts"]), *columns)
+    Console(width=100).print(table)
+
+
+def show(results: Sequence[Result], target: float) -> None:
+    table = Table(title=f"until pass@1 of held-out {HELD_OUT} problems is {target:g}")
+    columns = ("method", "seeds", "rollouts", "ratio", "tokens", "ratio", "steps")
+    for name in (*columns, *(f"{part} at the end" for part in PARTS)):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    uniform = summary([one for one in results if one["method"] == "uniform"])
+    for name, method in METHODS.items():
+        found = [one for one in results if one["method"] == name]
+        if not found:
+            continue
+        own = summary(found)
+        table.add_row(
+            method.title,
+            f"{own['reached']} of {own['seeds']}",
+            _spread(own["rollouts"]),
+            _ratio(own["rollouts"], uniform["rollouts"]),
+            _spread(own["tokens"]),
+            _ratio(own["tokens"], uniform["tokens"]),
+            _spread(own["steps"]),
+            *(_spread([one["curve"][-1][part] for one in found], "{:.3f}") for part in PARTS),
+        )
+    Console(width=160).print(table)
+
+
+def summary(found: Sequence[Result]) -> Result:
+    """What the runs of a method spent until the target.
+
+    Returns:
+      ``seeds`` and ``reached``, numbers of runs; ``rollouts``, ``tokens`` and ``steps``: one value
+      for each run, or none at all if a run did not reach the target, whose mean would be too small.
+    """
+    reached = [one["to_target"] for one in found if one["to_target"]]
+    whole = len(reached) == len(found)
+    names = ("rollouts", "tokens", "steps")
+    values = {name: [one[name] for one in reached] if whole else [] for name in names}
+    return {"seeds": len(found), "reached": len(reached)} | values
+
+
+def _spread(values: Sequence[float], form: str = "{:,.0f}") -> str:
+    """Mean and range."""
+    if not values:
+        return "not reached"
+    mean, low, high = (form.format(f(values)) for f in (statistics.mean, min, max))
+    return f"{mean} ({low} to {high})" if len(values) > 1 else mean
+
+
+def _ratio(values: Sequence[float], uniform: Sequence[float]) -> str:
+    both = values and uniform
+    return f"{statistics.mean(values) / statistics.mean(uniform):.2f}" if both else ""
+
+
+def plot(results: Sequence[Result], target: float, path: Path) -> None:
+    """Held-out pass@1 against rollouts: seeds thin, their mean thick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 4.5))
+    for number, (name, method) in enumerate(METHODS.items()):
+        curves = [
+            tuple(np.array([one[key] for one in result["curve"]]) for key in ("rollouts", HELD_OUT))
+            for result in results
+            if result["method"] == name
+        ]
+        for rollouts, passed in curves:
+            axis.plot(rollouts, passed, color=f"C{number}", alpha=0.3, linewidth=0.8)
+        if curves:
+            grid = np.linspace(max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves), 100)
+            mean = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)
+            axis.plot(grid, mean, color=f"C{number}", linewidth=2, label=method.title)
+    axis.axhline(target, color="gray", linewidth=0.8, linestyle="--")
+    axis.set_xlabel("generated samples, those of rlax measure included")
+    axis.set_ylabel(f"pass@1 on held-out {HELD_OUT} problems")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def run_all(place: Place, trials: Sequence[Trial], told: Callable[[str], None]) -> None:
+    """Runs what is not finished yet, one after the other."""
+    left = [one for one in trials if not place.is_finished(one)]
+    for number, trial in enumerate(left, start=1):
+        began_s = time.perf_counter()
+        place.train(trial)
+        took_s = time.perf_counter() - began_s
+        told(f"{number} of {len(left)}: {trial.name} in {took_s:.0f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dir", type=Path, default=Path("runs/curation"))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of uniform; others train a part")
+    parser.add_argument("--target", type=float, default=TARGET, help="pass@1")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file, as lines")
+    parser.add_argument("--plot", type=Path, help="also plot the curves into this file")
+    args = parser.parse_args()
+    console = Console()
+    for name in args.methods:
+        if not METHODS[name].exists:
+            console.print(f"{name} is left out: there is no rlax.curation.{METHODS[name].needs}")
+    place = Place(args.dir.absolute())
+    place.prepare()
+    rates = read_table(str(place.rates))
+    start = {"shares": shares(rates, parts_by_id(place.prompts))}
+    start["measured_rollouts"] = measured_cost(rates).rollouts
+    show_start(start)
+    trials = [
+        Trial(name, seed, max(1, round(args.steps * METHODS[name].part)))
+        for seed in range(args.seeds)
+        for name in args.methods
+        if METHODS[name].exists
+    ]
+    run_all(place, trials, console.print)
+    results = [place.result(one, args.target) for one in trials]
+    show(results, args.target)
+    if args.json:
+        args.json.write_text("".join(json.dumps(one) + "\n" for one in (start, *results)))
+    if args.plot:
+        plot(results, args.target, args.plot)
+
+
+if __name__ == "__main__":
+    main()
