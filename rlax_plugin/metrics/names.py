@@ -147,12 +147,7 @@ STAGES: tuple[Stage, ...] = (
             ("groups_issued", "groups", "number of groups requested from workers"),
             ("groups_scored", "groups", "number of groups generated and scored"),
             ("groups_rejected", "groups", "number of groups rejected by a filter or screened out"),
-            (
-                "groups_screened",
-                "groups",
-                "number of groups that were rejected by their first samples, without generating "
-                "the others (`rlax.curation.screening`)",
-            ),
+            ("groups_screened", "groups", "number of groups rejected by their first samples"),
             (
                 "groups_dropped",
                 "groups",

@@ -189,8 +189,9 @@ class ScriptedEngine(RolloutEngine):
         found: dict[Attempt, tuple[int, ...]] = {}
         for attempt, one in self._asked.items():
             trains = attempt[0].purpose == "train"
-            if attempt in unwanted or (trains and one.too_old(oldest)):
-                found[attempt] = tuple(len(s.tokens) for s in one.samples if s.unfinished)
+            unfinished = [s for s in one.samples if s.unfinished]  # none: it is being answered
+            if attempt in unwanted or (trains and unfinished and one.too_old(oldest)):
+                found[attempt] = tuple(len(s.tokens) for s in unfinished)
                 one.given_up = True
                 assert one.task is not None
                 one.task.cancel()
