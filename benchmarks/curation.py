@@ -141,9 +141,6 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="also plot the curves into this file")
     args = parser.parse_args()
     console = Console()
-    for name in args.methods:
-        if not METHODS[name].exists:
-            console.print(f"{name} is left out: there is no rlax.curation.{METHODS[name].needs}")
     place = Place(args.dir.absolute())
     place.prepare()
     rates = read_table(str(place.rates))
@@ -154,7 +151,6 @@ def main() -> None:
         Trial(name, seed, max(1, round(args.steps * METHODS[name].part)))
         for seed in range(args.seeds)
         for name in args.methods
-        if METHODS[name].exists
     ]
     run_all(place, trials, console.print)
     results = [place.result(one, args.target) for one in trials]

@@ -14,7 +14,6 @@ from curation_figures import Cost, crossing, curve, measured_cost
 from curation_task import PARTS, Sizes, write
 from rich.console import Console
 
-from rlax_plugin.config.rollouts import Curation
 from rlax_plugin.pass_rates.files import read_table
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +32,6 @@ STEPS = 300
 EVERY = 24  # steps of a method that trains all of them, between evaluations
 TARGET = 0.45
 HELD_OUT = "learnable"
-SCREENING = "screening"
 
 
 @dataclass(frozen=True)
@@ -45,19 +43,12 @@ class Method:
       options: of ``rlax train``.
       part: of --steps that it trains. A step with a filter generates several times as much.
       measured: whether prompts are chosen by pass rates that were measured before the run.
-      needs: key of rlax.curation that must exist.
     """
 
     title: str
     options: tuple[str, ...]
     part: float = 1.0
     measured: bool = False
-    needs: str | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether this version can choose prompts so."""
-        return self.needs is None or self.needs in Curation.model_fields
 
 
 def _method(title: str, sampler: str, *more: str, **other: Any) -> Method:
@@ -78,7 +69,6 @@ METHODS = {
         # With 4 of 4 pilots alike and no other samples, 4 more differ with probability 4/9.
         "rlax.curation.screening={pilots: 4, min_mixed_probability: 0.5}",
         part=1 / 3,
-        needs=SCREENING,
     ),
     "offline": _method("offline, measured once", "shuffled", _MIXED, part=1 / 3, measured=True),
 }
