@@ -100,13 +100,18 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def kept(path: Path) -> list[dict[str, Any]]:
+    """What ``--json`` has written of runs that may be gone by now."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("runs", type=Path, nargs="+", help="or a file that --json has written")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--plot", type=Path, help="also plot the curves into this file")
     args = parser.parse_args()
-    results = [read(run) for run in args.runs]
+    results = [one for run in args.runs for one in (kept(run) if run.is_file() else [read(run)])]
     show(results)
     if args.json:
         args.json.write_text("".join(json.dumps(one) + "\n" for one in results))
