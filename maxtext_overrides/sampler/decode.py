@@ -6,14 +6,14 @@ is free, without Python per token. Settings, seeds and limits are per slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_overrides.sampler import buckets
+from maxtext_overrides.sampler import buckets, layer_major
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
 from maxtext_overrides.sampler.sampling import sample, uniforms
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Prefill, SlotOutput
@@ -83,6 +83,17 @@ class DecodeEngine:
     def variables_like(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Name -> shape, dtype and sharding of every array that ``weights`` must hold."""
         return dict(self._model.variables_like)
+
+    def lay_out(self, arrays: dict[str, Any]) -> None:
+        """Replaces a version's arrays by what the programs read fastest, one after the other.
+
+        The programs also take ``arrays`` as they are, but that is another compilation.
+        """
+        layer_major.lay_out(arrays, self._model.layer_axes)
+
+    def published(self, arrays: Weights) -> Iterator[dict[str, jax.Array]]:
+        """What was laid out, with its axes as before; see ``layer_major.published``."""
+        return layer_major.published(arrays)
 
     @property
     def free_slots(self) -> list[int]:
@@ -217,6 +228,7 @@ class DecodeEngine:
             name: jnp.zeros(like.shape, like.dtype, device=like.sharding)
             for name, like in self.variables_like().items()
         }
+        self.lay_out(weights)
         for bucket in self._buckets:
             tokens = np.zeros(bucket.length, np.int32)
             self.insert(weights, [Prefill(tokens, (0,), (0,), SamplingParams(max_new_tokens=1))])

@@ -21,6 +21,7 @@ from flax import linen, nnx
 from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides import tied_head
+from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.upstream import jetstream_compat
 from maxtext_overrides.upstream.declared.sampler import MAXENGINE_MODEL
 from maxtext_overrides.upstream.signatures import check
@@ -45,7 +46,7 @@ FASTEST_LAYOUT = {
 
 OVERRIDES = MAXENGINE_MODEL
 
-Weights = Mapping[str, jax.Array]
+Weights = Mapping[str, jax.Array | LayerMajor]
 Path = tuple[Any, ...]
 Caches = dict[Path, jax.Array]
 
@@ -61,6 +62,7 @@ class MaxEngineModel:
       mesh: of MaxEngine.
       row_shards: into how many parts the rows of a prefill are divided, one per device or fewer.
       variables_like: name -> shape, dtype and sharding of what ``weights`` must hold.
+      layer_axes: name -> axis of its layers, where that is not the first; see ``layer_major``.
       caches_like: path -> shape, dtype and sharding of the decode caches.
 
     Raises:
@@ -89,6 +91,7 @@ class MaxEngineModel:
         self.caches_like: dict[Path, jax.ShapeDtypeStruct] = {}
         self._axes: dict[Path, tuple[str, ...]] = {}
         self._rng: dict[Path, jax.Array] = {}
+        names: dict[str, tuple[str, ...]] = {}
         for path, variable in nnx.to_flat_state(self._decode_state):
             like = variable.get_value()
             if isinstance(variable, nnx.Cache):
@@ -98,6 +101,9 @@ class MaxEngineModel:
                 self._axes[path] = _axis_names(variable)
             elif isinstance(variable, nnx.RngState):
                 self._rng[path] = _resting(like)
+            elif not isinstance(variable, UNPUBLISHED):
+                names[".".join(map(str, path))] = _axis_names(variable)
+        self.layer_axes = layer_axes(names)
 
     def prefill(
         self, weights: Weights, tokens_nl: jax.Array, lengths_n: jax.Array
@@ -223,6 +229,7 @@ class MaxEngineModel:
                 continue
             else:
                 value = weights[".".join(map(str, path))]
+                value = value.published() if isinstance(value, LayerMajor) else value
             flat.append((path, variable.replace(value)))
         # copy=True: each trace needs variables of its own.
         return nnx.merge(graph, nnx.from_flat_state(flat), copy=True)

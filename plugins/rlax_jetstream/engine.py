@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -284,9 +283,16 @@ class JetstreamEngine(RolloutEngine):
     def _read(self, version: WeightVersion) -> Loaded:
         from rlax_plugin.api import fingerprint
 
-        like, made_by = self._ready.result().variables_like(), self._fingerprint or fingerprint
-        loaded = read_weights(version, self._store, like, fingerprint=made_by)
-        return replace(loaded, discard=functools.partial(self._discard, loaded.arrays))
+        slots, made_by = self._ready.result(), self._fingerprint or fingerprint
+        like = slots.variables_like()
+        arrays = dict(read_weights(version, self._store, like, fingerprint=None).arrays)
+        slots.lay_out(arrays)
+
+        def computed() -> dict[str, Any]:
+            parts = map(made_by, slots.published(arrays))
+            return {name: found for part in parts for name, found in part.items()}
+
+        return Loaded(version.version, arrays, computed, functools.partial(self._discard, arrays))
 
     def _discard(self, arrays: Arrays) -> None:
         with self._changed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +88,14 @@ class DecodeSlots(Protocol):
     def free_slots(self) -> list[int]: ...
 
     def variables_like(self) -> Mapping[str, Any]: ...
+
+    def lay_out(self, arrays: dict[str, Any]) -> None:
+        """Replaces a version's arrays by what is read fastest; their shapes stay as they are."""
+        ...
+
+    def published(self, arrays: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """What was laid out, as it was before; in parts, so that it need not be there twice."""
+        ...
 
     def insert(self, weights: Mapping[str, Any], requests: Sequence[Prefill]) -> None: ...
 

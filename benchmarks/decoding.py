@@ -1,0 +1,127 @@
+"""A worker's prefill and decode steps, with scanned weights laid out and as they are published.
+
+Both ways take turns in one process, on the decode engine of a worker with random weights
+(``maxtext_overrides/sampler/layer_major.py``). Further arguments are MaxText keys:
+
+    python benchmarks/decoding.py --work smollm2 dtype=bfloat16
+
+``smollm2`` is a model of the shape of SmolLM2-135M.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from folding import CONFIGS, WORKS
+from rich.console import Console
+from rich.table import Table
+
+SLOTS, SAMPLES, STEPS = 64, 8, 8
+WAYS = ("published", "laid out")
+Times = dict[str, dict[str, list[float]]]
+
+
+def measure(work: str, keys: Sequence[str], turns: int, prompt_tokens: int) -> Times:
+    """Way -> seconds of filling all slots with prompts, and of one decode step, for each turn.
+
+    Args:
+      turns: measured ones, after one in which both ways compile.
+    """
+    import jax
+
+    from maxtext_overrides.config.loading import load
+    from maxtext_overrides.sampler.decode import FASTEST_LAYOUT, DecodeEngine
+    from rlax_plugin.config.loading import resolve
+    from rlax_plugin.rollouts.slots import Prefill
+    from rlax_plugin.types import SamplingParams
+
+    name, model = WORKS[work]
+    config = load(
+        resolve(CONFIGS / name, [*model, *keys]),
+        **FASTEST_LAYOUT,
+        per_device_batch_size=SLOTS // jax.device_count(),
+        gradient_accumulation_steps=1,
+        max_prefill_predict_length=prompt_tokens,
+        max_target_length=prompt_tokens + STEPS + 1,
+        enable_checkpointing=False,
+        async_checkpointing=False,
+    )
+    engine = DecodeEngine(config, group_size=SAMPLES)
+    rng = np.random.default_rng(0)
+    weights: dict[str, Mapping[str, Any]] = {}
+    for way in WAYS:
+        arrays = {
+            name: jax.device_put((0.02 * rng.normal(size=like.shape)).astype(like.dtype))
+            for name, like in engine.variables_like().items()
+        }
+        if way == "laid out":
+            engine.lay_out(arrays)
+        weights[way] = arrays
+    slots = np.arange(SLOTS).reshape(-1, SAMPLES).tolist()
+    prompts = [rng.integers(1, config.vocab_size, prompt_tokens).astype(np.int32) for _ in slots]
+    sampling = SamplingParams(max_new_tokens=STEPS + 1)
+    requests = [
+        Prefill(tokens, tuple(taken), tuple(taken), sampling)
+        for tokens, taken in zip(prompts, slots, strict=True)
+    ]
+    spent: Times = {way: {"prefill": [], "decode": []} for way in WAYS}
+    for turn in range(1 + turns):
+        for way in WAYS:
+            engine.reset()
+            start = time.perf_counter()
+            engine.insert(weights[way], requests)
+            engine.read([0])  # returns when the prompts are there
+            filled = time.perf_counter()
+            engine.decode(weights[way], STEPS, stop_when_free=False)
+            end = time.perf_counter()
+            if turn:
+                spent[way]["prefill"].append(filled - start)
+                spent[way]["decode"].append((end - filled) / STEPS)
+    return spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", choices=WORKS, default="smollm2")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--prompt-tokens", type=int, default=44)
+    parser.add_argument("--json", type=Path, help="also add the figures to this file, a line each")
+    parser.add_argument("keys", nargs="*", help="MaxText keys, as key=value")
+    args = parser.parse_args()
+
+    load_before = os.getloadavg()[0]
+    spent = measure(args.work, args.keys, args.turns, args.prompt_tokens)
+    result: dict[str, Any] = {"work": args.work, "keys": args.keys}
+    result["load"] = f"{load_before:.1f} to {os.getloadavg()[0]:.1f}"
+    prompts = SLOTS // SAMPLES
+    title = f"{args.work}: {prompts} prompts of {args.prompt_tokens} tokens, {SLOTS} slots"
+    table = Table(title=" ".join([title, *args.keys]))
+    for column in ("weights", "all prompts ms, median", "least", "decode step ms, median", "least"):
+        table.add_column(column, justify="right")
+    for way, times in spent.items():
+        medians = {f"{phase}_s": statistics.median(found) for phase, found in times.items()}
+        least = {f"least_{phase}_s": min(found) for phase, found in times.items()}
+        result[way] = medians | least
+        order = ("prefill_s", "least_prefill_s", "decode_s", "least_decode_s")
+        table.add_row(way, *(f"{1e3 * result[way][name]:.0f}" for name in order))
+    ratios = {
+        phase: result["laid out"][f"{phase}_s"] / result["published"][f"{phase}_s"]
+        for phase in ("prefill", "decode")
+    }
+    Console(width=110).print(table)
+    print(f"laid out / published: prefill {ratios['prefill']:.2f}, decode {ratios['decode']:.2f}")
+    if args.json:
+        with args.json.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
