@@ -33,7 +33,7 @@ from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn
 
 NOT_NEEDED = "no longer needed"
-"""The reason of a group that is dropped before it is generated: batches were filled without it."""
+"""The reason of a group that is not generated to its end: batches were filled without it."""
 
 
 class Trips:
@@ -66,6 +66,7 @@ class Trips:
         self._reissuing, self._observers, self._guard = reissuing, observers, guard
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._screening, self._savings = Screening(section), Savings()
+        self._oldest = 0  # version that can still train
 
     async def run(self, request: Request) -> None:
         """Returns once the group is judged, or given up by its worker because it is too old.
@@ -89,6 +90,7 @@ class Trips:
         Of those with several turns, the ones whose first turns are recorded begin anew; others, for
         which the batches so far had no use, are dropped.
         """
+        self._oldest = version
         if self._history.open:
             self._turns.drop_older(version)
             self._dispatcher.give_up_older(version)
@@ -121,6 +123,8 @@ class Trips:
     async def _in_phases(self, whole: Request, asked: Open) -> tuple[Request, Scored, str | None]:
         """The samples of a group, as they were answered, and why those are not all.
 
+        First samples that become too old to train still count, and tell of their prompt.
+
         Raises:
           VoidTurns: see ``EpisodeRunner``.
         """
@@ -129,8 +133,13 @@ class Trips:
             return request, scored, screened
         if others := whole.seeds[len(scored.episodes) :]:
             reached(FaultPoint.PILOTS_SCORED)
-            request = dataclasses.replace(request, seeds=others, resume=())
-            request, rest = await self._played(request, asked, first=len(scored.episodes))
+            if min(s.versions.min() for e in scored.episodes for s in e.sampled) < self._oldest:
+                return request, scored, NOT_NEEDED
+            more = dataclasses.replace(request, seeds=others, resume=())
+            try:
+                request, rest = await self._played(more, asked, first=len(scored.episodes))
+            except GivenUp:
+                return request, scored, NOT_NEEDED
             scored = joined(scored, rest)
         return request, scored, None
 
@@ -200,4 +209,5 @@ class Trips:
         event = ev.Scored(group.id, passed, int(valid.sum()), rejected)
         self._history.score(event, group if rejected is None else Rejected(group, rejected))
         self._observers.notify("group_scored", group=group, rejected=rejected)
-        self._guard.scored(rejected)
+        if screened != NOT_NEEDED:
+            self._guard.scored(rejected)

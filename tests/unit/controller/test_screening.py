@@ -148,3 +148,41 @@ def test_the_first_samples_stay_in_the_group(tmp_path: Path) -> None:
     asyncio.run(main())
     report = audit(Harness(tmp_path, groups=1).files)
     assert report.violation is None, report.violation
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun"])
+def test_first_samples_that_are_no_longer_needed_count(tmp_path: Path, begun: bool) -> None:
+    """Of the other samples, some are generated when the batch is full, or none is asked for."""
+
+    async def main() -> None:
+        screening = {"pilots": 1, "min_mixed_probability": 0.3}
+        run = Harness(tmp_path, groups=1, oversample=2.0, screening=screening)
+        flow, answers = run.flow, run.answers
+        await run.start()
+        await settle()
+        await answers.answer(0, 0, (1.0, 0.0))
+        await answers.answer(0, 0, (1.0, 0.0))
+        if begun:
+            await answers.answer(1, 0, (1.0, 0.0))
+            answers.begin(1, 0)
+        batch, _ = await flow.batch(1)
+        assert [g.id for g in batch.groups] == [0] and answers.oldest == 1
+        if begun:
+            answers.give_up(1)
+        else:
+            answers.generate(1, 0, (1.0, 0.0))
+        await settle()
+        assert not answers.open and not run.run_state.open
+        await flow.commit()
+        events = [e for segment, _ in journal.read(run.files) for e in segment.events]
+        (ended,) = (e for e in events if isinstance(e, ev.Scored) and e.rejected)
+        assert (ended.group, ended.passed, ended.scored) == (1, 1, 1)
+        assert run.run_state.totals.rejected == {"no longer needed": 1}
+        assert run.run_state.totals.samples == 3
+        flow.end()
+        await run.supervision.close()
+        run.recorder.close()
+
+    asyncio.run(main())
+    report = audit(Harness(tmp_path, groups=1).files)
+    assert report.violation is None, report.violation
