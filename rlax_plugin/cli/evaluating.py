@@ -17,7 +17,7 @@ from rlax_plugin.cli.common import (
 )
 
 
-@command(RUNNING, "rlax eval runs/demo --problems 100 rlax.rollouts.temperature=0.6", name="eval")
+@command(RUNNING, "rlax eval runs/demo --problems 100 rlax.evaluation.temperature=0.6", name="eval")
 def evaluate(
     target: Annotated[
         str,

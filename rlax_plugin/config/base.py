@@ -42,6 +42,15 @@ PathText = Annotated[str, AfterValidator(_printable)]
 """A path or URL."""
 
 
+def _temperature(value: float) -> float:
+    if 0 < value < 1e-3:  # logits divided by it would not be finite
+        raise ValueError("must be 0, which is greedy, or at least 0.001")
+    return value
+
+
+Temperature = Annotated[float, Field(ge=0, le=1000), AfterValidator(_temperature)]
+
+
 def is_address(text: str) -> bool:
     """Whether it is host:port, of one process."""
     host, colon, port = text.rpartition(":")

@@ -6,7 +6,14 @@ import re
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.config.base import Choice, NonNegativeInt, PositiveInt, RewardChoice, Section
+from rlax_plugin.config.base import (
+    Choice,
+    NonNegativeInt,
+    PositiveInt,
+    RewardChoice,
+    Section,
+    Temperature,
+)
 from rlax_plugin.errors import ConfigError
 
 
@@ -49,6 +56,11 @@ class Evaluation(Section):
         default=(),
         description="values of k for majority@k, the share of problems for which the most "
         "frequent answer of k samples is right",
+    )
+    temperature: Temperature | None = Field(
+        default=None,
+        description="sampling temperature of all sets, at least 0.001; 0: greedy decoding; null: "
+        "rlax.rollouts.temperature",
     )
     bootstrap: PositiveInt = Field(
         default=2000, description="number of bootstrap resamples for the 95 % confidence intervals"

@@ -14,6 +14,7 @@ from rlax_plugin.config.base import (
     PositiveInt,
     Seconds,
     Section,
+    Temperature,
 )
 from rlax_plugin.errors import ConfigError
 
@@ -40,7 +41,7 @@ class Rollouts(Section):
         description="maximum length of a completion, or of one answer in an episode of several "
         "turns, in tokens, including the stop token",
     )
-    temperature: Annotated[float, Field(ge=0, le=1000)] = Field(
+    temperature: Temperature = Field(
         default=1.0,
         description="sampling temperature, at least 0.001; or 0, which means greedy decoding and "
         "is not allowed in training",
@@ -76,13 +77,6 @@ class Rollouts(Section):
         description="time between reports of unfinished samples, from which another worker can "
         "resume them; used only with on_new_weights: continue",
     )
-
-    @model_validator(mode="after")
-    def _divides(self) -> Rollouts:
-        if 0 < self.temperature < 1e-3:  # logits divided by it would not be finite
-            reason = "must be 0, which is greedy, or at least 0.001"
-            raise ConfigError("rlax.rollouts.temperature", self.temperature, reason)
-        return self
 
 
 class Episodes(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -214,11 +214,16 @@ def problem_sets(
             source=one.source,
             prompts=one.prompts,
             samples=one.chosen.samples or 1,
-            sampling=sampling_params(section, one.source),
+            sampling=_sampling(section, one.source),
             rewards=rewards_of.get(one.name, rewards),
         )
         for one in asked
     )
+
+
+def _sampling(section: RlaxSection, source: PromptSource) -> SamplingParams:
+    sampling, temperature = sampling_params(section, source), section.evaluation.temperature
+    return sampling if temperature is None else replace(sampling, temperature=temperature)
 
 
 def _check_source(

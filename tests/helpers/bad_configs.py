@@ -71,6 +71,7 @@ NUMBERS = [
     bad("rlax.curation.pass_threshold", "finite", "rlax.curation.pass_threshold=.nan"),
     bad("rlax.rollouts.temperature", "finite", "rlax.rollouts.temperature=.inf"),
     bad("rlax.rollouts.temperature", "at least 0.001", "rlax.rollouts.temperature=1e-30"),
+    bad("rlax.evaluation.temperature", "at least 0.001", "rlax.evaluation.temperature=1e-30"),
     bad("rlax.rollouts.temperature", "less than or equal", "rlax.rollouts.temperature=1e9"),
     bad("rlax.rollouts.top_p", "finite", "rlax.rollouts.top_p=.nan"),
     bad("rlax.rollouts.top_p", "greater than or equal", "rlax.rollouts.top_p=1e-300"),

@@ -180,6 +180,15 @@ def test_sets_that_workers_cannot_take_are_rejected(other, sets, message):
         asked_sets(settings, Source(), lambda kind, choice, key: other)
 
 
+@pytest.mark.parametrize(("given", "used"), [(None, 0.8), (0.0, 0.0), (0.5, 0.5)])
+def test_sets_are_asked_at_the_temperature_of_evaluation(given, used):
+    settings = section_with(
+        rollouts={"temperature": 0.8, "top_p": 0.9}, evaluation={"temperature": given}
+    )
+    (main,) = problem_sets(settings, asked_sets(settings, Source(), None), None, {})
+    assert (main.sampling.temperature, main.sampling.top_p) == (used, 0.9)
+
+
 def test_sets_are_asked_with_seeds_of_their_own():
     settings = section_with(evaluation={"sets": {"again": {"split": "test", "samples": 8}}})
     part = None  # every set has the prompt source of training
