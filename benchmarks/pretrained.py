@@ -80,14 +80,16 @@ def _measured(one: dict[str, Any]) -> str:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """The mean reward of each step's samples, one line for each run."""
+    """The mean reward of each step's samples, one line for each run of more than a few steps."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(8, 4.5))
+    figure, axis = plt.subplots(figsize=(9.5, 4.5))
     for one in results:
+        if len(one["reward"]) < 2 * _SMOOTHED:
+            continue
         rewards = np.convolve(one["reward"], np.ones(_SMOOTHED) / _SMOOTHED, mode="valid")
         steps = np.arange(len(rewards)) + (_SMOOTHED + 1) / 2
         axis.plot(steps, rewards, label=one["run"], linewidth=1.5)
@@ -95,7 +97,7 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     axis.set_ylabel(f"share of right samples (mean of {_SMOOTHED} steps)")
     axis.set_ylim(0, 1)
     axis.grid(alpha=0.3)
-    axis.legend()
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

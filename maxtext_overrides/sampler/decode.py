@@ -6,7 +6,7 @@ is free, without Python per token. Settings, seeds and limits are per slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 
 from maxtext_overrides.sampler import buckets, layer_major
 from maxtext_overrides.sampler.maxengine_model import FASTEST_LAYOUT, MaxEngineModel, Weights
+from maxtext_overrides.sampler.record import collect, packed
 from maxtext_overrides.sampler.sampling import sample, uniforms
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.types import SamplingParams
@@ -75,7 +76,7 @@ class DecodeEngine:
         outputs = (self._shardings, replicated)
         self._insert = jax.jit(self._insert_step, out_shardings=self._shardings, donate_argnums=0)
         self._decode = jax.jit(self._decode_loop, out_shardings=outputs, donate_argnums=0)
-        self._collect = jax.jit(_collect, out_shardings=replicated)
+        self._collect = jax.jit(collect, out_shardings=replicated)
         self._score = jax.jit(self._score_prefixes, out_shardings=replicated)
         self._clear = jax.jit(self._empty, out_shardings=self._shardings)
         self.reset()
@@ -91,9 +92,10 @@ class DecodeEngine:
         """
         layer_major.lay_out(arrays, self._model.layer_axes)
 
-    def published(self, arrays: Weights) -> Iterator[dict[str, jax.Array]]:
-        """What was laid out, with its axes as before; see ``layer_major.published``."""
-        return layer_major.published(arrays)
+    def fingerprints(self, arrays: Weights, made_by: Callable[[Any], Any]) -> dict[str, Any]:
+        """Name -> uint32 of what was laid out, as it was before; one copy at a time."""
+        parts = map(made_by, layer_major.published(arrays))
+        return {name: found for part in parts for name, found in part.items()}
 
     @property
     def free_slots(self) -> list[int]:
@@ -270,7 +272,7 @@ class DecodeEngine:
             "generated": generated_b,
             "done": _ends(generated[0], generated_b, settings),
             "born": jnp.broadcast_to(row, source_b.shape),
-            "first": _packed(*generated),
+            "first": packed(*generated),
         }
         for name, new in news.items():
             takes = jnp.reshape(source_b >= 0, (-1,) + (1,) * (new.ndim - 1))
@@ -306,7 +308,7 @@ class DecodeEngine:
             live_b = occupied_b & ~s["done"]
             generated_b = s["generated"] + live_b
             record = jax.lax.dynamic_update_index_in_dim(
-                s["record"], _packed(*generated).T, s["row"], 0
+                s["record"], packed(*generated).T, s["row"], 0
             )
             return step + 1, {
                 "token": jnp.where(live_b, generated[0], s["token"]),
@@ -393,18 +395,3 @@ def _sample(logits_bv: jax.Array, settings: State, place_b: jax.Array) -> Any:
 def _ends(token_b: jax.Array, generated_b: jax.Array, settings: State) -> jax.Array:
     stopped_b = jnp.any(token_b[:, None] == settings["stop"], axis=-1)
     return stopped_b | (generated_b >= settings["limit"])
-
-
-def _packed(token_b: jax.Array, full_b: jax.Array, sampled_b: jax.Array) -> jax.Array:
-    """int32 [b, 3]: the token and the bits of its two log-probs, moved as one array."""
-    bits = [jax.lax.bitcast_convert_type(x, jnp.int32) for x in (full_b, sampled_b)]
-    return jnp.stack([token_b, *bits], axis=-1)
-
-
-def _collect(state: State, slots_k: jax.Array) -> jax.Array:
-    """int32 [k, 3, max_new_tokens]: what ``_packed`` packed, in the order it was generated."""
-    ring = state["record"].shape[0]
-    rows_kt = (state["born"][slots_k][:, None] + jnp.arange(ring // 2)) % ring
-    later_kt3 = state["record"][rows_kt, :, slots_k[:, None]]
-    all_kt3 = jnp.concatenate([state["first"][slots_k][:, None], later_kt3], axis=1)
-    return jnp.swapaxes(all_kt3, 1, 2)

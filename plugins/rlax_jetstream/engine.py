@@ -287,11 +287,7 @@ class JetstreamEngine(RolloutEngine):
         like = slots.variables_like()
         arrays = dict(read_weights(version, self._store, like, fingerprint=None).arrays)
         slots.lay_out(arrays)
-
-        def computed() -> dict[str, Any]:
-            parts = map(made_by, slots.published(arrays))
-            return {name: found for part in parts for name, found in part.items()}
-
+        computed = functools.partial(slots.fingerprints, arrays, made_by)
         return Loaded(version.version, arrays, computed, functools.partial(self._discard, arrays))
 
     def _discard(self, arrays: Arrays) -> None:

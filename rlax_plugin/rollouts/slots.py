@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 from rlax_plugin.types import SamplingParams
 
 MAX_STOP_IDS = 8
+Arrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,8 @@ class DecodeSlots(Protocol):
         """Replaces a version's arrays by what is read fastest; their shapes stay as they are."""
         ...
 
-    def published(self, arrays: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """What was laid out, as it was before; in parts, so that it need not be there twice."""
+    def fingerprints(self, arrays: Arrays, made_by: Callable[[Arrays], Arrays]) -> Arrays:
+        """Name -> uint32 of what was laid out, as it was before."""
         ...
 
     def insert(self, weights: Mapping[str, Any], requests: Sequence[Prefill]) -> None: ...
