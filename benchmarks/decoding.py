@@ -45,7 +45,7 @@ def measure(work: str, keys: Sequence[str], turns: int, prompt_tokens: int) -> T
 
     name, model = WORKS[work]
     config = load(
-        resolve(CONFIGS / name, [*model, *keys]),
+        resolve(CONFIGS / name, [*model, "scan_layers=true", *keys]),
         **FASTEST_LAYOUT,
         per_device_batch_size=SLOTS // jax.device_count(),
         gradient_accumulation_steps=1,
