@@ -1,4 +1,4 @@
-"""What curation buys: rollouts until a model solves as much of the held-out problems, six ways.
+"""What curation buys: rollouts until a model solves as much of the held-out problems, seven ways.
 
     .venv/bin/python benchmarks/curation.py --json FILE --plot FILE
     .venv/bin/python benchmarks/curation.py --methods uniform --seeds 1
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("runs/curation"))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of uniform; others train a part")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
     parser.add_argument("--target", type=float, default=TARGET, help="pass@1")
     parser.add_argument("--json", type=Path, help="also write the figures to this file, as lines")
     parser.add_argument("--plot", type=Path, help="also plot the curves into this file")
@@ -148,9 +148,7 @@ def main() -> None:
     start["measured_rollouts"] = measured_cost(rates).rollouts
     show_start(start)
     trials = [
-        Trial(name, seed, max(1, round(args.steps * METHODS[name].part)))
-        for seed in range(args.seeds)
-        for name in args.methods
+        Trial(name, seed, args.steps) for seed in range(args.seeds) for name in args.methods
     ]
     run_all(place, trials, console.print)
     results = [place.result(one, args.target) for one in trials]

@@ -26,10 +26,11 @@ SIZES = Sizes(
 )
 WARM = (0.35, 0.45)  # pass@1 of learnable problems at which the warm start ends
 SAMPLES = 8  # of a prompt, in a group and in the measurement
-GROUPS = 64  # in a batch
-LEARNING_RATE = 2.5e-4  # half of the demo's: of a batch without a filter, few groups train
-STEPS = 300
-EVERY = 24  # steps of a method that trains all of them, between evaluations
+GROUPS = 64  # in a batch without a filter, of which about MIXED have rewards that differ
+MIXED = 16  # in a batch with a filter
+LEARNING_RATE = 5e-4
+STEPS = 120
+EVERY = 20  # steps between evaluations
 TARGET = 0.45
 HELD_OUT = "learnable"
 
@@ -41,13 +42,13 @@ class Method:
     Attributes:
       title: in the table.
       options: of ``rlax train``.
-      part: of --steps that it trains. A step with a filter generates several times as much.
+      groups: in a batch.
       measured: whether prompts are chosen by pass rates that were measured before the run.
     """
 
     title: str
     options: tuple[str, ...]
-    part: float = 1.0
+    groups: int = MIXED
     measured: bool = False
 
 
@@ -56,21 +57,21 @@ def _method(title: str, sampler: str, *more: str, **other: Any) -> Method:
     return Method(title, options, **other)
 
 
-_MIXED = "rlax.curation.filters=[{name: mixed_outcome}]"
+_FILTER = "rlax.curation.filters=[{name: mixed_outcome}]"
 METHODS = {
-    "uniform": _method("uniform", "shuffled", "rlax.curation.filters=[]"),
-    "mixed": _method("mixed outcomes (DAPO)", "shuffled", _MIXED, part=1 / 3),
-    "learnability": _method("p (1 - p)", "learnability", _MIXED, part=1 / 3),
-    "greso": _method("GRESO", "greso", _MIXED, part=1 / 3),
+    "uniform": _method("uniform", "shuffled", "rlax.curation.filters=[]", groups=GROUPS),
+    "small": _method("uniform, small batch", "shuffled", "rlax.curation.filters=[]"),
+    "mixed": _method("mixed outcomes (DAPO)", "shuffled", _FILTER),
+    "learnability": _method("p (1 - p)", "learnability", _FILTER),
+    "greso": _method("GRESO", "greso", _FILTER),
     "screening": _method(
         "two-phase screening",
         "shuffled",
-        _MIXED,
+        _FILTER,
         # With 4 of 4 pilots alike and no other samples, 4 more differ with probability 4/9.
         "rlax.curation.screening={pilots: 4, min_mixed_probability: 0.5}",
-        part=1 / 3,
     ),
-    "offline": _method("offline, measured once", "shuffled", _MIXED, part=1 / 3, measured=True),
+    "offline": _method("offline, measured once", "shuffled", _FILTER, measured=True),
 }
 
 
@@ -172,18 +173,18 @@ class Place:
             self._started(),
             f"steps={trial.steps}",
             "checkpoint_period=25",
-            f"per_device_batch_size={GROUPS * SAMPLES}",
+            f"per_device_batch_size={method.groups * SAMPLES}",
             f"learning_rate={LEARNING_RATE}",
             "learning_rate_final_fraction=1.0",  # so that a run can get more steps later
             f"rlax.seed={trial.seed}",
             f"rlax.rollouts.group_size={SAMPLES}",
-            f"rlax.rollouts.groups_per_step={GROUPS}",
+            f"rlax.rollouts.groups_per_step={method.groups}",
             "rlax.curation.max_refill=1000",  # few groups are mixed in the end
             "rlax.curation.guard={warn: 0, stop: 0}",
             f"rlax.evaluation.split={HELD_OUT}",
             "rlax.evaluation.samples=4",
             "rlax.evaluation.k=[1]",
-            f"rlax.evaluation.every={round(EVERY * method.part)}",
+            f"rlax.evaluation.every={EVERY}",
             f"rlax.evaluation.sets={json.dumps(sets)}",
             *method.options,
         ]

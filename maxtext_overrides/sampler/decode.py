@@ -94,7 +94,7 @@ class DecodeEngine:
 
     def fingerprints(self, arrays: Weights, made_by: Callable[[Any], Any]) -> dict[str, Any]:
         """Name -> uint32 of what was laid out, as it was before; one copy at a time."""
-        parts = map(made_by, layer_major.published(arrays))
+        parts = (jax.block_until_ready(made_by(p)) for p in layer_major.published(arrays))
         return {name: found for part in parts for name, found in part.items()}
 
     @property

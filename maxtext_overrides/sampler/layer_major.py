@@ -8,7 +8,7 @@ each decode step and in each prefill. So they are copied once, when a version is
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,15 +79,21 @@ def lay_out(arrays: dict[str, Any], axes: Mapping[str, int]) -> None:
         return
     for name, axis in axes.items():
         if not isinstance(arrays[name], LayerMajor):
-            arrays[name] = LayerMajor(_to_front(arrays.pop(name), axis), axis)
+            arrays[name] = LayerMajor(to_front(arrays.pop(name), axis), axis)
 
 
-def _to_front(array: Any, axis: int) -> jax.Array:
+def to_front(array: jax.Array, axis: int) -> jax.Array:
+    """Copies an array with the axis of its layers first; it is there when this returns."""
+    sharding = array.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        spec = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
+        spec.insert(0, spec.pop(axis))
+        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
+    return _mover(axis, sharding)(array).block_until_ready()
+
+
+@functools.cache
+def _mover(axis: int, sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
+    """Kept, because JAX compiles for each function that it is given, were it the same."""
     move = functools.partial(jnp.moveaxis, source=axis, destination=0)
-    sharding = getattr(array, "sharding", None)
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return jax.jit(move)(array)
-    spec = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
-    spec.insert(0, spec.pop(axis))
-    laid_out = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
-    return jax.jit(move, out_shardings=laid_out)(array)
+    return jax.jit(move, out_shardings=sharding)

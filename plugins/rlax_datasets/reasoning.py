@@ -149,7 +149,7 @@ def check_installed(config: ReasoningGymConfig) -> None:
       ConfigError: it is not.
     """
     if importlib.util.find_spec(PACKAGE) is None:
-        reason = "needs the package reasoning-gym: pip install 'rlax-plugin[reasoning-gym]'"
+        reason = "needs the package reasoning-gym: pip install '.[reasoning-gym]' in a checkout"
         raise ConfigError(_KEY, PACKAGE, reason)
     if config.seed + config.size > INT32_MAX:  # an entry's own seed is the sum of seed and place
         raise ConfigError(f"{_KEY}.seed", config.seed, f"must be below {INT32_MAX - config.size}")

@@ -120,5 +120,5 @@ def check_installed(config: ReasoningGymConfig, context: BuildContext) -> None:
       ConfigError: it is not.
     """
     if importlib.util.find_spec(PACKAGE) is None:
-        reason = "needs the package reasoning-gym: pip install 'rlax-plugin[reasoning-gym]'"
+        reason = "needs the package reasoning-gym: pip install '.[reasoning-gym]' in a checkout"
         raise ConfigError("rlax.rewards", PACKAGE, reason)

@@ -6,7 +6,6 @@ from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.recovery import Recovery, ReplayInterval
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.metrics.step import StepStats
-from rlax_plugin.records import events as ev
 from rlax_plugin.records.recorder import Commit
 from rlax_plugin.types import Rejected, TrainBatch, group_of
 
@@ -43,14 +42,9 @@ class RecordedBatches:
         self._replay(found)
         self.position = Commit(found.segment, found.checksum, ())
         self.left = step != self._recovery.last_step
-        stats = StepStats(
-            found.scored,
-            issued=sum(len(e.prompts) for e in found.events if isinstance(e, ev.Issued)),
-            stage=self._history.run_state.stage,
-        )
+        stats = StepStats(found.scored, stage=self._history.run_state.stage)
         for event in found.events:
-            if isinstance(event, ev.Dropped):
-                stats.drop(event)
+            stats.count(event)
         assert found.batch is not None
         return found.batch, stats
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.records import events as ev
 from rlax_plugin.types import Judged, Rejected, ScoredGroup, Unscored
 
 ALL_FAILED = "all rewards failed"
@@ -37,7 +38,11 @@ def too_few_accepted(
       ready: accepted groups that wait for it.
       scored: groups scored since the last batch.
     """
-    reasons = Counter(one.reason for one in scored if isinstance(one, Rejected))
+    reasons = Counter(
+        one.reason
+        for one in scored
+        if isinstance(one, Rejected) and one.reason != ev.NOT_NEEDED  # which no filter decides
+    )
     return TrainingError(
         f"step {step}: {issued} groups were issued and only {rule.shortfall(ready)} were accepted "
         f"(rejected: {counted(reasons)}). {_why(reasons, rule, scored)}"

@@ -40,8 +40,7 @@ class RunHistory:
         """Takes an event that is neither a choice of prompts nor a scored group."""
         self.run_state.apply(event)
         self._recorder.add(event)
-        if isinstance(event, ev.Dropped):
-            self.stats.drop(event)
+        self.stats.count(event)
 
     def generated(self, event: ev.Generated, turns: Sequence[RecordedTurn]) -> None:
         """Takes turns of episodes that are not over: a later process need not sample them."""
@@ -52,7 +51,7 @@ class RunHistory:
         """Issues ``count`` groups, of the prompts that the sampler chooses next."""
         event = self.run_state.choose(count, min_version)
         self._recorder.add(event)
-        self.stats.issued += count
+        self.stats.count(event)
         return event
 
     def score(self, event: ev.Scored, judged: Judged) -> None:
@@ -60,6 +59,7 @@ class RunHistory:
         self.run_state.apply(event, group_of(judged))
         self._recorder.add(event, judged)
         self.stats.scored.append(judged)
+        self.stats.count(event)
 
     def take_stats(self) -> StepStats:
         """What happened since the last batch; counting begins again."""

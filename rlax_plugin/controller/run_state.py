@@ -181,10 +181,13 @@ class RunState:
             )
 
     def _score(self, event: ev.Scored, group: ScoredGroup) -> None:
+        self.totals.samples_saved += event.samples_saved
+        self.totals.tokens_saved += event.tokens_saved
         index = self.open.pop(event.group).index
         if event.scored:
             failed = event.scored - event.passed
-            self.rates.observe(index, event.passed, failed, group.newest_version)
+            whole = event.rejected != ev.NOT_NEEDED
+            self.rates.observe(index, event.passed, failed, group.newest_version, whole=whole)
             self._stages.observed(index)
         self.totals.reward_errors += len(group.episodes) - event.scored
         if event.rejected is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.refill import ALL_FAILED
@@ -17,6 +18,19 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.posterior import mixed_probability
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.types import Request, Score, Unscored
+
+
+class Ended(NamedTuple):
+    """Why a group ended with its first samples.
+
+    Attributes:
+      reason: as in ``Scored.rejected``.
+      given_up: tokens of each of the other samples when its generation was ended; empty: they were
+        not to be generated anyway.
+    """
+
+    reason: str
+    given_up: tuple[int, ...] = ()
 
 
 class Screening:
@@ -32,7 +46,7 @@ class Screening:
         pilots = self._config.pilots
         return dataclasses.replace(request, seeds=request.seeds[:pilots]) if pilots else request
 
-    def rejects(self, group: Open, scores: Sequence[Score | Unscored]) -> str | None:
+    def rejects(self, group: Open, scores: Sequence[Score | Unscored]) -> Ended | None:
         """Why the other samples are not generated, or None.
 
         Args:
@@ -42,7 +56,7 @@ class Screening:
             return None
         rewards = [score.total for score in scores if isinstance(score, Score)]
         if not rewards:
-            return ALL_FAILED
+            return Ended(ALL_FAILED)
         if min(rewards) < max(rewards):
             return None
         seen, missing = len(rewards), self._group_size - len(scores)
@@ -51,7 +65,7 @@ class Screening:
         least = self._config.min_mixed_probability
         if least < 1 and mixed_probability(*group.posterior, missing, *known) >= least:
             return None
-        return f"screened: all first samples {'passed' if passes else 'failed'}"
+        return Ended(f"screened: all first samples {'passed' if passes else 'failed'}")
 
 
 def joined(first: Scored, others: Scored) -> Scored:

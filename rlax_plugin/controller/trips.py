@@ -17,7 +17,7 @@ from rlax_plugin.controller.refill import ALL_FAILED
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import Open
 from rlax_plugin.controller.savings import Savings
-from rlax_plugin.controller.screening import Screening, joined
+from rlax_plugin.controller.screening import Ended, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import EpisodeRunner, Scored
@@ -31,9 +31,6 @@ from rlax_plugin.rollouts.requests import sample_seed
 from rlax_plugin.rollouts.tickets import Completed, GivenUp, trusted
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn
-
-NOT_NEEDED = "no longer needed"
-"""The reason of a group that is not generated to its end: batches were filled without it."""
 
 
 class Trips:
@@ -67,6 +64,8 @@ class Trips:
         self._waiting: dict[int, asyncio.Future[None]] = {}  # groups that wait to be judged
         self._screening, self._savings = Screening(section), Savings()
         self._oldest = 0  # version that can still train
+        # Group -> the oldest version of its first samples, and the answer with its other samples.
+        self._others: dict[int, tuple[int, asyncio.Future[Completed]]] = {}
 
     async def run(self, request: Request) -> None:
         """Returns once the group is judged, or given up by its worker because it is too old.
@@ -82,25 +81,29 @@ class Trips:
         except GivenUp as given_up:
             self._turns.forget(group)
             saved = self._savings.tokens(given_up.tokens)
-            self._history.note(ev.Dropped(group, NOT_NEEDED, len(given_up.tokens), saved))
+            self._history.note(ev.Dropped(group, ev.NOT_NEEDED, len(given_up.tokens), saved))
 
     def end_older(self, version: int) -> None:
         """Ends the generation of groups that were begun with weights older than a version.
 
         Of those with several turns, the ones whose first turns are recorded begin anew; others, for
-        which the batches so far had no use, are dropped.
+        which the batches so far had no use, are dropped. Of those whose first samples are scored,
+        the other samples are not generated, whatever their own version.
         """
         self._oldest = version
         if self._history.open:
             self._turns.drop_older(version)
             self._dispatcher.give_up_older(version)
+        for oldest, others in self._others.values():
+            if oldest < version:
+                others.cancel()
 
-    async def _scored(self, whole: Request, asked: Open) -> tuple[ScoredGroup, str | None]:
-        """The group, and why it was screened out."""
+    async def _scored(self, whole: Request, asked: Open) -> tuple[ScoredGroup, Ended | None]:
+        """The group, and why it ended with its first samples."""
         group = whole.key.group
         while True:
             try:
-                request, scored, screened = await self._in_phases(whole, asked)
+                request, scored, ended = await self._in_phases(whole, asked)
             except VoidTurns:
                 whole = self._again(whole)
                 continue
@@ -118,9 +121,9 @@ class Trips:
             scores=scored.scores,
             pass_rate_before=self._history.run_state.rates.rate(asked.index),
         )
-        return scored_group, screened
+        return scored_group, ended
 
-    async def _in_phases(self, whole: Request, asked: Open) -> tuple[Request, Scored, str | None]:
+    async def _in_phases(self, whole: Request, asked: Open) -> tuple[Request, Scored, Ended | None]:
         """The samples of a group, as they were answered, and why those are not all.
 
         First samples that become too old to train still count, and tell of their prompt.
@@ -128,25 +131,48 @@ class Trips:
         Raises:
           VoidTurns: see ``EpisodeRunner``.
         """
-        request, scored = await self._played(self._screening.first(whole), asked)
-        if screened := self._screening.rejects(asked, scored.scores):
-            return request, scored, screened
-        if others := whole.seeds[len(scored.episodes) :]:
+        request = self._screening.first(whole)
+        scored = await self._played(completed := await self._first_turns(request), asked)
+        if ended := self._screening.rejects(asked, scored.scores):
+            return completed.request, scored, ended
+        if seeds := whole.seeds[len(scored.episodes) :]:
             reached(FaultPoint.PILOTS_SCORED)
-            if min(s.versions.min() for e in scored.episodes for s in e.sampled) < self._oldest:
-                return request, scored, NOT_NEEDED
-            more = dataclasses.replace(request, seeds=others, resume=())
+            others = dataclasses.replace(completed.request, seeds=seeds, resume=())
+            oldest = min(s.versions.min() for e in scored.episodes for s in e.sampled)
             try:
-                request, rest = await self._played(more, asked, first=len(scored.episodes))
-            except GivenUp:
-                return request, scored, NOT_NEEDED
-            scored = joined(scored, rest)
-        return request, scored, None
+                rest = await self._other_samples(others, int(oldest))
+            except GivenUp as given_up:
+                return completed.request, scored, Ended(ev.NOT_NEEDED, given_up.tokens)
+            more = await self._played(rest, asked, first=len(scored.episodes))
+            completed, scored = rest, joined(scored, more)
+        return completed.request, scored, None
 
-    async def _played(
-        self, request: Request, asked: Open, *, first: int = 0
-    ) -> tuple[Request, Scored]:
-        completed = await self._first_turns(request)
+    async def _other_samples(self, request: Request, oldest: int) -> Completed:
+        """What follows the first samples.
+
+        Args:
+          oldest: version of these.
+
+        Raises:
+          GivenUp: they have become too old, or the others have.
+        """
+        unbegun = GivenUp((0,) * len(request.seeds))
+        if oldest < self._oldest:
+            raise unbegun
+        answer, group = self._dispatcher.submit(request), request.key.group
+        self._others[group] = oldest, answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if oldest >= self._oldest or (task is not None and task.cancelling()):
+                raise
+            raise unbegun from None  # or begun: how far they came will not be told
+        finally:
+            del self._others[group]
+
+    async def _played(self, completed: Completed, asked: Open, *, first: int = 0) -> Scored:
+        request = completed.request
         seed_of = functools.partial(sample_seed, self._section.seed, "train", request.key.group)
         scored = await self._episodes.run(
             asked.prompt, completed, self._rewards, seed_of, log=self._turns, first=first
@@ -154,13 +180,14 @@ class Trips:
         stats = self._history.stats
         stats.last_generated_s = time.perf_counter() - scored.reward_s
         stats.reward_s += scored.reward_s
-        return completed.request, scored
+        return scored
 
     def _again(self, request: Request) -> Request:
         """The next attempt at a group; none of its samples are kept: a part of them is void."""
         group = request.key.group
         recorded = self._turns.void(group)
-        attempt = self._history.open[group].attempt if recorded else request.attempt + 1
+        # Not the request's: its other samples may have been issued again, and given up then.
+        attempt = self._history.open[group].attempt + (not recorded)
         again = dataclasses.replace(request, attempt=attempt, resume=())
         again = self._reissuing.refreshed(again)
         if not recorded:
@@ -196,18 +223,21 @@ class Trips:
         if turn is not None and not turn.done():
             turn.set_result(None)
 
-    def _judge(self, group: ScoredGroup, screened: str | None) -> None:
+    def _judge(self, group: ScoredGroup, ended: Ended | None) -> None:
         self._savings.observe(group)
         rewards = group.rewards
         valid = ~np.isnan(rewards)
         reasons = (one_line(why, 200) for one in self._filters if (why := one.reject(group)))
-        rejected = (screened or next(reasons, None)) if valid.any() else ALL_FAILED
+        reason = ended.reason if ended else next(reasons, None)
+        rejected = reason if valid.any() else ALL_FAILED
         if not self._section.several_turns:  # of others each turn is recorded when it is sampled
             key = Key("train", group.id)
             self._history.note(generated(key, group.attempt, tuple(group.sampled)))
         passed = int(np.sum(rewards[valid] >= self._section.curation.pass_threshold))
-        event = ev.Scored(group.id, passed, int(valid.sum()), rejected)
+        given_up = ended.given_up if ended else ()
+        saved = len(given_up), self._savings.tokens(given_up)
+        event = ev.Scored(group.id, passed, int(valid.sum()), rejected, *saved)
         self._history.score(event, group if rejected is None else Rejected(group, rejected))
         self._observers.notify("group_scored", group=group, rejected=rejected)
-        if screened != NOT_NEEDED:
+        if rejected != ev.NOT_NEEDED:
             self._guard.scored(rejected)

@@ -146,13 +146,18 @@ STAGES: tuple[Stage, ...] = (
         (
             ("groups_issued", "groups", "number of groups requested from workers"),
             ("groups_scored", "groups", "number of groups generated and scored"),
-            ("groups_rejected", "groups", "number of groups rejected by a filter or screened out"),
+            (
+                "groups_rejected",
+                "groups",
+                "number of groups rejected by a filter, by their first samples, or because all "
+                "their rewards failed",
+            ),
             ("groups_screened", "groups", "number of groups rejected by their first samples"),
             (
                 "groups_dropped",
                 "groups",
                 "number of groups that were discarded: accepted ones because they were too stale, "
-                "or because their worker was quarantined, and cancelled ones",
+                "or because their worker was quarantined, and cancelled ones without a score",
             ),
             (
                 "groups_cancelled",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,12 +36,21 @@ class StepStats:
     commit_s: float = 0.0  # until the batch was on disk
     stage: int | None = None  # stages of rlax.curation.stages that are over; None: there are none
 
-    def drop(self, event: ev.Dropped) -> None:
-        """Counts a group that will not train."""
-        self.dropped += 1
-        self.cancelled += event.samples > 0
-        self.samples_saved += event.samples
-        self.tokens_saved += event.tokens
+    def count(self, event: ev.Event) -> None:
+        """Counts what was issued, dropped, or not generated to its end."""
+        match event:
+            case ev.Issued():
+                self.issued += len(event.prompts)
+            case ev.Dropped():
+                self.dropped += 1
+                self._save(event.samples, event.tokens)
+            case ev.Scored():
+                self._save(event.samples_saved, event.tokens_saved)
+
+    def _save(self, samples: int, tokens: int) -> None:
+        self.cancelled += samples > 0
+        self.samples_saved += samples
+        self.tokens_saved += tokens
 
     @property
     def generate_s(self) -> float:
@@ -94,17 +102,20 @@ def step_metrics(
     lengths = [episode.tokens for g in scored for episode in g.episodes]
     trained = [episode.tokens for g in groups for episode in g.episodes]
     staleness = [done.step - g.oldest_version for g in groups]
-    rejected = Counter(one.reason for one in done.stats.scored if isinstance(one, Rejected))
+    rejected = [
+        one
+        for one in done.stats.scored
+        if isinstance(one, Rejected) and one.reason != ev.NOT_NEEDED
+    ]
+    screened = [g for g in rejected if len(g.group.episodes) < section.rollouts.group_size]
     positions = sum(sizes(groups))
     metrics = {
         "reward/errors": float(np.isnan(rewards).sum()),
         "reward/processes_replaced": float(replaced),
         "curation/groups_issued": float(done.stats.issued),
         "curation/groups_scored": float(len(scored)),
-        "curation/groups_rejected": float(rejected.total()),
-        "curation/groups_screened": float(
-            sum(len(group.episodes) < section.rollouts.group_size for group in scored)
-        ),
+        "curation/groups_rejected": float(len(rejected)),
+        "curation/groups_screened": float(len(screened)),
         "curation/groups_dropped": float(done.stats.dropped),
         "curation/groups_cancelled": float(done.stats.cancelled),
         "curation/samples_saved": float(done.stats.samples_saved),

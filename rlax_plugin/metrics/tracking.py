@@ -248,6 +248,6 @@ def require(tracker: str, *packages: str) -> None:
         if importlib.util.find_spec(package) is None:
             reason = (
                 f"needs the package {package}, which is not installed: "
-                f"pip install 'rlax-plugin[{tracker}]'"
+                f"pip install '.[{tracker}]' in a checkout"
             )
             raise ConfigError("rlax.trackers", tracker, reason)

@@ -94,13 +94,18 @@ class PassRateTable:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def observe(self, index: int, passed: int, failed: int, version: int) -> None:
+    def observe(
+        self, index: int, passed: int, failed: int, version: int, *, whole: bool = True
+    ) -> None:
         """Adds one group's outcome; samples that could not be scored say nothing.
 
         Groups may come in any order: an older one is decayed by what it lacks to the newest.
 
         Args:
           version: of the policy that generated them.
+          whole: whether all samples of the group are there that were to be generated. Where some
+            are missing, equal outcomes change neither the streak nor ``outcomes``: the others might
+            have differed.
         """
         if passed + failed == 0:
             return
@@ -116,13 +121,14 @@ class PassRateTable:
         c.passed_n[index], c.failed_n[index] = good, bad
         c.version_n[index] = newest
         c.groups_n[index] += 1
-        c.streak_n[index] = _streak(int(c.streak_n[index]), passed, failed)
-        all_passed, none_passed, mixed = self.outcomes
-        self.outcomes = (
-            all_passed + (not failed),
-            none_passed + (not passed),
-            mixed + bool(passed and failed),
-        )
+        if whole or (passed and failed):
+            c.streak_n[index] = _streak(int(c.streak_n[index]), passed, failed)
+            all_passed, none_passed, mixed = self.outcomes
+            self.outcomes = (
+                all_passed + (not failed),
+                none_passed + (not passed),
+                mixed + bool(passed and failed),
+            )
         # From what was stored, which is rounded.
         good, bad = float(c.passed_n[index]), float(c.failed_n[index])
         self._bins[_bin(good, good + bad)] += 1

@@ -2,7 +2,10 @@
 
     Issued -> [Reissued ...] -> Generated -> Scored -> Trained
        |                                       |  |--> Dropped   (too stale, worker not trusted)
-       '--> Dropped (no longer needed)         '--> rejected by a filter: its end
+       '--> Dropped (no longer needed)         '--> rejected: its end
+
+A group is rejected by a filter, by its first samples, or because it is no longer needed when these
+are scored.
 
 In episodes of several turns each later turn is ``Generated``, too, between the first turn of the
 group and its score; some may be ``Discarded`` and generated again.
@@ -19,6 +22,9 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from rlax_plugin.errors import RlaxError
+
+NOT_NEEDED = "no longer needed"
+"""The reason of a group that is not generated to its end: batches were filled without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +90,15 @@ class Scored:
       passed: samples at or above the pass threshold.
       scored: samples with a reward; the others' rewards failed.
       rejected: why it will not train; None: accepted.
+      samples_saved, tokens_saved: see ``Dropped``; of a group that is no longer needed.
     """
 
     group: int
     passed: int
     scored: int
     rejected: str | None
+    samples_saved: int = 0
+    tokens_saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,17 +118,19 @@ class Answers:
         self.oldest = 0
         self.workers: dict[str, Process] = {}  # by name, of the process that lives now
 
-    async def submit(self, request):
+    def submit(self, request):
         future = asyncio.get_running_loop().create_future()
-        if request.key.sample is None:
-            self.open[request.key.group] = (request, future)
-            return await future
-        self.later[request.key] = (request, future)
-        try:
-            return await future
-        finally:
-            if self.later.get(request.key, (None, None))[1] is future:
-                del self.later[request.key]
+        first = request.key.sample is None
+        waiting, place = (self.open, request.key.group) if first else (self.later, request.key)
+        waiting[place] = (request, future)
+
+        def forget(_):
+            if waiting.get(place, (None, None))[1] is future:
+                del waiting[place]
+                self.begun.pop(place, None)
+
+        future.add_done_callback(forget)
+        return future
 
     def give_up_older(self, version):
         self.oldest = version

@@ -55,7 +55,7 @@ def section(**rollouts):
 
 
 def slots_of(settings):
-    config = resolve(TINY, ["scan_layers=false"])
+    config = resolve(TINY, ["scan_layers=true"])  # whose weights are laid out, with each version
     context = BuildContext(run_dir=None, seed=0, section=settings, config=config)
     return make_slots(JetstreamConfig(), context)
 
@@ -103,7 +103,8 @@ class Memory:
         self.versions = []
 
     def add(self, weights, slots):
-        prints = fingerprint(weights)
+        slots.lay_out(laid_out := dict(weights))
+        prints = slots.fingerprints(laid_out, fingerprint)
         tensors = {
             name: TensorSpec(tuple(a.shape), a.dtype.name, int(prints[name]))
             for name, a in weights.items()
@@ -213,7 +214,8 @@ def test_an_engine_compiles_nothing_once_a_worker_may_register():
         slots, weights = asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
     finally:
         engine.close()
+    slots.lay_out(laid_out := dict(weights))
     with compilations() as after:
-        go_through_every_size(slots, weights)
+        go_through_every_size(slots, laid_out)
     assert after == []
     assert slots._insert._cache_size() == 3 and slots._decode._cache_size() == 1

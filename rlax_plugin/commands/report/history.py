@@ -69,11 +69,13 @@ class History:
                     at.pass_rates[event.passed, event.scored] += 1
                 accepted = event.rejected is None
                 self.groups.scored(event.group, step, event.passed, event.scored, accepted=accepted)
+                self.groups.saved(event.samples_saved, event.tokens_saved)
             case ev.Trained():
                 self.groups.trained(event.groups, event.step)
             case ev.Dropped():
                 self.dropped[event.group] = event.reason
-                scored = self.groups.dropped(event.group, event.samples, event.tokens)
+                scored = self.groups.dropped(event.group)
+                self.groups.saved(event.samples, event.tokens)
                 if scored is not None:
                     at = self.steps[scored]
                     at.outcomes[ACCEPTED] -= 1

@@ -59,10 +59,13 @@ class ScoredGroups:
             if (row := self._waiting.pop(group, None)) is not None:
                 self._columns["trained_at"][row] = step
 
-    def dropped(self, group: int, samples: int, tokens: int) -> int | None:
-        """Takes note of it; returns the step at which the group was scored, None if it was not."""
+    def saved(self, samples: int, tokens: int) -> None:
+        """Takes note of what was not generated of a group."""
         self.samples_saved += samples
         self.tokens_saved += tokens
+
+    def dropped(self, group: int) -> int | None:
+        """Takes note of it; returns the step at which the group was scored, None if it was not."""
         self._open.pop(group, None)
         row = self._waiting.pop(group, None)
         return None if row is None else self._columns["step"][row]

@@ -37,7 +37,8 @@ def reason(
     *rewards: float | None, posterior: tuple[float, float] = (1.0, 1.0), least: float = 0.5
 ) -> str | None:
     scores = [Unscored("it raised") if r is None else Score(r, (r,)) for r in rewards]
-    return Screening(screened(least=least)).rejects(Open(PROMPT, 0, 0, posterior), scores)
+    ended = Screening(screened(least=least)).rejects(Open(PROMPT, 0, 0, posterior), scores)
+    return ended.reason if ended else None
 
 
 def test_groups_end_early_that_are_not_likely_to_become_mixed() -> None:
@@ -150,9 +151,10 @@ def test_the_first_samples_stay_in_the_group(tmp_path: Path) -> None:
     assert report.violation is None, report.violation
 
 
-@pytest.mark.parametrize("begun", [True, False], ids=["begun", "not begun"])
-def test_first_samples_that_are_no_longer_needed_count(tmp_path: Path, begun: bool) -> None:
-    """Of the other samples, some are generated when the batch is full, or none is asked for."""
+@pytest.mark.parametrize("when", ["not asked for", "asked for", "begun with older weights"])
+def test_first_samples_that_are_no_longer_needed_count(tmp_path: Path, when: str) -> None:
+    """When the batch is full, the other samples are not asked for yet, or are, or are begun."""
+    begun = when == "begun with older weights"
 
     async def main() -> None:
         screening = {"pilots": 1, "min_mixed_probability": 0.3}
@@ -162,23 +164,62 @@ def test_first_samples_that_are_no_longer_needed_count(tmp_path: Path, begun: bo
         await settle()
         await answers.answer(0, 0, (1.0, 0.0))
         await answers.answer(0, 0, (1.0, 0.0))
-        if begun:
+        if when != "not asked for":
             await answers.answer(1, 0, (1.0, 0.0))
+        if begun:  # as a worker does that has older weights than the one of the first samples
             answers.begin(1, 0)
+            answers.give_up(1, tokens=(1,))
         batch, _ = await flow.batch(1)
         assert [g.id for g in batch.groups] == [0] and answers.oldest == 1
-        if begun:
-            answers.give_up(1)
-        else:
+        await settle()
+        if when == "not asked for":
             answers.generate(1, 0, (1.0, 0.0))
         await settle()
-        assert not answers.open and not run.run_state.open
+        assert 1 not in answers.open and 1 not in run.run_state.open
         await flow.commit()
         events = [e for segment, _ in journal.read(run.files) for e in segment.events]
         (ended,) = (e for e in events if isinstance(e, ev.Scored) and e.rejected)
-        assert (ended.group, ended.passed, ended.scored) == (1, 1, 1)
-        assert run.run_state.totals.rejected == {"no longer needed": 1}
-        assert run.run_state.totals.samples == 3
+        tokens = 1 if begun else 2  # of the two that other samples had
+        assert ended == ev.Scored(1, 1, 1, "no longer needed", samples_saved=1, tokens_saved=tokens)
+        totals = run.run_state.totals
+        assert totals.rejected == {"no longer needed": 1} and totals.samples == 3
+        assert (totals.samples_saved, totals.tokens_saved) == (1, tokens)
+        # Its first sample passed, but the other might have failed.
+        assert run.run_state.rates.outcomes == (0, 0, 1)
+        assert run.run_state.rates.measured().sum() == 2
+        flow.end()
+        await run.supervision.close()
+        run.recorder.close()
+
+    asyncio.run(main())
+    report = audit(Harness(tmp_path, groups=1).files)
+    assert report.violation is None, report.violation
+
+
+def test_attempts_of_the_other_samples_count(tmp_path: Path) -> None:
+    """First samples that are void are generated anew, after the others were issued twice."""
+
+    async def main() -> None:
+        screening = {"pilots": 1, "min_mixed_probability": 0.3}
+        run = Harness(tmp_path, groups=1, oversample=2.0, screening=screening)
+        flow, answers = run.flow, run.answers
+        await run.start()
+        await settle()
+        await answers.answer(0, 0, (1.0, 0.0))
+        await answers.answer(0, 0, (1.0, 0.0))
+        answers.generate(1, 0, (1.0, 0.0), worker="wrong")
+        await settle()
+        run.lose_worker(1)
+        run.quarantine("wrong")
+        batch, _ = await flow.batch(1)
+        assert [g.id for g in batch.groups] == [0] and answers.oldest == 1
+        await settle()
+        assert answers.open[1][0].attempt == 3
+        run.publish(1)
+        await answers.answer(1, 1, (1.0, 0.0))
+        await answers.answer(1, 1, (1.0, 0.0))
+        batch, _ = await flow.batch(2)
+        assert [(g.id, g.attempt) for g in batch.groups] == [(1, 3)]
         flow.end()
         await run.supervision.close()
         run.recorder.close()

@@ -213,7 +213,7 @@ def test_a_missing_package_is_named_with_what_to_install(
         with pytest.raises(ConfigError) as caught:
             function(extension.config_class(), context(tmp_path))
         assert f"needs the package {package}" in str(caught.value)
-        assert f"pip install 'rlax-plugin[{name}]'" in str(caught.value)
+        assert f"pip install '.[{name}]' in a checkout" in str(caught.value)
 
 
 # --- jsonl -----------------------------------------------------------------------------------

@@ -183,5 +183,5 @@ def test_a_prompt_from_elsewhere_gives_no_reward(reward):
 def test_without_the_package_a_run_does_not_start(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     check = rlax_rewards.rlax_register_reward()["reasoning_gym"].check_start
-    with pytest.raises(ConfigError, match=r"pip install 'rlax-plugin\[reasoning-gym\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[reasoning-gym\]'"):
         check(None, None)

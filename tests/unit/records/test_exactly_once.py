@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from run_machine import Run, RunOfEpisodes
 
-from rlax_plugin.controller.trips import NOT_NEEDED
+from rlax_plugin.records.events import NOT_NEEDED
 
 SETTINGS = settings(
     max_examples=25,
