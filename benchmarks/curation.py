@@ -1,4 +1,4 @@
-"""What curation buys: rollouts until a model solves as much of the held-out problems, seven ways.
+"""What curation buys: rollouts until a model solves as much of the held-out problems.
 
     .venv/bin/python benchmarks/curation.py --json FILE --plot FILE
     .venv/bin/python benchmarks/curation.py --methods uniform --seeds 1

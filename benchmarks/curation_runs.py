@@ -28,10 +28,11 @@ WARM = (0.35, 0.45)  # pass@1 of learnable problems at which the warm start ends
 SAMPLES = 8  # of a prompt, in a group and in the measurement
 GROUPS = 64  # in a batch without a filter, of which about MIXED have rewards that differ
 MIXED = 16  # in a batch with a filter
-LEARNING_RATE = 5e-4
-STEPS = 120
+LEARNING_RATE = 1.5e-4
+HALF_LIFE = 128  # versions; fitted to a run of uniform, no half-life is too long
+STEPS = 160
 EVERY = 20  # steps between evaluations
-TARGET = 0.45
+TARGET = 0.43
 HELD_OUT = "learnable"
 
 
@@ -53,25 +54,30 @@ class Method:
 
 
 def _method(title: str, sampler: str, *more: str, **other: Any) -> Method:
-    options = (f"rlax.curation.sampler={{name: {sampler}}}", *more)
+    options = (f"rlax.curation.sampler={sampler}", *more)
     return Method(title, options, **other)
 
 
 _FILTER = "rlax.curation.filters=[{name: mixed_outcome}]"
+# With 4 of 4 pilots alike and no other samples, 4 more differ with probability 4/9.
+_SCREENING = "rlax.curation.screening={pilots: 4, min_mixed_probability: 0.5}"
+_POWER = "{name: learnability, exponent: 4, candidates: 16}"
+_PRIOR = "rlax.curation.prior_samples=0.5"  # most prompts always or never pass
 METHODS = {
-    "uniform": _method("uniform", "shuffled", "rlax.curation.filters=[]", groups=GROUPS),
-    "small": _method("uniform, small batch", "shuffled", "rlax.curation.filters=[]"),
-    "mixed": _method("mixed outcomes (DAPO)", "shuffled", _FILTER),
-    "learnability": _method("p (1 - p)", "learnability", _FILTER),
-    "greso": _method("GRESO", "greso", _FILTER),
+    "uniform": _method("uniform", "{name: shuffled}", "rlax.curation.filters=[]", groups=GROUPS),
+    "small": _method("uniform, small batch", "{name: shuffled}", "rlax.curation.filters=[]"),
+    "mixed": _method("mixed outcomes (DAPO)", "{name: shuffled}", _FILTER),
+    "learnability": _method("p (1 - p)", "{name: learnability}", _FILTER),
+    "power": _method("(p (1 - p))^4", _POWER, _FILTER, _PRIOR),
+    "greso": _method("GRESO", "{name: greso}", _FILTER),
     "screening": _method(
         "two-phase screening",
-        "shuffled",
+        "{name: shuffled}",
         _FILTER,
-        # With 4 of 4 pilots alike and no other samples, 4 more differ with probability 4/9.
-        "rlax.curation.screening={pilots: 4, min_mixed_probability: 0.5}",
+        _SCREENING,
     ),
-    "offline": _method("offline, measured once", "shuffled", _FILTER, measured=True),
+    "both": _method("(p (1 - p))^4 and screening", _POWER, _FILTER, _PRIOR, _SCREENING),
+    "offline": _method("offline, measured once", "{name: shuffled}", _FILTER, measured=True),
 }
 
 
@@ -181,6 +187,7 @@ class Place:
             f"rlax.rollouts.groups_per_step={method.groups}",
             "rlax.curation.max_refill=1000",  # few groups are mixed in the end
             "rlax.curation.guard={warn: 0, stop: 0}",
+            f"rlax.curation.pass_rate_half_life={HALF_LIFE}",
             f"rlax.evaluation.split={HELD_OUT}",
             "rlax.evaluation.samples=4",
             "rlax.evaluation.k=[1]",

@@ -80,7 +80,11 @@ def _measured(one: dict[str, Any]) -> str:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """The mean reward of each step's samples, one line for each run of more than a few steps."""
+    """The mean reward of each step's samples, one line for each run of more than a few steps.
+
+    Samples are pooled, so where groups are screened, prompts whose first samples are equal count
+    less, and the mean is higher than that of all prompts.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -113,7 +117,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--plot", type=Path, help="also plot the curves into this file")
     args = parser.parse_args()
-    results = [one for run in args.runs for one in (kept(run) if run.is_file() else [read(run)])]
+    found = [one for run in args.runs for one in (kept(run) if run.is_file() else [read(run)])]
+    results = list({one["run"]: one for one in found}.values())  # the last of a run counts
     show(results)
     if args.json:
         args.json.write_text("".join(json.dumps(one) + "\n" for one in results))

@@ -17,7 +17,7 @@ from rlax_plugin.config.validation import validate
 from rlax_plugin.ports.kinds import ALL, choose
 
 SAMPLERS = {
-    "learnability": ("candidates", "unasked_first", "floor"),
+    "learnability": ("candidates", "unasked_first", "floor", "exponent"),
     "band": ("candidates", "unasked_first", "low", "high", "confidence"),
     "greso": ("easy", "hard", "target_easy", "target_hard", "step", "minimum", "window"),
 }

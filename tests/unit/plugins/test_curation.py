@@ -47,6 +47,21 @@ def test_learnability_prefers_prompts_that_pass_half_the_time():
     assert 0 < share[0] < 0.15 and 0 < share[1] < 0.15
 
 
+@pytest.mark.parametrize(("exponent", "odds"), [(0.0, 1.0), (1.0, 0.25 / 0.09), (4.0, 59.54)])
+def test_the_exponent_of_learnability_decides_how_much_better_prompts_are_preferred(
+    exponent: float, odds: float
+):
+    table = PassRateTable(40, 1e6)
+    for i in range(40):  # half of them pass half of the time, the others in one of ten samples
+        passed = (5000, 1000)[i % 2]
+        table.observe(i, passed, 10_000 - passed, 0)
+    sampler = curation.Learnability(curation.LearnabilityConfig(exponent=exponent, candidates=2))
+    chosen = sampler.choose(PROMPTS, table, np.random.default_rng(0), 20_000)
+    # With two candidates, one of each with probability 1/2, else the same twice.
+    expected = 0.25 + 0.5 * odds / (1 + odds)
+    assert np.mean(np.array(chosen) % 2 == 0) == pytest.approx(expected, abs=0.01)
+
+
 def test_mixed_outcome_accepts_only_groups_with_a_difference():
     filter = curation.MixedOutcome()
     assert filter.reject(group(0.0, 1.0)) is None
