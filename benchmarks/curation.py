@@ -147,9 +147,7 @@ def main() -> None:
     start = {"shares": shares(rates, parts_by_id(place.prompts))}
     start["measured_rollouts"] = measured_cost(rates).rollouts
     show_start(start)
-    trials = [
-        Trial(name, seed, args.steps) for seed in range(args.seeds) for name in args.methods
-    ]
+    trials = [Trial(name, seed, args.steps) for seed in range(args.seeds) for name in args.methods]
     run_all(place, trials, console.print)
     results = [place.result(one, args.target) for one in trials]
     show(results, args.target)

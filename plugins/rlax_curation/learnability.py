@@ -36,10 +36,10 @@ class Learnability(Sampler):
     """Prompts with weight p(1-p), the chance-of-a-gradient rule of LILO (arXiv 2502.12272).
 
     For each prompt chosen, ``candidates`` are sampled uniformly and one of them is picked with
-    probability proportional to ``max(floor, q (1 - q)) ** exponent``, q being a draw from the posterior of its
-    pass rate (Thompson sampling). Easy and hopeless prompts become rare; they are chosen again when
-    the policy has moved so far that they may have changed. Where prompts have domains, all
-    candidates are of one, which is chosen by its weight.
+    probability proportional to ``max(floor, q (1 - q)) ** exponent``, q being a draw from the
+    posterior of its pass rate (Thompson sampling). Easy and hopeless prompts become rare; they are
+    chosen again when the policy has moved so far that they may have changed. Where prompts have
+    domains, all candidates are of one, which is chosen by its weight.
     """
 
     def __init__(self, config: LearnabilityConfig) -> None:
