@@ -41,7 +41,7 @@ bench: $(READY) ## the whole system beside a bare JAX loop; minutes (see benchma
 
 screenshots: $(READY) ## docs/images again, of a run made in seconds (or RUN=runs/demo-seed0)
 	@.ci/browser
-	@PYTHONPATH=tests/integration $(BIN)/python docs/images/screenshots.py $(RUN)
+	@PYTHONPATH=tests/integration:tests/helpers $(BIN)/python docs/images/screenshots.py $(RUN)
 
 lock: $(READY) ## requirements.lock again from pyproject.toml, keeping versions (UPGRADE=1: newest)
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.12 --quiet \

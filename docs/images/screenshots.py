@@ -46,6 +46,14 @@ def made_run(directory: Path, name: str, *settings: str) -> str:
     return f"runs/{name}"
 
 
+def linked(directory: Path, run: str) -> str:
+    """A given run below ``directory``: the page shows its path."""
+    (directory / "runs").mkdir(exist_ok=True)
+    link = directory / "runs" / Path(run).name
+    link.symlink_to(Path(run).resolve())
+    return str(link.relative_to(directory))
+
+
 def save(of: Page | Locator, name: str) -> None:
     path = IMAGES / f"{name}.png"
     of.screenshot(path=path)
@@ -64,6 +72,9 @@ def report_views(chromium: Browser, run: str, directory: Path) -> None:
     page.set_viewport_size({"width": WIDTH, "height": 1040})
     at(page, "h3:text('Curation')")
     save(page, "report-charts")
+    calibration = page.locator("figure:has(#chart-calibration)")
+    calibration.scroll_into_view_if_needed()
+    save(calibration, "report-calibration")
     page.set_viewport_size({"width": WIDTH, "height": 860})
     at(page, "#rollouts")
     save(page, "report-rollouts")
@@ -83,8 +94,8 @@ def main() -> None:
     if executable() is None:
         sys.exit("no Chromium on PATH: screenshots need one")
     with tempfile.TemporaryDirectory() as name, browser() as chromium:
-        given = [str(Path(run).resolve()) for run in sys.argv[1:]]
         directory = Path(name)
+        given = [linked(directory, run) for run in sys.argv[1:]]
         os.chdir(directory)  # so that the page shows runs/<name>
         first = made_run(directory, "slow", "rlax.trainer.learning_rate=4")
         second = made_run(directory, "fast", "rlax.trainer.learning_rate=20", "rlax.seed=1")
