@@ -151,19 +151,25 @@ def test_the_first_samples_stay_in_the_group(tmp_path: Path) -> None:
     assert report.violation is None, report.violation
 
 
+async def with_a_whole_group(directory: Path) -> Harness:
+    """A run with groups 0 and 1 for a batch of one, of which 0 is generated in both phases."""
+    screening = {"pilots": 1, "min_mixed_probability": 0.3}
+    run = Harness(directory, groups=1, oversample=2.0, screening=screening)
+    await run.start()
+    await settle()
+    await run.answers.answer(0, 0, (1.0, 0.0))
+    await run.answers.answer(0, 0, (1.0, 0.0))
+    return run
+
+
 @pytest.mark.parametrize("when", ["not asked for", "asked for", "begun with older weights"])
 def test_first_samples_that_are_no_longer_needed_count(tmp_path: Path, when: str) -> None:
     """When the batch is full, the other samples are not asked for yet, or are, or are begun."""
     begun = when == "begun with older weights"
 
     async def main() -> None:
-        screening = {"pilots": 1, "min_mixed_probability": 0.3}
-        run = Harness(tmp_path, groups=1, oversample=2.0, screening=screening)
+        run = await with_a_whole_group(tmp_path)
         flow, answers = run.flow, run.answers
-        await run.start()
-        await settle()
-        await answers.answer(0, 0, (1.0, 0.0))
-        await answers.answer(0, 0, (1.0, 0.0))
         if when != "not asked for":
             await answers.answer(1, 0, (1.0, 0.0))
         if begun:  # as a worker does that has older weights than the one of the first samples
@@ -200,13 +206,8 @@ def test_attempts_of_the_other_samples_count(tmp_path: Path) -> None:
     """First samples that are void are generated anew, after the others were issued twice."""
 
     async def main() -> None:
-        screening = {"pilots": 1, "min_mixed_probability": 0.3}
-        run = Harness(tmp_path, groups=1, oversample=2.0, screening=screening)
+        run = await with_a_whole_group(tmp_path)
         flow, answers = run.flow, run.answers
-        await run.start()
-        await settle()
-        await answers.answer(0, 0, (1.0, 0.0))
-        await answers.answer(0, 0, (1.0, 0.0))
         answers.generate(1, 0, (1.0, 0.0), worker="wrong")
         await settle()
         run.lose_worker(1)
