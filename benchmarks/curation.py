@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from curation_figures import HIGH, LOW, measured_cost, shares
-from curation_runs import HELD_OUT, METHODS, STEPS, TARGET, Place, Trial
+from curation_runs import HELD_OUT, METHODS, STEPS, TARGETS, Place, Trial
 from curation_task import PARTS, parts_by_id
 from rich.console import Console
 from rich.table import Table
@@ -40,19 +40,23 @@ def show_start(start: Result) -> None:
     Console(width=100).print(table)
 
 
+def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The runs of each method that has some, in the order of ``METHODS``."""
+    found = {name: [one for one in results if one["method"] == name] for name in METHODS}
+    return {name: of for name, of in found.items() if of}
+
+
 def show(results: Sequence[Result], target: float) -> None:
+    """What was spent until the target, and what the runs can do in the end."""
     table = Table(title=f"until pass@1 of held-out {HELD_OUT} problems is {target:g}")
     columns = ("method", "seeds", "rollouts", "ratio", "tokens", "ratio", "steps")
     for name in (*columns, *(f"{part} at the end" for part in PARTS)):
         table.add_column(name, justify="left" if name == "method" else "right")
-    uniform = summary([one for one in results if one["method"] == "uniform"])
-    for name, method in METHODS.items():
-        found = [one for one in results if one["method"] == name]
-        if not found:
-            continue
-        own = summary(found)
+    uniform = summary([one for one in results if one["method"] == "uniform"], target)
+    for name, found in by_method(results).items():
+        own = summary(found, target)
         table.add_row(
-            method.title,
+            METHODS[name].title,
             f"{own['reached']} of {own['seeds']}",
             _spread(own["rollouts"]),
             _ratio(own["rollouts"], uniform["rollouts"]),
@@ -64,14 +68,30 @@ def show(results: Sequence[Result], target: float) -> None:
     Console(width=160).print(table)
 
 
-def summary(found: Sequence[Result]) -> Result:
+def show_ratios(results: Sequence[Result], targets: Sequence[float]) -> None:
+    """Whether the order of the methods depends on the target."""
+    table = Table(title="rollouts until a target, over those of uniform")
+    for name in ("method", *(f"{target:g}" for target in targets)):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    uniform = [one for one in results if one["method"] == "uniform"]
+    for name, found in by_method(results).items():
+        ratios = (
+            _ratio(*(summary(of, target)["rollouts"] for of in (found, uniform)))
+            for target in targets
+        )
+        table.add_row(METHODS[name].title, *ratios)
+    Console(width=100).print(table)
+
+
+def summary(found: Sequence[Result], target: float) -> Result:
     """What the runs of a method spent until the target.
 
     Returns:
       ``seeds`` and ``reached``, numbers of runs; ``rollouts``, ``tokens`` and ``steps``: one value
       for each run, or none at all if a run did not reach the target, whose mean would be too small.
     """
-    reached = [one["to_target"] for one in found if one["to_target"]]
+    costs = (one["to_target"][f"{target:g}"] for one in found)
+    reached = [cost for cost in costs if cost]
     whole = len(reached) == len(found)
     names = ("rollouts", "tokens", "steps")
     values = {name: [one[name] for one in reached] if whole else [] for name in names}
@@ -99,18 +119,16 @@ def plot(results: Sequence[Result], target: float, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4.5))
-    for number, (name, method) in enumerate(METHODS.items()):
+    for number, (name, found) in enumerate(by_method(results).items()):
         curves = [
             tuple(np.array([one[key] for one in result["curve"]]) for key in ("rollouts", HELD_OUT))
-            for result in results
-            if result["method"] == name
+            for result in found
         ]
         for rollouts, passed in curves:
             axis.plot(rollouts, passed, color=f"C{number}", alpha=0.3, linewidth=0.8)
-        if curves:
-            grid = np.linspace(max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves), 100)
-            mean = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)
-            axis.plot(grid, mean, color=f"C{number}", linewidth=2, label=method.title)
+        grid = np.linspace(max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves), 100)
+        mean = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)
+        axis.plot(grid, mean, color=f"C{number}", linewidth=2, label=METHODS[name].title)
     axis.axhline(target, color="gray", linewidth=0.8, linestyle="--")
     axis.set_xlabel("generated samples, those of rlax measure included")
     axis.set_ylabel(f"pass@1 on held-out {HELD_OUT} problems")
@@ -136,7 +154,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS, help="of each run")
-    parser.add_argument("--target", type=float, default=TARGET, help="pass@1")
+    parser.add_argument("--targets", type=float, nargs="+", default=TARGETS, help="pass@1")
     parser.add_argument("--json", type=Path, help="also write the figures to this file, as lines")
     parser.add_argument("--plot", type=Path, help="also plot the curves into this file")
     args = parser.parse_args()
@@ -149,12 +167,14 @@ def main() -> None:
     show_start(start)
     trials = [Trial(name, seed, args.steps) for seed in range(args.seeds) for name in args.methods]
     run_all(place, trials, console.print)
-    results = [place.result(one, args.target) for one in trials]
-    show(results, args.target)
+    results = [place.result(one, args.targets) for one in trials]
+    target = sorted(args.targets)[len(args.targets) // 2]
+    show(results, target)
+    show_ratios(results, args.targets)
     if args.json:
         args.json.write_text("".join(json.dumps(one) + "\n" for one in (start, *results)))
     if args.plot:
-        plot(results, args.target, args.plot)
+        plot(results, target, args.plot)
 
 
 if __name__ == "__main__":
