@@ -5,7 +5,6 @@ from __future__ import annotations
 import compileall
 import gc
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,12 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # before pytest-xdist starts its processes
         for package in ("rlax_plugin", "plugins", "maxtext_overrides"):
             compileall.compile_dir(ROOT / package, quiet=2)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def temporary_directories(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What helpers make without a fixture goes away as the directories of tests do."""
-    tempfile.tempdir = str(tmp_path_factory.mktemp("other"))
 
 
 def pytest_sessionfinish() -> None:

@@ -18,10 +18,18 @@ from rlax_plugin.prompts.preparation import open_tables
 from rlax_plugin.prompts.preparing import prepare
 
 
+_kept: list[tempfile.TemporaryDirectory[str]] = []  # until this process ends
+
+
+def _directory(purpose: str) -> Path:
+    _kept.append(tempfile.TemporaryDirectory(prefix=f"rlax-test-{purpose}-"))
+    return Path(_kept[-1].name)
+
+
 @cache
 def tokenizer(*, chat: bool = False) -> Tokenizer:
     """Byte by byte, with or without a chat template."""
-    directory = Path(tempfile.mkdtemp(prefix="rlax-test-tokenizer-"))
+    directory = _directory("tokenizer")
     template = CHATML if chat else None
     return Tokenizer.load(byte_level(directory, template=template), "tokenizer_path")
 
@@ -88,7 +96,7 @@ def jsonl(path: Path | str, *, chat: bool = False, **options: Any) -> JsonlSourc
 
 def tables(source: DatasetSource) -> dict[str, PromptTable]:
     """What the other process would prepare."""
-    directory = Path(tempfile.mkdtemp(prefix="rlax-test-prompts-"))
+    directory = _directory("prompts")
     prepare(source, directory, source.identity(), lambda split, rows: None)
     found = open_tables(directory, source)
     assert found is not None
