@@ -17,7 +17,6 @@ from rlax_plugin.api import DatasetConfig, DatasetSource, PromptTable, Tokenizer
 from rlax_plugin.prompts.preparation import open_tables
 from rlax_plugin.prompts.preparing import prepare
 
-
 _kept: list[tempfile.TemporaryDirectory[str]] = []  # until this process ends
 
 
