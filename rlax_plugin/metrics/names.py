@@ -146,12 +146,7 @@ STAGES: tuple[Stage, ...] = (
         (
             ("groups_issued", "groups", "number of groups requested from workers"),
             ("groups_scored", "groups", "number of groups generated and scored"),
-            (
-                "groups_rejected",
-                "groups",
-                "number of groups rejected by a filter, by their first samples, or because all "
-                "their rewards failed",
-            ),
+            ("groups_rejected", "groups", "number of groups rejected by a filter or screened out"),
             ("groups_screened", "groups", "number of groups rejected by their first samples"),
             (
                 "groups_dropped",

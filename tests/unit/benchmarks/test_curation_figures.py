@@ -150,12 +150,13 @@ def test_shares_by_pass_rate_of_each_part_and_of_all() -> None:
 
 
 def test_a_method_with_a_run_that_missed_the_target_has_no_mean() -> None:
-    reached = {"to_target": {"rollouts": 10.0, "tokens": 30.0, "steps": 2.0}}
-    assert summary([reached, reached]) == {
+    cost = {"rollouts": 10.0, "tokens": 30.0, "steps": 2.0}
+    reached = {"to_target": {"0.4": cost, "0.5": None}}
+    assert summary([reached, reached], 0.4) == {
         "seeds": 2, "reached": 2, "rollouts": [10.0, 10.0], "tokens": [30.0, 30.0],
         "steps": [2.0, 2.0],
     }  # fmt: skip
-    missed = summary([reached, {"to_target": None}])
+    missed = summary([reached, {"to_target": {"0.4": None}}], 0.4)
     assert (missed["seeds"], missed["reached"], missed["rollouts"]) == (2, 1, [])
 
 
