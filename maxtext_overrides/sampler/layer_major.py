@@ -79,10 +79,10 @@ def lay_out(arrays: dict[str, Any], axes: Mapping[str, int]) -> None:
         return
     for name, axis in axes.items():
         if not isinstance(arrays[name], LayerMajor):
-            arrays[name] = LayerMajor(to_front(arrays.pop(name), axis), axis)
+            arrays[name] = LayerMajor(_to_front(arrays.pop(name), axis), axis)
 
 
-def to_front(array: jax.Array, axis: int) -> jax.Array:
+def _to_front(array: jax.Array, axis: int) -> jax.Array:
     """Copies an array with the axis of its layers first; it is there when this returns."""
     sharding = array.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
