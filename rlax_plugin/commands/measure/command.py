@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -297,7 +298,8 @@ def _progress(
             if show and not shown and at_s - told_s > _LINE_S:
                 told_s = at_s
                 left_s = (at_s - began_s) / (now - done) * (total - now)
-                console.print(f"{now:,} of {total:,} prompts, about {left_s / 60:,.0f} min left")
+                minutes = math.ceil(left_s / 60)
+                console.print(f"{now:,} of {total:,} prompts, about {minutes:,} min left")
 
         yield advance
 
