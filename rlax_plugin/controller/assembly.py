@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
+from rlax_plugin.controller.chosen import Chosen, ChosenFilter, ChosenSampler
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, Records, RunSetup
 from rlax_plugin.controller.flow import Flow
@@ -32,7 +32,6 @@ from rlax_plugin.evaluation.problems import RunPrompts
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.objective.loss import ObjectiveSlots
-from rlax_plugin.ports.curation import Filter
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Tracker, WeightStore
 from rlax_plugin.ports.training import Trainer
@@ -82,8 +81,8 @@ class _Assembly:
     def _part(self, kind: str, choice: Choice, key: str) -> Any:
         return self._setup.registry.part(kind, choice, key, self._setup.context)
 
-    def _parts(self, kind: str, choices: Sequence[Choice], key: str) -> list[Any]:
-        return [self._part(kind, choice, f"{key}.{i}") for i, choice in enumerate(choices)]
+    def _chosen(self, kind: str, choice: Choice, key: str) -> Chosen[Any]:
+        return Chosen.build(self._setup.registry, kind, choice, key, self._setup.context)
 
     async def controller(self) -> Assembled:
         s, setup, closing = self._section, self._setup, self._closing
@@ -92,8 +91,13 @@ class _Assembly:
         note, train = setup.dashboard.message, self._prompts.train
         rates = await asyncio.to_thread(first_rates, s, train, about, setup.files, note)
         store: WeightStore = self._part("weight_store", s.weights.store, "rlax.weights.store")
-        filters: list[Filter] = self._parts("filter", s.curation.filters, "rlax.curation.filters")
-        sampler = self._part("sampler", s.curation.sampler, "rlax.curation.sampler")
+        filters = [
+            ChosenFilter(self._chosen("filter", choice, f"rlax.curation.filters.{i}"))
+            for i, choice in enumerate(s.curation.filters)
+        ]
+        sampler = ChosenSampler(
+            self._chosen("sampler", s.curation.sampler, "rlax.curation.sampler")
+        )
         slots: ObjectiveSlots = setup.registry.slots(setup.context)
         records = self._records()
         parameters = await self._parameter_server(store)

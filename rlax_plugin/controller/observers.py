@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
+from rlax_plugin.controller.chosen import Chosen
 from rlax_plugin.errors import PluginError
-from rlax_plugin.ports.manager import Manager, told
+from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.observer import Observer, defect, storable
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.text.harmless import harmless
@@ -18,39 +18,7 @@ from rlax_plugin.text.harmless import harmless
 _START, _STEP_END, _ERROR = "run_start", "step_end", "run_error"
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """An observer of the config.
-
-    Attributes:
-      key: where the config chooses it, such as ``rlax.observers.0``.
-      name: what it chooses there.
-      plugin: that offers it.
-      part: as it was built.
-    """
-
-    key: str
-    name: str
-    plugin: str
-    part: Observer
-
-    def call[**P, T](self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls a method of the part.
-
-        Raises:
-          PluginError: it raised; names plug-in and part, and has its exception as cause.
-        """
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            raise self.error(f"failed in {method.__name__}: {told(error)}") from error
-
-    def error(self, what: str) -> PluginError:
-        """An error that names plug-in and part."""
-        return PluginError(f"plug-in {self.plugin!r}: {self.key} = {self.name!r} {what}")
-
-
-def chosen_observers(registry: Registry, context: BuildContext) -> list[Chosen]:
+def chosen_observers(registry: Registry, context: BuildContext) -> list[Chosen[Observer]]:
     """Builds the observers of a config, in its order.
 
     Raises:
@@ -60,8 +28,7 @@ def chosen_observers(registry: Registry, context: BuildContext) -> list[Chosen]:
     found = []
     for index, choice in enumerate(context.section.observers):
         key = f"rlax.observers.{index}"
-        plugin = registry.offer("observer", choice.name, key).plugin
-        one = Chosen(key, choice.name, plugin, registry.part("observer", choice, key, context))
+        one = Chosen.build(registry, "observer", choice, key, context)
         if wrong := defect(one.part):
             raise one.error(wrong)
         found.append(one)
@@ -88,7 +55,9 @@ class Observers:
       supervision: gets what a plug-in raised, as a ``PluginError`` that names it.
     """
 
-    def __init__(self, manager: Manager, chosen: Sequence[Chosen], supervision: Supervision):
+    def __init__(
+        self, manager: Manager, chosen: Sequence[Chosen[Observer]], supervision: Supervision
+    ):
         self._manager, self._chosen = manager, tuple(chosen)
         self._supervision = supervision
         self._held: list[tuple[str, Mapping[str, Any]]] | None = []  # None: the run has started

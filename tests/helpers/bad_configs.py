@@ -250,6 +250,15 @@ CONTRADICTIONS = [
         "rlax.evaluation.every=0",
         fast=False,
     ),
+    bad(
+        "rlax.curation.screening.pilots",
+        "must be 0: a reward of rlax.rewards scores the samples of a whole group together",
+        "rlax.plugins=[rlax_plugin.testing, group_reward]",
+        "rlax.rewards=[{name: rank}]",
+        "rlax.curation.screening.pilots=2",
+        fast=False,
+        train=False,  # it is said once the reward processes have started
+    ),
     bad("rlax.objective.reference.path", "no effect", "rlax.objective.reference.path={tmp}/file"),
     bad(
         "rlax.trainer.warm_start.pass_at_1_from",

@@ -42,6 +42,10 @@ class Told(Observer):
     def on_run_error(self, error):
         Path("told.txt").write_text(error)
 
+class Careless:
+    def reject(self, group):
+        return group.rewards.mean() >= 0
+
 class Nowhere:
     restarts = 0
 
@@ -54,6 +58,10 @@ class Nowhere:
 @hookimpl
 def rlax_register_launcher():
     return {"nowhere": Extension(NoOptions, lambda o, c: Nowhere())}
+
+@hookimpl
+def rlax_register_filter():
+    return {"careless": Extension(NoOptions, lambda o, c: Careless())}
 
 @hookimpl
 def rlax_register_observer():
@@ -107,6 +115,18 @@ def test_an_observer_that_fails_stops_the_run_by_its_name(
     said = " ".join(out.split())
     assert f"plug-in 'two_observers': rlax.observers.1 = '{name}' {told}" in said
     assert tally(tmp_path)["step"] == 2  # the state is asked for at the checkpoint of step 3
+
+
+def test_so_does_a_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_filter.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    chosen = "rlax.curation.filters=[{name: careless}]"
+    status, out = Run(tmp_path, *SETTINGS, chosen, plugins("a_filter")).end()
+    assert status == 2, out
+    said = " ".join(out.split())
+    part = "error: plug-in 'a_filter': rlax.curation.filters.0 = 'careless'"
+    assert f"{part} returned np.True_ from reject: must be None" in said
+    assert "Traceback" not in said
 
 
 def test_an_observer_hears_why_a_run_could_not_start(

@@ -10,11 +10,13 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.preflight import check_places, check_start
+from rlax_plugin.controller.screening import check_rewards
 from rlax_plugin.controller.stages import check_stages
 from rlax_plugin.episodes.runner import check_environment
 from rlax_plugin.evaluation.problems import Part, RunPrompts
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
+from rlax_plugin.rewards.forms import Needs, form_of
 from rlax_plugin.rollouts.requests import longest_prompt
 
 
@@ -124,6 +126,8 @@ def examine(config: ResolvedConfig, registry: Registry) -> Examined:
 def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Examined:
     """Runs the parts' own checks, builds the environment, and reads the prompts.
 
+    Rewards are built if groups are screened: nothing else shows which samples they compare.
+
     Args:
       progress: see ``BuildContext``.
 
@@ -140,4 +144,8 @@ def examine_parts(config: Examined, progress: Callable[[str, int], None]) -> Exa
 
     environment = part("environment", section.environment, "rlax.environment")
     check_environment(section, environment)
+    if section.curation.screening.pilots:
+        keys = ((choice, f"rlax.rewards.{i}") for i, choice in enumerate(section.rewards))
+        forms = [form_of(part("reward", choice, key)) for choice, key in keys]
+        check_rewards(section, Needs.of(forms))
     return replace(config, checked=checked, prompts=Prompts.of(section, part))

@@ -12,7 +12,8 @@ from installs import on_path, write
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.observers import Chosen, Observers, chosen_observers
+from rlax_plugin.controller.chosen import Chosen
+from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.errors import ConfigError, PluginError
 from rlax_plugin.ports.manager import Manager
 from rlax_plugin.ports.observer import MOST_BYTES, Observer, defect
