@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.records import events as ev
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Judged, Rejected, ScoredGroup, Unscored
 
 ALL_FAILED = "all rewards failed"
 """The reason of a group without a single reward; every other reason is a filter's."""
 _MOST_REASONS = 10  # a filter may put numbers into its reasons
+_LONGEST = 200  # characters of a sample in a message
 
 
 def counted(reasons: Counter[str]) -> str:
@@ -60,4 +64,16 @@ def _why(reasons: Counter[str], rule: BatchRule, scored: Sequence[Judged]) -> st
         )
         example = next(errors, "no reason was given")
         return f"Rewards fail, such as: {example}; logs/rewards.log says more"
-    return f"{rule.too_few(reasons.total())}; rlax.curation.max_refill sets the limit"
+    advice = "rlax.curation.max_refill sets the limit, and rlax measure finds prompts that teach"
+    return f"{rule.too_few(reasons.total())}; {advice}{_example(scored)}"
+
+
+def _example(scored: Sequence[Judged]) -> str:
+    """The best sample of the newest rejected group: no record of this step is written any more."""
+    for one in reversed(scored):
+        if isinstance(one, Rejected) and not np.isnan(one.group.rewards).all():
+            best = int(np.nanargmax(one.group.rewards))
+            text, reward = one.group.episodes[best].text, one.group.rewards[best]
+            of = f"prompt {one.group.prompt.id!r} was answered with '{one_line(text, _LONGEST)}'"
+            return f". For example, {of}, which has the reward {reward:g}"
+    return ""

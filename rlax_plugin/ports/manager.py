@@ -129,6 +129,10 @@ class Manager:
             except pluggy.PluginValidationError as error:
                 raise _bad(name, f"breaks the hook contract: {error}") from error
             if not self._pluggy.get_hookcallers(plugin):
+                if inspect.ismodule(plugin) and getattr(plugin, "__file__", None) is None:
+                    # A directory beside a script, such as that of a package not installed yet.
+                    reason = f"is the directory {plugin.__path__[0]}, which has no __init__.py"
+                    raise _bad(name, f"{reason}: install the plug-in, or name another module")
                 raise _bad(
                     name,
                     "implements no hook; each one needs @hookimpl, imported from rlax_plugin.api; "

@@ -234,3 +234,9 @@ def test_an_observer_has_the_methods_and_arguments_of_the_hooks() -> None:
     for hook, specification in hookspecs.OBSERVE.items():
         method = inspect.signature(getattr(Observer(), hook.removeprefix("rlax_")))
         assert method == inspect.signature(specification), hook
+
+
+def test_a_directory_that_is_not_installed_yet_is_named(folder: Path) -> None:
+    """Of a new package, in whose parent directory the command runs."""
+    (folder / "tp_new" / "src").mkdir(parents=True)
+    assert f"is the directory {folder / 'tp_new'}, which has no __init__" in rejection("tp_new")
