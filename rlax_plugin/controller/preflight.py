@@ -142,7 +142,10 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
     for key, path in written.items():
         if path:
             check_writable(key, path, deadline_s, remote=remote)
-    read = {"rlax.objective.reference.path": section.objective.reference.path}
+    read = {
+        "rlax.objective.reference.path": section.objective.reference.path,
+        "rlax.curation.only": section.curation.only,
+    }
     if not goes_on:  # else training starts from its own checkpoint, wherever it began
         read |= {key: str(maxtext.get(key) or "") for key in WEIGHT_KEYS}
     for key, path in read.items():

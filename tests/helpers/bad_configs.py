@@ -250,6 +250,7 @@ CONTRADICTIONS = [
         "rlax.evaluation.every=0",
         fast=False,
     ),
+    bad("rlax.curation.only", "does not exist", "rlax.curation.only={tmp}/kept.parquet"),
     bad(
         "rlax.curation.screening.pilots",
         "must be 0: a reward of rlax.rewards scores the samples of a whole group together",
