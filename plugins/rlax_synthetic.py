@@ -50,7 +50,8 @@ class SyntheticSource(PromptSource):
           ConfigError: there is no such split.
         """
         if split not in SPLITS:
-            raise ConfigError("split of rlax.prompt_source", split, alternatives(split, SPLITS))
+            reason = f"no such split; {alternatives(split, SPLITS)}"
+            raise ConfigError("split of rlax.prompt_source", split, reason)
         config = self._config
         rng = np.random.default_rng(SPLITS.index(split))
         tokens_bt = rng.integers(

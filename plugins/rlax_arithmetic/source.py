@@ -101,7 +101,8 @@ class ArithmeticSource(PromptSource):
           OSError: the dataset cannot be written or read.
         """
         if split not in SPLITS:
-            raise ConfigError("split of rlax.prompt_source", split, alternatives(split, SPLITS))
+            reason = f"no such split; {alternatives(split, SPLITS)}"
+            raise ConfigError("split of rlax.prompt_source", split, reason)
         if split not in self._prompts:
             from rlax_arithmetic import dataset
 

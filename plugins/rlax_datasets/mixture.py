@@ -96,7 +96,8 @@ class Mixture(TextSource):
     def prompts(self, split: str) -> PromptTable:
         """See ``PromptSource`` and ``DatasetSource.prompts``."""
         if split not in self.splits:
-            reason = f"{alternatives(split, self.splits)}; the sources' options make others"
+            known = alternatives(split, self.splits)
+            reason = f"no such split; {known}; the sources' options make others"
             raise ConfigError(f"split of {_KEY}", split, reason)
         if split not in self._tables:
             found = {}

@@ -60,7 +60,8 @@ def document(
     )
     known = splits_of(source)
     if wanted.split and wanted.split not in known:
-        raise ConfigError("--split", wanted.split, alternatives(wanted.split, known))
+        reason = f"no such split; {alternatives(wanted.split, known)}"
+        raise ConfigError("--split", wanted.split, reason)
     splits: dict[str, Sequence[Prompt]] = {}
     told: dict[str, Any] = {}
     for split in (wanted.split,) if wanted.split else known:

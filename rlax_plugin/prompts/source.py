@@ -125,7 +125,8 @@ class DatasetSource(TextSource):
           RlaxError: preparing failed.
         """
         if split not in self.splits:
-            reason = f"{alternatives(split, self.splits)}; splits and held_out make others"
+            known = alternatives(split, self.splits)
+            reason = f"no such split; {known}; splits and held_out make others"
             raise ConfigError(f"split of {KEY}", split, reason)
         with self._lock:
             if self._tables is None:

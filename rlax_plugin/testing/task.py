@@ -75,7 +75,8 @@ class Numbers(PromptSource):
 
     def prompts(self, split: str) -> Sequence[Prompt]:
         if split not in _FIRST:
-            raise ConfigError("split of rlax.prompt_source", split, alternatives(split, _FIRST))
+            reason = f"no such split; {alternatives(split, _FIRST)}"
+            raise ConfigError("split of rlax.prompt_source", split, reason)
         first = _FIRST[split]
         texts = map(str, range(first, first + self._count))
         return [

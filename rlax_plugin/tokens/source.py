@@ -78,7 +78,7 @@ class TextSource:
     def prompts(self, split: str) -> Sequence[Prompt]:
         """See ``PromptSource``."""
         if split not in self.splits:
-            reason = alternatives(split, self.splits)
+            reason = f"no such split; {alternatives(split, self.splits)}"
             raise ConfigError("split of rlax.prompt_source", split, reason)
         if split not in self._prompts:
             self._prompts[split] = tuple(self._prompt(row) for row in self.rows(split))

@@ -111,7 +111,8 @@ def test_one_prompt_by_its_id() -> None:
 
 def test_a_wrong_split_and_one_without_prompts() -> None:
     wrong = prompts("--split", "tset")
-    assert wrong.exit_code == 2 and "--split = 'tset': did you mean 'test'?" in wrong.output
+    assert wrong.exit_code == 2
+    assert "--split = 'tset': no such split; did you mean 'test'?" in wrong.output
     empty = prompts(held_out={"test": 1e-9})
     assert empty.exit_code == 0
     assert "split 'test' has no prompts: raise its share in held_out" in empty.stdout

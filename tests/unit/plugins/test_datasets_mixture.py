@@ -185,7 +185,9 @@ def test_what_is_wrong_is_named_by_its_place(
 
 def test_an_unknown_split_names_those_of_all_sources(tmp_path: Path) -> None:
     said = refusal(tmp_path, "tset", a=part("a", held_out={"test": 0.4}), b=part("b"))
-    assert said.startswith("split of rlax.prompt_source = 'tset': did you mean 'test'?")
+    assert said.startswith(
+        "split of rlax.prompt_source = 'tset': no such split; did you mean 'test'?"
+    )
 
 
 # reasoning_gym.

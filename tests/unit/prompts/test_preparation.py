@@ -72,8 +72,8 @@ def test_an_unknown_split_names_those_that_there_are() -> None:
     with pytest.raises(ConfigError) as raised:
         listed(ROWS[0], held_out={"test": 0.1}).prompts("tset")
     assert str(raised.value) == (
-        "split of rlax.prompt_source = 'tset': did you mean 'test'? known: test, train; splits "
-        "and held_out make others"
+        "split of rlax.prompt_source = 'tset': no such split; did you mean 'test'? known: test, "
+        "train; splits and held_out make others"
     )
 
 
