@@ -222,11 +222,7 @@ def prompts(
     count: Annotated[int, typer.Option(min=0, help="number of prompts to print of each split")] = 3,
     prompt_id: Annotated[
         str | None,
-        typer.Option(
-            "--id",
-            show_default=False,
-            help="print only the prompt with this id, as records name it",
-        ),
+        typer.Option("--id", help="print only the prompt with this id, as records name it"),
     ] = None,
     contamination: Annotated[
         bool,
@@ -236,8 +232,9 @@ def prompts(
         ),
     ] = False,
     words: Annotated[
-        int, typer.Option(min=2, help="--contamination: shared words in a row that count")
-    ] = 13,
+        int | None,
+        typer.Option(min=2, help="--contamination: shared words in a row that count; default: 13"),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -278,8 +275,9 @@ def prompts(
             else:
                 comparing.show(HarmlessConsole(highlight=False, soft_wrap=True), compared)
             return
-        if out is not None:
-            raise ConfigError("--out", out, "is written with --contamination only")
+        for name, value in (("--out", out), ("--words", words)):
+            if value is not None:
+                raise ConfigError(name, value, "is an option of --contamination only")
         wanted = command.Wanted(split or "", count, prompt_id or "")
         with counting(harmless_console(sys.stderr)) as progress:
             found = command.document(resolve(config, overrides or ()), wanted, progress)

@@ -17,13 +17,13 @@ from rlax_plugin.config import Choice, Deadlines
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.curation.columns import among
 from rlax_plugin.curation.contaminated import write_contaminated
-from rlax_plugin.curation.contamination import KINDS, SAME_ID, Match, Sets
+from rlax_plugin.curation.contamination import KINDS, SAME_ID, WORDS, Match, Sets
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.problems import asked_sets
 from rlax_plugin.pass_rates.joining import ids_of
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.places import check_file_writable
+from rlax_plugin.records.places import check_new_file
 from rlax_plugin.rollouts.requests import checked_prompts, read_prompts
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Prompt
@@ -34,21 +34,25 @@ _LONGEST = 300  # characters of a text that is shown
 
 
 def contamination(
-    config: ResolvedConfig, words: int, out: str | None, progress: Callable[[str, int], None]
+    config: ResolvedConfig,
+    words: int | None,
+    out: str | None,
+    progress: Callable[[str, int], None],
 ) -> dict[str, Any]:
     """What there is to be said, and the file, if one is wanted.
 
     Args:
-      words: in a row, see ``Sets``.
+      words: in a row, see ``Sets``; None: its default.
       out: see ``write_contaminated``; None: no file.
       progress: see ``BuildContext``.
 
     Raises:
-      RlaxError: prompts cannot be read, there is no evaluation, or the file cannot be written.
+      RlaxError: prompts cannot be read, there is no evaluation, or the file exists or cannot be
+        written.
     """
     section = config.section
     if out is not None:
-        check_file_writable("--out", out, Deadlines().rpc_s)
+        check_new_file("--out", out, Deadlines().rpc_s, ".parquet")
     if not section.evaluation.problems:
         reason = "turns evaluation off, so that there is nothing to compare with"
         raise ConfigError("rlax.evaluation.problems", 0, reason)
@@ -61,7 +65,7 @@ def contamination(
     source: PromptSource = part("prompt_source", section.prompt_source, key)
     name = section.prompt_source.name
     train = checked_prompts(read_prompts(source, "train", key, name), "train", key, name)
-    sets = Sets(words)
+    sets = Sets(words or WORDS)
     asked = {one.name: one.prompts for one in asked_sets(section, source, part)}
     for name, prompts in asked.items():
         sets.add(name, ((prompt.id, prompt.text) for prompt in prompts))

@@ -6,7 +6,7 @@ import os
 import posixpath
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.run_directory import state_directory
@@ -28,6 +28,7 @@ class Target:
       step: the step of a checkpoint; None: no checkpoint, or one given by name.
       checkpoint: its name below ``checkpoints/``; empty: none was given.
       typed: how all of this was given, for messages.
+      argument: of the command, with which it was given.
     """
 
     run: RunFiles
@@ -35,14 +36,21 @@ class Target:
     step: int | None = None
     checkpoint: str = ""
     typed: str = ""
+    argument: str = "RUN"
 
     @property
     def is_checkpoint(self) -> bool:
         return self.step is not None or bool(self.checkpoint)
 
 
-def find_target(text: str, version: int | None, step: int | None) -> Target:
+def find_target(
+    text: str, version: int | None, step: int | None, *, argument: str = "RUN", also: str = ""
+) -> Target:
     """Reads ``RUN``, ``RUN@VERSION`` or ``RUN/checkpoints/NAME``.
+
+    Args:
+      argument: see ``Target``.
+      also: what else the command takes, for messages.
 
     Raises:
       ConfigError: it is none of these, or more than one thing is asked for.
@@ -61,16 +69,17 @@ def find_target(text: str, version: int | None, step: int | None) -> Target:
             target = Target(RunFiles(text), typed=typed)
         if not target.run.exists(CONFIG):
             raise ConfigError(
-                "RUN",
+                argument,
                 typed,
-                "must be a run directory (with a config.yml), RUN@VERSION or RUN/checkpoints/NAME",
+                f"must be {also}a run directory (with a config.yml), RUN@VERSION or "
+                "RUN/checkpoints/NAME",
             )
     given = {"--version": target.version, "--step": step, "a checkpoint": target.checkpoint or None}
     if len(several := [name for name, value in given.items() if value is not None]) > 1:
         raise ConfigError(
-            "RUN", typed, f"{' and '.join(several)} cannot be combined: give one of them"
+            argument, typed, f"{' and '.join(several)} cannot be combined: give one of them"
         )
-    return target
+    return replace(target, argument=argument)
 
 
 def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
@@ -85,7 +94,7 @@ def checkpoint_name(target: Target, known: Mapping[int, str]) -> str:
     step, wanted = target.step, target.checkpoint
     found = known.get(step, "") if step is not None else wanted
     if found not in known.values():
-        key, value = ("--step", step) if step is not None else ("RUN", target.typed)
+        key, value = ("--step", step) if step is not None else (target.argument, target.typed)
         there = ", ".join(f"{step} ({name})" for step, name in sorted(known.items())) or "none"
         reason = f"{target.run.url} has no such checkpoint; of these steps it has some: {there}"
         raise ConfigError(key, value, reason)

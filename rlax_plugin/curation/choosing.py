@@ -57,8 +57,11 @@ def parsed_range(text: str) -> tuple[float, float]:
         found = (float(low), float(high))
     except ValueError:
         found = (np.nan, np.nan)
-    if not dots or not 0 <= found[0] <= found[1] <= 1:
+    if not dots or not all(0 <= rate <= 1 for rate in found):
         reason = "must be two pass rates from 0 to 1, such as 0.2..0.8"
+        raise ConfigError("--keep", text, reason)
+    if found[0] > found[1]:
+        reason = f"must have the lower pass rate first, such as {high}..{low}"
         raise ConfigError("--keep", text, reason)
     return found
 

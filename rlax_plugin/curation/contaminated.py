@@ -13,6 +13,8 @@ from rlax_plugin.records.files import file_at
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_COLUMNS = ("id", "set", "kind", "evaluation_id")
+
 
 def write_contaminated(path: str, ids: Sequence[str], matches: Sequence[Match], sets: Sets) -> None:
     """Writes one row for each training prompt and evaluation set.
@@ -26,21 +28,20 @@ def write_contaminated(path: str, ids: Sequence[str], matches: Sequence[Match], 
     import pyarrow as pa
 
     problems = [sets.problems[match.problem] for match in matches]
-    columns = {
-        "id": list(ids),
-        "set": [sets.names[problem.held_out] for problem in problems],
-        "kind": [KINDS[match.kind] for match in matches],
-        "evaluation_id": [problem.id for problem in problems],
-    }
-    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-    put_table(path, table)
+    columns = (
+        list(ids),
+        [sets.names[problem.held_out] for problem in problems],
+        [KINDS[match.kind] for match in matches],
+        [problem.id for problem in problems],
+    )
+    put_table(path, pa.table([pa.array(one, pa.string()) for one in columns], names=_COLUMNS))
 
 
 def contaminated_ids(path: str) -> pa.Array:
-    """The ids that ``rlax curate --without`` removes: the column id of a Parquet file.
+    """The ids that ``rlax curate --without`` removes.
 
     Raises:
-      ConfigError: there is no such file, or it has no ids.
+      ConfigError: there is no such file, or it is not one that ``write_contaminated`` wrote.
       RlaxError: it cannot be read.
     """
     import pyarrow as pa
@@ -48,8 +49,11 @@ def contaminated_ids(path: str) -> pa.Array:
 
     try:
         files, name = file_at(path)
-        table = pq.read_table(pa.BufferReader(files.get(name)), columns=["id"])
-        ids = table.column("id").combine_chunks()
+        file = pq.ParquetFile(pa.BufferReader(files.get(name)))
+        # Any other file with ids, such as one of pass rates, would remove all of its prompts.
+        if missing := [one for one in _COLUMNS if one not in file.schema_arrow.names]:
+            raise ValueError(f"it has no column {missing[0]}")
+        ids = file.read(columns=["id"]).column("id").combine_chunks()
         if ids.type != pa.string() or ids.null_count:
             raise ValueError("its column id is not text")
     except FileNotFoundError:
@@ -57,6 +61,6 @@ def contaminated_ids(path: str) -> pa.Array:
     except RlaxError:
         raise
     except (ValueError, LookupError, OSError, pa.ArrowException) as why:
-        reason = f"is no Parquet file with a column id: {why}"
+        reason = f"is no file of rlax prompts --contamination: {why}"
         raise ConfigError("--without", path, reason) from why
     return ids.unique()

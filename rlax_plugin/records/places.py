@@ -72,6 +72,26 @@ def check_file_writable(key: str, path: str, deadline_s: float) -> None:
         raise ConfigError(key, path, error.reason) from None
 
 
+def check_new_file(key: str, path: str, deadline_s: float, suffix: str) -> None:
+    """``check_file_writable`` of a file that a command makes; it replaces none.
+
+    Args:
+      suffix: how its name must end.
+
+    Raises:
+      ConfigError: it ends otherwise, it exists, or see ``check_file_writable``.
+    """
+
+    def look() -> str | None:
+        there = RunFiles(path).found()
+        return "exists already: remove it, or name another file" if there else None
+
+    check_file_writable(key, path, deadline_s)
+    if not path.endswith(suffix):
+        raise ConfigError(key, path, f"must end in {suffix}")
+    _reject(key, path, deadline_s, look)
+
+
 def check_new_directory(key: str, path: str | os.PathLike[str]) -> None:
     """Whether a local directory can be made.
 

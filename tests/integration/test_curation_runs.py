@@ -131,7 +131,7 @@ def test_a_measured_file_is_not_written_over(
     monkeypatch.chdir(measured.directory)
     before = Path("rates.parquet").read_bytes()
     done = rlax(*MEASURE)
-    assert done.exit_code == 2 and "has pass rates of" in done.output
+    assert done.exit_code == 2 and "exists already: remove it" in done.output
     assert Path("rates.parquet").read_bytes() == before
 
 
@@ -163,6 +163,8 @@ def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
     np.testing.assert_allclose(list(first.values()), measured_first, atol=1e-6)
 
     # With another file these are other prompts.
+    for name in ("kept.parquet", "kept.parquet.html"):
+        Path(name).unlink()
     again = rlax("curate", "rates.parquet", "--keep", "0.1..0.6", "--out", "kept.parquet")
     assert again.exit_code == 0, again.output
     run = Run(measured.directory, *settings, "steps=3", config=TRAIN[1])

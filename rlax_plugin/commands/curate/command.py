@@ -22,7 +22,7 @@ from rlax_plugin.pass_rates.files import MeasuredRates, read_table
 from rlax_plugin.pass_rates.joining import domains_of, ids_of, joined
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.records.files import RunFiles, file_at
-from rlax_plugin.records.places import check_file_writable
+from rlax_plugin.records.places import check_new_file
 from rlax_plugin.rollouts.requests import checked_prompts, read_prompts
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt
@@ -68,12 +68,12 @@ def curate(
       any_sampling: joins tables whose samples were generated otherwise, too.
 
     Raises:
-      RlaxError: a file cannot be read or written, or no prompt is kept.
+      RlaxError: a file cannot be read or written, one to write exists, or no prompt is kept.
     """
     from rlax_plugin.commands.curate.page import curation_page
 
-    for path in (out, f"{out}.html"):
-        check_file_writable("--out", path, Deadlines().rpc_s)
+    for path, suffix in ((out, ".parquet"), (f"{out}.html", ".html")):
+        check_new_file("--out", path, Deadlines().rpc_s, suffix)
     rates = _joined(tables, any_sampling=any_sampling)
     prompts = () if config is None else _prompts(config, progress)
     candidates, missing = _candidates(rates, prompts)
@@ -93,6 +93,9 @@ def curate(
 
 
 def _joined(paths: Sequence[str], *, any_sampling: bool) -> MeasuredRates:
+    places = [path if "://" in path else os.path.realpath(path) for path in paths]
+    if twice := [path for i, path in enumerate(paths) if places[i] in places[:i]]:
+        raise ConfigError("TABLE", twice[0], "is given twice: its samples would count twice")
     tables = []
     for path in paths:
         try:
@@ -117,7 +120,12 @@ def _prompts(config: str, progress: Callable[[str, int], None]) -> Sequence[Prom
         resolved = resolve(config)
     else:
         files = RunFiles(config)
-        resolved = of_yaml(files.config(), files.location())
+        try:
+            text = files.config()
+        except ConfigError:
+            reason = "must be a config (.yml) or a run directory (with a config.yml)"
+            raise ConfigError("--config", config, reason) from None
+        resolved = of_yaml(text, files.location())
     section, key = resolved.section, "rlax.prompt_source"
     context = replace(BuildContext.outside_run(section, resolved), progress=progress)
     choice: Choice = section.prompt_source

@@ -33,12 +33,12 @@ from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.controller.prompt_record import identity
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered, Part, ProblemSet, RunPrompts
-from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, read_table, write_table
+from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, write_table
 from rlax_plugin.pass_rates.joining import domains_of, ids_of
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.files import RunFiles, file_at
-from rlax_plugin.records.places import check_file_writable
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.places import check_file_writable, check_new_file
 from rlax_plugin.rollouts.requests import training_prompts
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.types import Prompt
@@ -80,7 +80,10 @@ class Asked:
         overrides = (*self.overrides, _NO_EVALUATION)
         if self._is_config:
             return self._of_config(overrides)
-        return Origin.of_run(find_target(self.target, self.version, self.step), overrides)
+        target = find_target(
+            self.target, self.version, self.step, argument="TARGET", also="a config (.yml), "
+        )
+        return Origin.of_run(target, overrides)
 
     def _of_config(self, overrides: Sequence[str]) -> Origin:
         for name, value in (("--version", self.version), ("--step", self.step)):
@@ -127,8 +130,10 @@ def measure(asked: Asked, *, as_json: bool = False) -> None:
     """
     origin = asked.origin()
     out = asked.out or default_out(asked, origin)
-    check_file_writable("--out", out, Deadlines().rpc_s)
-    _check_new(out)
+    check_file_writable("--out", out, rpc_s := Deadlines().rpc_s)
+    # A process that was killed at its end has written the file, and not removed its parts.
+    if not RunFiles(f"{out}.parts").exists("about.json"):
+        check_new_file("--out", out, rpc_s, ".parquet")
     with working_directory("measure") as (directory, console, signals):
         job = _Job(asked, origin, out, directory, log.warning if as_json else console.print)
         try:
@@ -148,16 +153,6 @@ def measure(asked: Asked, *, as_json: bool = False) -> None:
         else:
             console.print(summary_table(found, job.what, asked.samples))
             console.print(f"written to {out}")
-
-
-def _check_new(out: str) -> None:
-    files, name = file_at(out)
-    if files.exists(name) and not RunFiles(f"{out}.parts").exists("about.json"):
-        try:
-            what = f"has pass rates of {read_table(out).about.run} already"
-        except RlaxError:
-            what = "exists, and is no table of pass rates"
-        raise ConfigError("--out", out, f"{what}: remove it, or name another file")
 
 
 class _Job:
@@ -195,7 +190,14 @@ class _Job:
             nonlocal prompts
             key = "rlax.prompt_source"
             source: PromptSource = part("prompt_source", section.prompt_source, key)
-            prompts = training_prompts(section, source, self._asked.split)
+            split = self._asked.split
+            try:
+                prompts = training_prompts(section, source, split)
+            except ConfigError as error:
+                if error.value != split:
+                    raise
+                # A prompt source does not know which option asks for the split.
+                raise ConfigError("--split", split, error.reason) from None
             return RunPrompts(source, prompts, ())
 
         try:

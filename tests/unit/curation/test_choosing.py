@@ -81,10 +81,16 @@ def test_contaminated_prompts_are_dropped_whatever_their_rate() -> None:
     assert chosen(found)[1] == dict.fromkeys(("p0", "p2"), "in an evaluation set")
 
 
-@pytest.mark.parametrize("text", ["0.2", "0.8..0.2", "a..b", "-1..1", "0..nan", "0.2...0.8"])
+@pytest.mark.parametrize("text", ["0.2", "a..b", "-1..1", "0..nan", "0.2...0.8"])
 def test_a_range_that_is_none_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--keep.*such as 0\.2\.\.0\.8"):
         parsed_range(text)
+
+
+def test_a_range_the_wrong_way_round_is_rejected_with_the_right_one() -> None:
+    expected = r"--keep = '0\.8\.\.0\.2': must have the lower .* such as 0\.2\.\.0\.8"
+    with pytest.raises(ConfigError, match=expected):
+        parsed_range("0.8..0.2")
 
 
 def test_only_kept_prompts_are_used_in_their_order(tmp_path: Path) -> None:
@@ -168,10 +174,11 @@ def test_tables_are_joined_if_they_were_sampled_alike(rates: str) -> None:
     assert kept_ids("kept.parquet").to_pylist() == ["a"]  # 8 of 12
     hot = About("b", None, 0, SamplingParams(temperature=0.7), 0.5)
     write_table("hot.parquet", measured(rows, hot))
-    done = rlax("curate", rates, "hot.parquet", "--out", "kept.parquet")
+    done = rlax("curate", rates, "hot.parquet", "--out", "both.parquet")
     said = " ".join(done.output.split())
     assert done.exit_code == 2 and "temperature 0.7 instead of 1.0" in said
-    assert rlax("curate", rates, "hot.parquet", "--any-sampling", "--out", "k").exit_code == 0
+    both = rlax("curate", rates, "hot.parquet", "--any-sampling", "--out", "both.parquet")
+    assert both.exit_code == 0, both.output
 
 
 @pytest.mark.parametrize(
@@ -184,9 +191,33 @@ def test_tables_are_joined_if_they_were_sampled_alike(rates: str) -> None:
         ),
         (["rates.parquet", "--bound", "median"], "--bound = 'median'"),
         (["rates.parquet", "--without", "none"], "--without = 'none': does not exist"),
+        (
+            ["rates.parquet", "--without", "rates.parquet"],
+            "--without = 'rates.parquet': is no file of rlax prompts --contamination: it has no "
+            "column set",
+        ),
+        (["rates.parquet", "--config", "runs/none"], "--config = 'runs/none': must be a config"),
+        (["rates.parquet", "./rates.parquet"], "TABLE = './rates.parquet': is given twice"),
     ],
 )
 def test_what_cannot_be_curated_is_rejected(rates: str, arguments: list[str], message: str) -> None:
     done = rlax("curate", *arguments, "--out", "kept.parquet")
     assert done.exit_code == 2 and message in " ".join(done.output.split())
     assert not Path("kept.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "there", "message"),
+    [
+        ("rates.parquet", "rates.parquet", "'rates.parquet': exists already: remove it, or name"),
+        ("new.parquet", "new.parquet.html", "'new.parquet.html': exists already: remove it, or"),
+        ("run.yml", "run.yml", "'run.yml': must end in .parquet"),
+    ],
+)
+def test_no_file_is_written_over(rates: str, out: str, there: str, message: str) -> None:
+    if there != rates:
+        Path(there).write_bytes(b"mine")
+    before = Path(there).read_bytes()
+    done = rlax("curate", rates, "--out", out)
+    assert done.exit_code == 2 and f"--out = {message}" in " ".join(done.output.split())
+    assert Path(there).read_bytes() == before

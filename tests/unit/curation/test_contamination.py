@@ -14,6 +14,7 @@ from data_sets import write_lines
 from documents import ROOT
 from small_tokenizers import CHATML, byte_level
 
+from rlax_plugin.curation.contaminated import contaminated_ids
 from rlax_plugin.curation.contamination import KINDS, Sets
 from rlax_plugin.curation.plain_words import words_of
 
@@ -165,5 +166,11 @@ def test_the_command_reports_writes_and_has_them_removed(
     assert ("riddles", "same words") in of and ("riddles", "shared words") in of
     as_json = json.loads(rlax("prompts", "run.yml", "--contamination", "--json").stdout)
     assert [one["touched"] for one in as_json["sets"]] == [3, 2]
-    wrong = rlax("prompts", "run.yml", "--out", "x.parquet")
-    assert wrong.exit_code == 2 and "--contamination only" in wrong.output
+    kept = contaminated_ids("found.parquet").to_pylist()
+    assert len(kept) == 5 and set(kept) == {row["id"] for row in rows}
+    again = rlax("prompts", "run.yml", "--contamination", "--out", "found.parquet")
+    assert again.exit_code == 2 and "--out = 'found.parquet': exists already" in again.output
+    for option, value in (("--out", "x.parquet"), ("--words", "5")):
+        wrong = rlax("prompts", "run.yml", option, value)
+        assert wrong.exit_code == 2 and f"{option} = " in wrong.output
+        assert "is an option of --contamination only" in wrong.output
