@@ -11,7 +11,6 @@ from rich.table import Table
 from rlax_plugin.pass_rates.files import MeasuredRates
 from rlax_plugin.text.harmless import one_line
 
-LOW, HIGH = 0.2, 0.8
 _ALL = "all"
 
 
@@ -44,7 +43,7 @@ def _summary(rates: MeasuredRates, name: str, rows: np.ndarray) -> dict[str, Any
         "unmeasured": int(np.count_nonzero(~measured)),
         "never_passed": int(np.count_nonzero(rate == 0)),
         "always_passed": int(np.count_nonzero(rate == 1)),
-        "between": int(np.count_nonzero((rate >= LOW) & (rate <= HIGH))),
+        "between": int(np.count_nonzero((rate > 0) & (rate < 1))),
         "pass_rate": float(rate.mean()) if len(rate) else None,
         "tokens": mean("tokens"),
         "truncated": mean("truncated"),
@@ -53,12 +52,15 @@ def _summary(rates: MeasuredRates, name: str, rows: np.ndarray) -> dict[str, Any
 
 
 def summary_table(found: Sequence[dict[str, Any]], what: str, samples: int) -> Table:
-    """Prompts by how often they passed."""
-    caption = f"{samples} samples of each prompt; prompts that passed never, always, in between"
+    """Prompts by how often they passed. Errors have a column only if there are some."""
+    caption = f"never, always, between: none, all or some of a prompt's {samples} samples passed"
+    if unmeasured := found[0]["unmeasured"]:
+        caption += f"; {unmeasured:,} prompts, whose rewards all failed, are none of these"
+    errors = found[0]["errored"] > 0
     table = Table(title=what, caption=caption, padding=(0, 1, 0, 0))
-    counts = ("prompts", "rate", "never", "always", f"{LOW}-{HIGH}")
-    table.add_column("domain")
-    for column in (*counts, "tokens", "truncated", "errors"):
+    table.add_column("domain", overflow="fold")
+    counts = ("prompts", "rate", "never", "always", "between")
+    for column in (*counts, "tokens", "truncated", *(["errors"] if errors else [])):
         table.add_column(column, justify="right")
     for index, one in enumerate(found):
         rate = one["pass_rate"]
@@ -71,7 +73,7 @@ def summary_table(found: Sequence[dict[str, Any]], what: str, samples: int) -> T
             f"{one['between']:,}",
             f"{one['tokens']:,.1f}",
             f"{one['truncated']:.1%}",
-            f"{one['errored']:.1%}",
+            *([f"{one['errored']:.1%}"] if errors else []),
             end_section=index == 0,
         )
     return table

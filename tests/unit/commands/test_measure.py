@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import rlax
+from rich.console import Console
+from runs import CONFIG
 
 from rlax_plugin.commands.measure.parts import Counts, Parts
-from rlax_plugin.commands.measure.show import summaries
+from rlax_plugin.commands.measure.show import summaries, summary_table
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered
 from rlax_plugin.pass_rates.files import About, measured
@@ -86,8 +89,8 @@ def test_the_summary_is_of_all_and_of_each_domain() -> None:
     rows = {
         "id": list("abcdef"),
         "domain": ["x", "x", "x", "x", "y", "y"],
-        "passed": [0, 4, 1, 2, 0, 0],
-        "failed": [4, 0, 3, 2, 4, 0],
+        "passed": [0, 4, 1, 3.5, 0, 0],
+        "failed": [4, 0, 3, 0.5, 4, 0],
         "truncated": [0, 0, 0, 4, 0, 4],
         "tokens": [40, 40, 40, 40, 40, 40],
         "errored": [0, 0, 0, 0, 0, 4],
@@ -96,6 +99,47 @@ def test_the_summary_is_of_all_and_of_each_domain() -> None:
     assert (every["domain"], x["domain"], y["domain"]) == ("all", "x", "y")
     assert every["prompts"] == 6 and every["unmeasured"] == y["unmeasured"] == 1
     assert x["never_passed"] == x["always_passed"] == 1 and x["between"] == 2
-    assert x["pass_rate"] == pytest.approx((0 + 1 + 1 / 4 + 1 / 2) / 4)
+    assert x["pass_rate"] == pytest.approx((0 + 1 + 1 / 4 + 7 / 8) / 4)
+    for one in (every, x, y):  # 7 / 8 is in between, too
+        parts = ("never_passed", "always_passed", "between", "unmeasured")
+        assert sum(one[part] for part in parts) == one["prompts"]
     assert every["tokens"] == 10 and every["truncated"] == pytest.approx(1 / 3)
     assert y["errored"] == 0.5 and x["errored"] == 0
+
+
+def test_names_of_domains_are_not_cut_at_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    domain = ["leg_counting"] * 500 + ["sums"] * 500
+    ids = [str(number) for number in range(1000)]
+    rows = {"id": ids, "domain": domain, "passed": [1] * 1000, "failed": [7] * 1000}
+    found = summaries(measured(rows | {"tokens": [8000] * 1000}, ABOUT))
+    Console(width=80).print(summary_table(found, "run.yml", 8))
+    said = capsys.readouterr().out
+    cells = [line.split("\u2502") for line in said.splitlines()]
+    rows_of = {
+        row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in cells if len(row) > 1
+    }
+    assert rows_of["leg_counting"] == ["500", "0.125", "0", "0", "500", "1,000.0", "0.0%"]
+    assert "some of a prompt's 8 samples passed" in said and "\u2026" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs/nothing"], "TARGET = 'runs/nothing': must be a config (.yml), a run directory"),
+        ([CONFIG, "--out", "rates.csv"], "--out = 'rates.csv': must end in .parquet"),
+        (
+            [CONFIG, "--out", "mine.parquet"],
+            "--out = 'mine.parquet': exists already: remove it, or",
+        ),
+        ([CONFIG, "--split", "tset"], "--split = 'tset': no such split; did you mean 'test'?"),
+    ],
+)
+def test_what_cannot_be_measured_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.parquet").write_bytes(b"mine")
+    done = rlax("measure", *arguments)
+    assert done.exit_code == 2 and message in " ".join(done.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.parquet"]
+    assert Path("mine.parquet").read_bytes() == b"mine"
