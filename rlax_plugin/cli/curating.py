@@ -37,7 +37,7 @@ def measure(
         str | None,
         typer.Option(
             show_default=False,
-            help="Parquet file of the pass rates; default: RUN/pass_rates/SPLIT.parquet, or "
+            help="new Parquet file of the pass rates; default: RUN/pass_rates/SPLIT.parquet, or "
             "CONFIG-SPLIT.parquet",
         ),
     ] = None,
@@ -69,7 +69,7 @@ def curate(
     ],
     *,
     keep: Annotated[str, typer.Option(help="range of pass rates that is kept")] = "0.2..0.8",
-    out: Annotated[str, typer.Option(help="Parquet file to write, with a page OUT.html")],
+    out: Annotated[str, typer.Option(help="new Parquet file, with a page OUT.html")],
     bound: Annotated[
         str,
         typer.Option(

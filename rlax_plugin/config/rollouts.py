@@ -145,7 +145,7 @@ class Prior(Section):
     path: PathText = Field(
         default="",
         description="Parquet file with pass rates: of rlax measure, or a snapshot of another run, "
-        "controller/<step>.pass_rates.parquet; empty: none",
+        "such as controller/00000006.pass_rates.parquet; empty: none",
     )
     weight: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
