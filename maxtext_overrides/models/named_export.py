@@ -67,7 +67,7 @@ def find(config: Any) -> tuple[dict[str, Any], list[NamedVariable]] | None:
         it is not simply one or several tensors.
       OverrideError: MaxText is not a tested version.
     """
-    with unavailable("torch", "tensorflow", "google.cloud.aiplatform"):
+    with unavailable("tensorflow", "google.cloud.aiplatform"):
         from maxtext.checkpoint_conversion.utils import hf_model_configs, hf_shape, param_mapping
         from maxtext.checkpoint_conversion.utils.utils import process_maxtext_param
 

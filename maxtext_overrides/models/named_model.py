@@ -85,7 +85,7 @@ def examine(content: Mapping[str, Any], family: str, path: Path, scanned: bool) 
       ConfigError: MaxText has no such model, or its tensors are not there.
       OverrideError: MaxText is not a tested version.
     """
-    with unavailable("torch", "tensorflow", "google.cloud.aiplatform"):
+    with unavailable("tensorflow", "google.cloud.aiplatform"):
         from maxtext.checkpoint_conversion import to_maxtext
         from maxtext.checkpoint_conversion.utils import hf_model_configs, hf_shape, param_mapping
 
