@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from maxtext.checkpoint_conversion.utils import hf_model_configs
 from safetensors.numpy import load_file
 from tiny_loop import TINY, Recorder, train
 
-from maxtext_overrides.models import huggingface_config, named_model
+from maxtext_overrides.models import huggingface_config
 from maxtext_overrides.models.rules import variables
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from rlax_plugin.commands.convert import convert
@@ -93,6 +95,23 @@ def test_family_there_and_back(family: str, tmp_path: Path) -> None:
         assert np.any(trained.read(name) != tensor), name
 
 
+# In a process of its own, as the command's is: transformers is first imported while MaxText is.
+CONVERT_SMALL = """
+import json, sys
+from maxtext_overrides.models import named_model
+from rlax_plugin.commands.convert import convert
+
+source, out, small = sys.argv[1:]
+
+def name(known, content, *_):
+    known["gemma2-2b"] = content
+    return "gemma2-2b"
+
+named_model._name, named_model._keys = name, lambda name: json.loads(small)
+convert(source, out, dtype="float32", scan_layers=False, trainer="maxtext")
+"""
+
+
 def test_a_gemma_2_is_converted_by_maxtexts_own_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,10 +132,8 @@ def test_a_gemma_2_is_converted_by_maxtexts_own_tables(
         "vocab_size": 96,
         "sliding_window_size": 64,
     }
-    monkeypatch.setattr(named_model, "_keys", lambda name: dict(small))
-    config = transformers.Gemma2Config(**reference["config"])
-    monkeypatch.setitem(hf_model_configs.HF_MODEL_CONFIGS, "gemma2-2b", config)
-    convert(str(source), str(out), dtype="float32", scan_layers=False, trainer="maxtext")
+    argv = [sys.executable, "-c", CONVERT_SMALL, str(source), str(out), json.dumps(small)]
+    subprocess.run(argv, check=True, timeout=600)
     keys = merged(out / "model.yml", ())
     compared = Compared("gemma2")
     argv = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
@@ -125,6 +142,8 @@ def test_a_gemma_2_is_converted_by_maxtexts_own_tables(
     np.testing.assert_allclose(logits[:, reference["columns"]], reference["logits"], atol=1e-3)
     assert logits.argmax(axis=1).tolist() == reference["best"]
 
+    config = transformers.Gemma2Config(**reference["config"])
+    monkeypatch.setitem(hf_model_configs.HF_MODEL_CONFIGS, "gemma2-2b", config)
     named = ("model_name=gemma2-2b", "override_model_config=true")
     back = exported(out / "0", tmp_path / "back", (*argv, *named))
     original, found_again = (load_file(d / "model.safetensors") for d in (source, back))
