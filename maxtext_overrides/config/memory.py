@@ -10,6 +10,7 @@ what fails here is only the estimate.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ class TrainingMemory:
       optimizer: bytes of the optimizer's state.
       logits: bytes of one micro-batch's logits, or of one tile of them; of as many devices as the
         config counts, one where it was loaded to be checked.
+      shapes: variable of a weight version -> its shape.
     """
 
     parameters: int
@@ -42,6 +44,7 @@ class TrainingMemory:
     gradients: int
     optimizer: int
     logits: int
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 def of_training(config: Config) -> TrainingMemory:
@@ -56,15 +59,16 @@ def of_training(config: Config) -> TrainingMemory:
     from maxtext.utils import maxtext_utils
 
     graph, state = nnx.split(model)
-    parameters = nnx.filter_state(state, nnx.Param)
+    parameters, weights = nnx.filter_state(state, nnx.Param), published(state)
     schedule = maxtext_utils.create_learning_rate_schedule(config)
     optimizer = optimizers.get_optimizer(config, schedule, model)
     return TrainingMemory(
         parameters=sum(x.size for x in jax.tree.leaves(parameters)),
-        weights=_bytes(published(state)),
+        weights=_bytes(weights),
         gradients=_bytes(parameters) * (2 if config.gradient_accumulation_steps > 1 else 1),
         optimizer=_bytes(jax.eval_shape(optimizer.init, parameters)),
         logits=_logits(config, graph, state),
+        shapes={name: tuple(value.shape) for name, value in weights.items()},
     )
 
 

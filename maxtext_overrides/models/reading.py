@@ -61,11 +61,7 @@ class Checkpoint:
 
         self._path, self._orbax = _items(path), ocp
         self._reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-        try:
-            metadata = self._reader.metadata(self._path).item_metadata
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError("checkpoint", path, f"cannot be read: {error!r}") from error
-        tree: Any = {} if metadata is None else metadata.tree
+        tree = _tree("checkpoint", path, self._reader)
         for key in _COLLECTION:
             tree = tree.get(key, {}) if isinstance(tree, Mapping) else {}
         found = dict(_leaves(tree, ()))
@@ -93,6 +89,43 @@ class Checkpoint:
         for key in keys:
             found = found[key]
         return found
+
+
+def stored_shapes(key: str, path: str) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every variable that MaxText finds in a checkpoint, of every collection.
+
+    Args:
+      key: that the path is the value of.
+      path: see ``Checkpoint``.
+
+    Raises:
+      ConfigError: there is no such checkpoint.
+    """
+    from orbax import checkpoint as ocp
+
+    tree = _tree(key, path, ocp.Checkpointer(ocp.PyTreeCheckpointHandler()))
+    collections = tree.get(_COLLECTION[0]) if isinstance(tree, Mapping) else None
+    found = {
+        ".".join(keys): shape
+        for collection in (collections or {}).values()
+        for keys, shape in _leaves(collection, ())
+    }
+    if not found:
+        raise ConfigError(key, path, "is a checkpoint without a model's parameters")
+    return found
+
+
+def _tree(key: str, path: str, reader: Any) -> Any:
+    """What Orbax says of a checkpoint's arrays.
+
+    Raises:
+      ConfigError: it cannot be read.
+    """
+    try:
+        metadata = reader.metadata(_items(path)).item_metadata
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(key, path, f"cannot be read: {error!r}") from error
+    return {} if metadata is None else metadata.tree
 
 
 def _items(path: str) -> str:

@@ -38,6 +38,7 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         from maxtext_overrides.config import memory
 
         needed = memory.of_training(config)
+        ignored = list(_check_first_weights(config, needed))
     warm = options.warm_start
     if warm.enabled:
         answered_prompts(context)
@@ -49,9 +50,31 @@ def check(options: TrainerOptions, context: BuildContext) -> CheckResult:
         warnings=[
             *_warnings(config, options, without_effect(config, given)),
             *_warnings_of_memory(config, needed),
+            *ignored,
         ],
         weights_bytes=needed.weights,
     )
+
+
+def _check_first_weights(config: Config, needed: TrainingMemory) -> Iterator[tuple[str, str]]:
+    """Compares the checkpoint that training starts from with the model.
+
+    Returns:
+      Warnings.
+
+    Raises:
+      ConfigError: it is not a checkpoint, or is of another model.
+    """
+    from maxtext_overrides.trainer import first_weights
+
+    keys = config.get_keys()
+    if (found := first_weights.chosen(keys)) is None or config.quantization:
+        return
+    if "://" not in found[1]:
+        first_weights.check_place(*found, config.scan_layers)
+    if names := first_weights.check_shapes(*found, needed.shapes):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield found[0], f"has {names[0]}{more}, which the model of this config lacks"
 
 
 def _devices(config: Config, section: RlaxSection) -> int:
@@ -92,6 +115,14 @@ def check_vocabulary(config: Config, context: BuildContext) -> None:
 def _check_tokenizer(config: Config, tokenizer: Tokenizer, source: str) -> None:
     key, model = "rlax.prompt_source", str(config.tokenizer_path)
     if tokenizer.size > config.vocab_size:
+        if (first := config.load_parameters_path or config.load_full_state_path) != "":
+            raise ConfigError(
+                key,
+                source,
+                f"uses the tokenizer in {tokenizer.directory}, which has {tokenizer.size} tokens "
+                f"and does not belong to the model in {first}, which has vocab_size = "
+                f"{config.vocab_size}",
+            )
         raise ConfigError(
             "vocab_size",
             config.vocab_size,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from maxtext_overrides.trainer import first_weights
 from rlax_plugin.api import (
     BuildContext,
     ConfigError,
@@ -97,7 +99,7 @@ class TrainerOptions(Section):
 
 
 def check_start(options: TrainerOptions, context: BuildContext) -> None:
-    """Rejects options without effect, and a warm start whose local directory is not there.
+    """Rejects options without effect, and a local tokenizer or first weights that are not there.
 
     Raises:
       ConfigError: see above.
@@ -119,6 +121,13 @@ def check_start(options: TrainerOptions, context: BuildContext) -> None:
         )
     if "://" not in options.warm_start.directory:
         check_directory(options.warm_start, context)
+    tokenizer = str(context.maxtext.get("tokenizer_path") or "")
+    named = context.maxtext.get("tokenizer_type") == "huggingface" and tokenizer.startswith("/")
+    if named and not Path(tokenizer).exists():
+        raise ConfigError("tokenizer_path", tokenizer, "does not exist")
+    found = first_weights.chosen(context.maxtext)
+    if found is not None and "://" not in found[1]:
+        first_weights.check_place(*found, context.maxtext.get("scan_layers"))
 
 
 def check_directory(warm: WarmStart, context: BuildContext) -> None:

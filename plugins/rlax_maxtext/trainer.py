@@ -77,6 +77,7 @@ class MaxTextTrainer(Trainer):
         """
         # MaxText and JAX take seconds to import: not before the run is known to be sound.
         from maxtext_overrides.trainer.checkpoints import mismatch
+        from maxtext_overrides.trainer.first_weights import chosen
         from maxtext_overrides.trainer.train_loop import Events, run_train_loop
         from rlax_maxtext.batch_signals import signals_of
 
@@ -119,10 +120,11 @@ class MaxTextTrainer(Trainer):
         try:
             run_train_loop(config, events, arrays=arrays, objective=make_loss(slots))
         except ValueError as error:
-            if self._descent is None or running is not None or not (weight := mismatch(error)):
+            found = ("--from", str(self._descent)) if self._descent else chosen(config.get_keys())
+            if found is None or running is not None or not (weight := mismatch(error)):
                 raise
             reason = f"holds the weights of another model: {weight}"
-            raise ConfigError("--from", str(self._descent), reason) from error
+            raise ConfigError(*found, reason) from error
 
     def _initialized(self, port: TrainerPort) -> Any:
         """MaxText's config of a training; makes the warm start, if there is to be one.

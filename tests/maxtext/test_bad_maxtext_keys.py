@@ -43,6 +43,13 @@ def test_weights_to_start_from_must_be_there(
     assert not list(tmp_path.iterdir())  # nothing was started
 
 
+def test_a_tokenizer_must_be_there() -> None:
+    named = ("tokenizer_type=huggingface", "tokenizer_path=/nowhere")
+    result = rlax("check", "--fast", MAXTEXT, *named)
+    assert result.exit_code == 2
+    assert result.stderr == "error: tokenizer_path = '/nowhere': does not exist\n"
+
+
 def test_check_rejects_what_the_whole_config_cannot_be() -> None:
     for override, key in (
         ("run_name=../x", "run_name"),

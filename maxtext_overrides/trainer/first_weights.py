@@ -1,0 +1,94 @@
+"""The checkpoint that training starts from: whether it is one, and whether it is of this model.
+
+MaxText finds that out when it loads the checkpoint, after devices and workers have been started.
+``check_place`` looks at names of files only; ``check_shapes`` has Orbax read names and shapes. No
+array is read. What MaxText can load passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.records.files import RunFiles
+
+_KEYS = ("load_parameters_path", "load_full_state_path")
+# Orbax writes at least one of them into every checkpoint, or into the step above it.
+_ORBAX_FILES = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "checkpoint")
+_OTHER_TREES = ("model_params", "model")  # names by which MaxText knows checkpoints of its SFT
+_MOST_NAMES = 3  # in a message
+
+
+def chosen(keys: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The key that names the first weights, and its path.
+
+    None if the config names none, if the run goes on from a checkpoint of its own, or if the
+    weights are in another layout than Orbax's.
+
+    Args:
+      keys: MaxText's.
+    """
+    if keys.get("source_checkpoint_layout", "orbax") != "orbax":
+        return None
+    base, name = keys.get("base_output_directory"), keys.get("run_name")
+    if base and name and keys.get("enable_checkpointing", True):
+        files = RunFiles(f"{base}/{name}")
+        if files.is_local and files.names("checkpoints"):
+            return None
+    return next(((key, str(path)) for key in _KEYS if (path := keys.get(key))), None)
+
+
+def check_place(key: str, path: str, scan_layers: bool | None) -> None:
+    """Whether a local directory is a checkpoint with the layers as the config has them.
+
+    Args:
+      scan_layers: as the config has it; None: it does not say.
+
+    Raises:
+      ConfigError: it is not; proposes the checkpoint that is probably meant.
+    """
+    given = Path(path)
+    step = given.parent if given.name == "items" else given
+    places = (given, given / "items", step)
+    if not any((place / name).exists() for place in places for name in _ORBAX_FILES):
+        near = next(
+            (found for at in (given, given.parent) if (found := at / "0" / "items").is_dir()), None
+        )
+        hint = f"; did you mean {near}?" if near else ": those of MaxText end with /items"
+        raise ConfigError(key, path, f"is not a checkpoint of MaxText{hint}")
+    said = RunFiles(step).get_json("_CHECKPOINT_METADATA")
+    stored = ((said or {}).get("custom_metadata") or {}).get("scan_layers")
+    if isinstance(stored, bool) and scan_layers is not None and stored != scan_layers:
+        reason = f"must be {str(stored).lower()}, with which {key} = {path} was written"
+        raise ConfigError("scan_layers", scan_layers, reason)
+
+
+def check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Compares names and shapes in a checkpoint with those of the model.
+
+    Args:
+      expected: variable of the model -> shape.
+
+    Returns:
+      Names of variables in the checkpoint that the model lacks; MaxText ignores them.
+
+    Raises:
+      ConfigError: the checkpoint cannot be read, or is of another model.
+    """
+    from maxtext_overrides.models.reading import stored_shapes
+
+    if Path(path).name in _OTHER_TREES:
+        return ()
+    stored = stored_shapes(key, path)
+    wrong = {name: stored.get(name) for name in expected if stored.get(name) != expected[name]}
+    if wrong:
+        listed = "; ".join(
+            f"{name} {'is missing' if shape is None else f'has shape {list(shape)}'}, but the "
+            f"model of this config has {list(expected[name])}"
+            for name, shape in list(wrong.items())[:_MOST_NAMES]
+        )
+        more = f"; and {len(wrong) - _MOST_NAMES} more" if len(wrong) > _MOST_NAMES else ""
+        raise ConfigError(key, path, f"holds the weights of another model: {listed}{more}")
+    return tuple(sorted(stored.keys() - expected.keys()))
