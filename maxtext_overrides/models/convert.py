@@ -121,6 +121,8 @@ def examine(path: Path, dtype: str, scanned: bool) -> Convertible:
 
 def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
     config = path / side_files.CONFIG
+    if not config.exists():
+        raise ConfigError("SOURCE", str(path), f"has no {side_files.CONFIG}")
     content = huggingface_config.read(config)
     family = huggingface_config.family_of(content, config)
     has_tokenizer, padding = side_files.has_tokenizer(path), 0

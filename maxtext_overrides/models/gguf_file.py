@@ -53,7 +53,10 @@ class _Reader(gguf.GGUFReader):
     """Raises where a file ends before what its header announces; upstream reads nothing on."""
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-        found = super()._get(offset, dtype, count, override_order)
+        try:
+            found = super()._get(offset, dtype, count, override_order)
+        except ValueError:  # numpy's, about a part of a number
+            raise ValueError("it ends too early") from None
         if len(found) != int(count):
             raise ValueError("it ends too early")
         return found

@@ -241,7 +241,8 @@ def _check_model(name: str) -> None:
     folder = maxtext_configs()
     known = sorted(path.stem for path in (folder / "models").glob("*.yml")) if folder else []
     if name not in known:
-        reason = f"no such model of MaxText; {alternatives(name, [_TINY, *known])}"
+        others = alternatives(name, [_TINY, *known])
+        reason = f"no such directory, and no such model of MaxText; {others}"
         raise ConfigError("--model", name, reason)
 
 

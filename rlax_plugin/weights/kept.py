@@ -92,12 +92,14 @@ def kept_version(files: RunFiles, number: int | None = None) -> WeightVersion:
     text = files.get(_LIST).decode() if files.exists(_LIST) else '{"versions": []}'
     kept = {version.version: version for version in versions_from_json(text, files.location(_LIST))}
     if not kept:
-        reason = "has no weight versions left: name a checkpoint, RUN/checkpoints/NAME"
+        left = " left" if files.exists(_LIST) else ""
+        reason = f"has no weight versions{left}: name a checkpoint, RUN/checkpoints/NAME"
         raise ConfigError("RUN", files.url, reason)
     if number is None:
         number = max(kept)
     if number not in kept:
-        reason = f"is no longer kept; available: {', '.join(map(str, kept))}"
+        gone = "is no longer kept" if number < max(kept) else "does not exist"
+        reason = f"{gone}; available: {', '.join(map(str, kept))}"
         raise ConfigError(
             "--version",
             number,

@@ -141,7 +141,10 @@ def test_a_task_of_ones_own_is_measured(folder: Path) -> None:
         ("there.yml", "FILE = 'there.yml': exists: choose another name, or --force replaces it"),
         ("new.yaml", "FILE = 'new.yaml': must end in .yml"),
         ("new.yml --preset dappo", "no plug-in offers this objective; did you mean 'dapo'?"),
-        ("new.yml --model llama3.1-8", "--model = 'llama3.1-8': no such model of MaxText; did you"),
+        (
+            "new.yml --model llama3.1-8",
+            "--model = 'llama3.1-8': no such directory, and no such model",
+        ),
         ("new.yml --task ts_nowhere", "'ts_nowhere': no plug-in or module of this name"),
         (
             "new.yml --task rlax_curation",

@@ -128,7 +128,7 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "endless layers": (config(num_hidden_layers=10**9), "layers in .* must be at most 1000"),
     "families": (config(architectures=["A", "B"]), "the name of one architecture"),
     "no JSON": (no_json, "config.json': is not JSON"),
-    "no config": (no_config, "config.json': cannot be read: No such file"),
+    "no config": (no_config, "': has no config.json$"),
     "no size": (config(hidden_size=...), "hidden_size in .*: is missing"),
     "no number": (config(hidden_size="64"), "config.json': is no config of .*expected int"),
     "heads": (config(num_key_value_heads=3), "kv_heads in .* = 3: must divide the 4"),
