@@ -24,6 +24,7 @@ from rlax_plugin.tokens.chat import ChatTemplate
 from rlax_plugin.types.generation import EMPTY
 
 _WITH_STOP_IDS = ("config.json", "generation_config.json")
+_WITH_WORDS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 _ANCHOR = "\n"  # what stands before a text that continues another
 
 
@@ -84,10 +85,15 @@ class Tokenizer:
                 str(found), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # the Rust library raises this very class
-            reason = f"no tokenizer can be read from this directory: {one_line(str(error))}"
+            reason = _damage(found) or (
+                f"no tokenizer can be read from this directory: {one_line(str(error))}"
+            )
             raise ConfigError(key, str(directory), reason) from error
         if not fast.is_fast:
-            reason = f"has a {type(fast).__name__}, and must have a fast tokenizer (tokenizer.json)"
+            reason = (
+                _damage(found)
+                or f"has a {type(fast).__name__}, and must have a fast tokenizer (tokenizer.json)"
+            )
             raise ConfigError(key, str(directory), reason)
         return cls(fast, found, key, template_arguments)
 
@@ -231,6 +237,18 @@ def _encodes_as_its_backend(fast: Any) -> bool:
     names = ("__call__", "_encode_plus", "_call_one", "prepare_for_tokenization")
     found, usual = type(fast), PreTrainedTokenizerFast
     return all(getattr(found, name, None) is getattr(usual, name, None) for name in names)
+
+
+def _damage(directory: Path) -> str | None:
+    """What is wrong with a tokenizer's files, if that shows without ``transformers``."""
+    if not any(found for pattern in _WITH_WORDS for found in directory.glob(pattern)):
+        return "has no tokenizer.json, and no other file of a tokenizer, such as tokenizer.model"
+    for file in sorted(directory.glob("*.json")):
+        try:
+            json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            return f"{file.name} cannot be read: {one_line(str(error))}"
+    return None
 
 
 def _stop_ids_in(file: Path, key: str) -> list[int]:
