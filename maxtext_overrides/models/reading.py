@@ -40,7 +40,9 @@ class HeldWeights:
 
     def __init__(self, arrays: dict[str, np.ndarray]):
         self._arrays = arrays
-        self.shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            name: tuple(array.shape) for name, array in arrays.items()
+        }
 
     def take(self, name: str) -> np.ndarray:
         return self._arrays.pop(name)
@@ -69,7 +71,9 @@ class Checkpoint:
             reason = "has no parameters that can be read where MaxText writes them (params/params)"
             raise ConfigError("checkpoint", path, reason)
         self._keys = {".".join(keys): keys for keys in found}
-        self.shapes = {".".join(keys): shape for keys, shape in found.items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            ".".join(keys): shape for keys, shape in found.items()
+        }
 
     def take(self, name: str) -> np.ndarray:
         """See ``StoredWeights``.

@@ -65,7 +65,7 @@ def check_place(key: str, path: str, scan_layers: bool | None) -> None:
         raise ConfigError("scan_layers", scan_layers, reason)
 
 
-def check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+def check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Compares names and shapes in a checkpoint with those of the model.
 
     Args:
@@ -80,7 +80,7 @@ def check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -
     from maxtext_overrides.models.reading import stored_shapes
 
     if Path(path).name in _OTHER_TREES:
-        return ()
+        return []
     stored = stored_shapes(key, path)
     wrong = {name: stored.get(name) for name in expected if stored.get(name) != expected[name]}
     if wrong:
@@ -91,4 +91,4 @@ def check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -
         )
         more = f"; and {len(wrong) - _MOST_NAMES} more" if len(wrong) > _MOST_NAMES else ""
         raise ConfigError(key, path, f"holds the weights of another model: {listed}{more}")
-    return tuple(sorted(stored.keys() - expected.keys()))
+    return sorted(stored.keys() - expected.keys())
