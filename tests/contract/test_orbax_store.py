@@ -274,7 +274,8 @@ def test_threads_may_share_a_store(store, tmp_path):
 def test_deadlines_hold(tmp_path):
     store = OrbaxStore(deadline_s=1e-9)
     with pytest.raises(DeadlineError, match=r"rlax\.deadlines\.weights_s"):
-        store.save(str(tmp_path / "0"), {"w": np.ones(3)})
+        # So large that it cannot be written before the store begins to wait for it.
+        store.save(str(tmp_path / "0"), {"w": np.ones(1 << 28, np.uint8)})
     assert list(tmp_path.iterdir()) == []
 
 

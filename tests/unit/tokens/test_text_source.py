@@ -78,7 +78,7 @@ def test_messages_of_an_environment(tmp_path: Path) -> None:
 
 
 def test_an_unknown_split_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'validation': known: test, train"):
+    with pytest.raises(ConfigError, match="'validation': no such split; known: test, train"):
         Riddles(tokenizer(tmp_path)).prompts("validation")
 
 
