@@ -2,13 +2,14 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 test lint bench screenshots lock maxtext-check proto clean
+.PHONY: help demo demo-smollm2 test test-long lint bench screenshots lock maxtext-check proto clean
 
 SEED ?= 0
 export PYTHON VERSION
 BIN := .venv/bin
 READY := .venv/.complete
 PROTO := rlax_plugin/rpc/rlax.proto
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 help: ## this list
 	@echo "rlax_plugin: reinforcement learning for language models on MaxText, as plug-ins"
@@ -29,7 +30,11 @@ demo-smollm2: $(READY) ## SmolLM2-135M, pretrained, learns a task by RL; minutes
 
 test: lint ## everything that must pass before a change lands: lint, then pytest
 	@.ci/browser
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15
+	@$(PYTEST) -m "not long"
+
+test-long: $(READY) ## permutations of kills, all model families, ten times the examples; minutes
+	@.ci/browser
+	@RLAX_TEST_EXAMPLES_TIMES=10 $(PYTEST) -m "long or property"
 
 lint: $(READY) ## ruff, import rules, types; seconds
 	@echo "ruff:" && $(BIN)/ruff check --no-cache && $(BIN)/ruff format --no-cache --check

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,11 @@ os.environ.update(
 
 # A machine that stalls for seconds is no failure of a test, and two runs try the same examples.
 settings.register_profile(
-    "rlax", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "rlax",
+    deadline=None,
+    derandomize=True,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("rlax")
 
@@ -42,7 +47,8 @@ settings.load_profile("rlax")
 def pytest_configure(config: pytest.Config) -> None:
     # Where PYTHONDONTWRITEBYTECODE is set, as many container images do, each of the hundreds of
     # processes that tests start would compile what it imports of this project again.
-    if not hasattr(config, "workerinput"):  # before pytest-xdist starts its processes
+    # Collecting starts none.
+    if not config.option.collectonly and not hasattr(config, "workerinput"):
         for package in ("rlax_plugin", "plugins", "maxtext_overrides"):
             compileall.compile_dir(ROOT / package, quiet=2)
 

@@ -125,7 +125,7 @@ def expected() -> PromptTable:
     return PromptTable.joined(found, WEIGHTS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_goes_on_in_the_order_of_the_mixture(directory: Path) -> None:
     files = RunFiles(directory / "runs/testing")
     killed = finished(*arguments(), cwd=directory, kill_at="commit-ended:3", timeout_s=DEADLINE_S)
@@ -175,7 +175,7 @@ def test_a_broken_part_is_named_before_anything_is_started(directory: Path) -> N
     assert not (directory / "runs/bad/journal").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stages_end_at_their_step_in_a_run_that_is_killed(directory: Path) -> None:
     stages = [{"weights": {"odd": 1}, "until_step": 3}, {"weights": {"even": 1}}]
     source = {key: one for key, one in sources()["sums"].items() if key != "weight"}

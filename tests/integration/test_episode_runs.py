@@ -206,6 +206,7 @@ def test_a_worker_killed_between_turns_costs_only_its_open_turns(
         assert bits(turns_of(groups[key.group])[place]) == bits(turn)  # type: ignore[index]
 
 
+@pytest.mark.long
 def test_a_wild_tool_costs_its_episodes_and_nothing_else(tmp_path: Path) -> None:
     run = Run(tmp_path, *SETTINGS, *WILD)
     run.until(lambda: any(key.turn for key, _ in recorded_turns(tmp_path)), "a second turn")

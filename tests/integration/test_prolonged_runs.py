@@ -27,7 +27,7 @@ def readable(run: Path) -> int:
     return version.version
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_prolonged_run_has_weights_whenever_it_is_killed_and_leaks_none(tmp_path):
     weights, run = tmp_path / "bucket", tmp_path / "runs/testing"
     others = weights / "00000009-of-another-run" / "weights.npz"

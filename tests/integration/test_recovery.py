@@ -153,8 +153,10 @@ def test_the_chains_of_kills_have_every_point():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("chain", "packed"),
-    zip(CHAINS, (False, True, False), strict=True),
-    ids=[chain[0] for chain in CHAINS],
+    [
+        pytest.param(chain, packed, marks=() if packed else pytest.mark.long, id=chain[0])
+        for chain, packed in zip(CHAINS, (False, True, False), strict=True)
+    ],
 )
 def test_a_trainer_killed_again_and_again_ends_as_if_it_had_not_been(
     chain, packed, tmp_path, monkeypatch, capfd, request
@@ -205,6 +207,7 @@ def test_packed_batches_have_the_tokens_that_are_asked_for(undisturbed_packed):
     assert all((row["advantage"] is not None) == (row["state"] == "trained") for row in recorded)
 
 
+@pytest.mark.long
 def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undisturbed):
     bucket = f"objects:/{tmp_path}/bucket"
     where = (*SIGNAL, f"base_output_directory={bucket}", f"rlax.state_dir={tmp_path}/state")
@@ -223,6 +226,7 @@ def test_an_object_store_is_enough_even_if_the_machine_is_lost(tmp_path, undistu
     assert audit(files).violation is None
 
 
+@pytest.mark.long
 def test_finished_groups_are_kept_and_only_open_ones_are_generated_again(tmp_path):
     # Some groups are finished and wait for their step, others are not finished yet, when a step
     # ends: unless the machine stalls.

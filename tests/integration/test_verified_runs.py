@@ -49,7 +49,7 @@ def secret_places(run: Run) -> list[Path]:
     return [path for path in files if KEY.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_outage_is_waited_for_then_ends_the_run_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv("VERIFIER_KEY", KEY)
     with serving(even) as server:

@@ -67,6 +67,7 @@ def of_eight_devices(tmp_path_factory):
     return {path.stem: dict(np.load(path)) for path in directory.glob("*.npz")}
 
 
+@pytest.mark.long
 def test_a_mesh_of_eight_gives_one_devices_figures(one_device, of_eight_devices):
     mesh = of_eight_devices["three_steps"]
     assert set(mesh) == set(one_device)
@@ -129,6 +130,7 @@ def test_tiles_and_micro_batches(tmp_path, dense):
     assert_alike(one_step(tmp_path, *HEADS["untied"], *argv), dense["untied"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", HEADS)
 def test_a_mesh_of_eight_tiles_as_one_device_computes_at_once(head, dense, of_eight_devices):
     assert_alike(of_eight_devices[head], dense[head])

@@ -27,6 +27,7 @@ from rlax_plugin.config.loading import maxtext_configs, merged
 from rlax_plugin.errors import ConfigError
 
 FAMILIES = tuple(name for name in tiny_models.FAMILIES if not name.startswith("gemma"))
+QUICK = ("llama_tied", "qwen2")  # the others are tried by `make test-long`
 UNSCANNED = ("qwen2", "llama3")  # one with biases, one with reordered heads; the others are scanned
 
 
@@ -56,7 +57,9 @@ def exported(checkpoint: Path, out: Path, argv: Sequence[str]) -> Path:
     return out
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=() if f in QUICK else pytest.mark.long) for f in FAMILIES]
+)
 def test_family_there_and_back(family: str, tmp_path: Path) -> None:
     source = tiny_models.write(family, tmp_path / "source")
     scanned = family not in UNSCANNED
@@ -112,6 +115,7 @@ convert(source, out, dtype="float32", scan_layers=False, trainer="maxtext")
 """
 
 
+@pytest.mark.long
 def test_a_gemma_2_is_converted_by_maxtexts_own_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

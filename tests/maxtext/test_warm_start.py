@@ -89,6 +89,7 @@ def test_warm_start_stops_in_the_window_and_the_rl_run_starts_from_it(tmp_path):
         again("run_name=b", f"rlax.trainer.warm_start.directory={tmp_path}/b/warm_start")
 
 
+@pytest.mark.long
 def test_warm_start_that_overshoots_or_falls_short_is_an_error(tmp_path):
     argv = (TINY, f"base_output_directory={tmp_path}")
     short = (*argv, "rlax.trainer.warm_start.steps=2")

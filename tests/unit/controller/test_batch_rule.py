@@ -79,6 +79,7 @@ RULES = st.builds(
 READY = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=10)
 
 
+@pytest.mark.property
 @given(RULES, READY)
 def test_a_batch_is_the_longest_beginning_that_is_due_and_fits(
     rule: BatchRule, lengths: list[tuple[int, int]]

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ def test_pass_at_k_by_hand():
     np.testing.assert_allclose(pass_at_k(16, [2], 8), [1 - 3003 / 12870])
 
 
+@pytest.mark.property
 @given(counts(most=9))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(nck):
     n, c, k = nck
@@ -38,8 +40,9 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(nck):
     np.testing.assert_allclose(pass_at_k(n, [c], k), [share], atol=1e-12)
 
 
+@pytest.mark.property
 @given(counts(most=5000))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_pass_at_1_is_the_share_of_right_samples_and_k_only_helps(nck):
     n, c, k = nck
     np.testing.assert_allclose(pass_at_k(n, [c], 1), [c / n], atol=1e-12)

@@ -194,6 +194,7 @@ LAYOUTS = st.tuples(
 )
 
 
+@pytest.mark.property
 @given(LAYOUTS)
 def test_nothing_overlaps_nothing_is_lost_and_rows_hold_it(layout):
     sizes_n, rows, length, sequences_per_row = layout
@@ -217,6 +218,7 @@ def test_nothing_overlaps_nothing_is_lost_and_rows_hold_it(layout):
         assert covered[row, :used].all()  # without gaps
 
 
+@pytest.mark.property
 @given(st.lists(st.integers(1, 9), max_size=8))
 def test_one_sample_per_row_lies_in_its_own_row(sizes_n):
     assert place(sizes_n, 8, 9, 1) == [(row, 0, 1) for row in range(len(sizes_n))]

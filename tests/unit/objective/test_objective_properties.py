@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from objective_harness import jit
@@ -45,8 +46,10 @@ CONFIGS: dict[str, dict[str, Any]] = {name: {"preset": name} for name in PRESETS
 ROWS, LENGTH, SEQUENCES, GROUP = 8, 16, 3, 4
 LONGEST, MAX_NEW_TOKENS = 4, 100  # of completions; so far below the limit none is punished
 every = functools.partial(pytest.mark.parametrize, "name")
+pytestmark = pytest.mark.property
+
 # Examples come out of a seed: there is nothing to shrink.
-some = settings(max_examples=6, phases=[Phase.generate])
+some = settings(max_examples=examples(6), phases=[Phase.generate])
 
 
 class Samples(NamedTuple):

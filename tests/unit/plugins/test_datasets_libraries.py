@@ -162,7 +162,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_store_as_tfds_dataset_wrote_by_name_and_as_a_directory(prepared: Path) -> None:
     splits = {"train": "train", "test": "test"}
     source = tfds("sums", data_dir=str(prepared), splits=splits, question="question")
@@ -182,7 +182,7 @@ def test_what_store_as_tfds_dataset_wrote_by_name_and_as_a_directory(prepared: P
     assert said.endswith("; there are: test, train")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tensorflow_stays_in_the_process_that_reads(prepared: Path, tmp_path: Path) -> None:
     program = (
         "import sys; sys.path += sys.argv[3:]\n"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from examples import examples
 from hypothesis import HealthCheck, settings
 from run_machine import Run, RunOfEpisodes
 
 from rlax_plugin.records.events import NOT_NEEDED
 
 SETTINGS = settings(
-    max_examples=25,
+    max_examples=examples(25),
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )
@@ -18,6 +19,7 @@ TestRun = Run.TestCase
 TestRun.settings = SETTINGS
 TestRunOfEpisodes = RunOfEpisodes.TestCase
 TestRunOfEpisodes.settings = SETTINGS
+TestRun.pytestmark = TestRunOfEpisodes.pytestmark = [pytest.mark.property]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from examples import examples
 from histories import bits, group, rejected, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,7 +167,8 @@ def files(draw: st.DrawFn) -> tuple[TrainBatch, list[Judged]]:
     return TrainBatch(7, tuple(of_batch), tuple(advantages)), others
 
 
-@settings(max_examples=60)
+@pytest.mark.property
+@settings(max_examples=examples(60))
 @given(file=files())
 def test_a_file_gives_back_what_was_put_into_it(file: tuple[TrainBatch, list[Judged]]) -> None:
     batch, others = file
