@@ -107,6 +107,11 @@ class Deadlines(Section):
     drain_s: Seconds = Field(
         default=20.0, description="limit for finishing open work after a worker receives SIGTERM"
     )
+    close_s: Seconds = Field(
+        default=60.0,
+        description="limit for all trackers together to close when a run ends, and another one for "
+        "the deletions of weight versions that are under way then; what is late is abandoned",
+    )
     assume: Assume = Assume()
 
     @property

@@ -201,7 +201,7 @@ class _Assembly:
         setup, closing = self._setup, self._closing
         state_dir = setup.context.run_dir
         trackers: list[Tracker] = []
-        closing.ends_trackers(trackers, self._section.trackers)
+        closing.ends_trackers(trackers, self._section.trackers, self._section.deadlines.close_s)
         # One by one: those before the one that cannot be built are closed.
         for i, choice in enumerate(self._section.trackers):
             trackers.append(self._part("tracker", choice, f"rlax.trackers.{i}"))
@@ -234,6 +234,7 @@ class _Assembly:
                 store=store,
                 keep=s.weights.keep,
                 lease_s=s.deadlines.lease_s,
+                close_s=s.deadlines.close_s,
                 record=functools.partial(record_versions, files),
                 listed=await asyncio.to_thread(listed_versions, files, self._weights_directory),
             )

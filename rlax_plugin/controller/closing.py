@@ -15,7 +15,6 @@ from rlax_plugin.config import Choice
 from rlax_plugin.ports.protocols import Tracker
 
 PART_S = 60.0  # for a part that does not say how long it may take
-TRACKERS_S = 60.0  # for all of them side by side; built-in ones give up by themselves after 45 s
 _REST_S = 60.0  # for all that has no deadline here: it neither waits nor writes much
 
 
@@ -48,17 +47,22 @@ class Closing(AsyncExitStack):
         self._deadlines_s.append(deadline_s)
         self.push_async_callback(self._end, what, key, end, deadline_s)
 
-    def ends_trackers(self, trackers: Sequence[Tracker], choices: Sequence[Choice]) -> None:
+    def ends_trackers(
+        self, trackers: Sequence[Tracker], choices: Sequence[Choice], deadline_s: float
+    ) -> None:
         """Has ``aclose`` close trackers, side by side, and tell what each has lost.
 
         Args:
           trackers: filled meanwhile; those of the config come first.
           choices: of the config.
+          deadline_s: for all of them together, ``rlax.deadlines.close_s``.
         """
-        self._deadlines_s.append(TRACKERS_S)
-        self.push_async_callback(self._close_trackers, trackers, choices)
+        self._deadlines_s.append(deadline_s)
+        self.push_async_callback(self._close_trackers, trackers, choices, deadline_s)
 
-    async def _close_trackers(self, trackers: Sequence[Tracker], choices: Sequence[Choice]) -> None:
+    async def _close_trackers(
+        self, trackers: Sequence[Tracker], choices: Sequence[Choice], deadline_s: float
+    ) -> None:
         names = [f"tracker {c.name} (rlax.trackers.{i})" for i, c in enumerate(choices)]
         names += ["the page for Prometheus"] * (len(trackers) - len(names))
         closing = {
@@ -67,11 +71,11 @@ class Closing(AsyncExitStack):
         }
         if not closing:
             return
-        ended, late = await asyncio.wait(closing, timeout=TRACKERS_S)
+        ended, late = await asyncio.wait(closing, timeout=deadline_s)
         for name in sorted(closing[tracker] for tracker in late):
             self._on_late(
-                f"{name} did not close within {TRACKERS_S:g} s and may lack the last steps: "
-                "metrics.jsonl and evaluation/ have everything"
+                f"{name} did not close within {deadline_s:g} s (rlax.deadlines.close_s) and may "
+                "lack the last steps: metrics.jsonl and evaluation/ have everything"
             )
         errors = [error for tracker in ended if (error := tracker.exception()) is not None]
         for tracker in ended:

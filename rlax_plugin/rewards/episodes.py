@@ -107,11 +107,17 @@ class PlayJob(Job):
 
     def _outcome(self, said: Mapping[str, Any]) -> Outcome:
         rewards = tuple(map(float, said["rewards"]))
+        if not isinstance(said["text"], str):
+            raise TypeError("the text of an outcome is no text")
         text, ended = harmless(said["text"]), said["ended"]
-        if not all(map(math.isfinite, rewards)) or ended not in ("done", "cut"):
-            raise ValueError("no outcome")
-        if len(text) > LONGEST or len(rewards) not in (0, self._turns):
-            raise ValueError("no outcome")
+        if len(text) > LONGEST:
+            raise ValueError(f"the text of an outcome has {len(text)} characters")
+        if ended not in ("done", "cut"):
+            raise ValueError("an outcome is neither done nor cut")
+        if len(rewards) not in (0, self._turns):
+            raise ValueError(f"an outcome has {len(rewards)} rewards of {self._turns} turns")
+        if not all(map(math.isfinite, rewards)):
+            raise ValueError("the rewards of an outcome are not all finite")
         return Outcome(text, rewards, ended, checked_metrics(said["metrics"]))
 
     def _ask(self, message: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ from rlax_plugin.weights.versions import VersionTable
 log = logging.getLogger("rlax.parameter_server")
 
 _MOST_WAITING = 100_000  # deletions and lists; each version makes a handful
-_CLOSE_S = 10.0  # for deletions and records that are under way when the server ends
 
 Context = grpc.aio.ServicerContext
 
@@ -47,6 +47,8 @@ class ParameterServer(rpc.ParameterServerServicer):
       lease_s: a reader's hold on a version before renewal.
       index: file that remembers the versions over a restart; None remembers nothing.
       record: called on a thread with the index's text whenever it changes; see ``kept_version``.
+      close_s: the most that ``close`` waits for deletions and records that are under way.
+      clock: monotonic seconds, by which leases expire.
       listed: what ``record`` was told by an earlier process of the same run. It can be acquired
         until a trainer publishes again, and is deleted from then on, as newer versions come.
 
@@ -60,11 +62,14 @@ class ParameterServer(rpc.ParameterServerServicer):
         *,
         keep: int,
         lease_s: float,
+        close_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
         index: Path | None = None,
         record: Callable[[str], None] | None = None,
         listed: Listed | None = None,
     ):
         self._store, self._index, self._record = store, index, record
+        self._close_s = close_s
         listed = listed or Listed()
         if index is not None:
             self._record = functools.partial(_write_whole, index)
@@ -72,7 +77,9 @@ class ParameterServer(rpc.ParameterServerServicer):
                 text = index.read_text()
                 versions = versions_from_json(text, str(index))
                 listed = Listed(versions, retired_from_json(text, str(index)))
-        self._table = VersionTable(keep=keep, lease_s=lease_s, versions=listed.versions)
+        self._table = VersionTable(
+            keep=keep, lease_s=lease_s, versions=listed.versions, clock=clock
+        )
         # Paths to delete, until they are: a deletion that failed is tried again with the next
         # version, and by the next process.
         self._doomed = dict.fromkeys(listed.retired)
@@ -128,14 +135,14 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._arm()
 
     async def close(self) -> None:
-        """Ends every watch and waits for deletions and records under way, 10 s at most."""
+        """Ends every watch and waits for deletions and records under way, ``close_s`` at most."""
         self._forget(self._table.forget_former_readers())
         self._closed = True
         self._wake()
         if self._expiry is not None:
             self._expiry.cancel()
         if self._pending:
-            await asyncio.wait(self._pending, timeout=_CLOSE_S)
+            await asyncio.wait(self._pending, timeout=self._close_s)
         self._files.shutdown(wait=False, cancel_futures=True)
 
     # The service's methods have the names that the protocol gives them.

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 import grpc
 from runs import free_port
 
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import TensorSpec, WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
@@ -44,20 +46,21 @@ class Deleted:
 
 
 class Steady:
-    """A clock on which no pause of this process is longer than a second."""
+    """A clock on which no pause of this process between two looks is longer than ``most_s``."""
 
-    def __init__(self):
+    def __init__(self, most_s=1.0):
+        self._most_s = most_s
         self._seen_s = self._now_s = time.monotonic()
 
     def __call__(self):
         seen_s, self._seen_s = self._seen_s, time.monotonic()
-        self._now_s += min(self._seen_s - seen_s, 1.0)
+        self._now_s += min(self._seen_s - seen_s, self._most_s)
         return self._now_s
 
 
 @asynccontextmanager
-async def serving(store, *, keep=2, lease_s=60.0, port=0, **kwargs):
-    service = ParameterServer(store, keep=keep, lease_s=lease_s, **kwargs)
+async def serving(store, *, kind=ParameterServer, keep=2, lease_s=60.0, port=0, **kwargs):
+    service = kind(store, keep=keep, lease_s=lease_s, **kwargs)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     service.add_to(server)
     port = server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
@@ -76,6 +79,13 @@ async def client_of(address, rpc_s=60.0):
         yield client
     finally:
         await client.close()
+
+
+async def acquire_and_die(address, number):
+    """A reader that takes a lease, and neither renews nor releases it."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        request = pb.AcquireRequest(version=number, holder="dead")
+        await rpc.ParameterServerStub(channel).Acquire(request, timeout=LIMIT_S)
 
 
 def run(coroutine):

@@ -4,10 +4,18 @@ import asyncio
 import json
 
 import pytest
-from parameter_servers import Deleted, Steady, client_of, run, serving, version
+from parameter_servers import (
+    Deleted,
+    Steady,
+    acquire_and_die,
+    client_of,
+    run,
+    serving,
+    version,
+)
 
 from rlax_plugin.errors import DeadlineError, WeightsError
-from rlax_plugin.weights.client import ParameterServerClient
+from rlax_plugin.weights.service import ParameterServer
 
 
 def test_latest_is_what_was_published_with_every_field():
@@ -46,24 +54,30 @@ def test_retired_versions_are_deleted_and_leased_ones_are_not():
     run(main())
 
 
+class CountsRenewals(ParameterServer):
+    """Knows how often leases were renewed."""
+
+    renewed = 0
+
+    async def Renew(self, request, context):
+        reply = await super().Renew(request, context)
+        self.renewed += 1
+        return reply
+
+
 def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():
     async def main():
         store = Deleted()
-        async with (
-            serving(store, keep=1, lease_s=2) as (service, address),
-            client_of(address) as client,
-            client_of(address) as dying,
-        ):
-            service._table._clock = Steady()
+        served = serving(store, kind=CountsRenewals, keep=1, lease_s=0.6, clock=Steady(0.1))
+        async with served as (service, address), client_of(address) as client:
             await service.publish(version(0))
             await service.publish(version(1))
             await store.wait_for(1)
             async with client.acquire(1):
-                dead = dying.acquire(1)
-                await dead.__aenter__()
+                await acquire_and_die(address, 1)
                 await service.publish(version(2))
-                await dying._channel.close()  # no release, and renewals fail from now on
-                await asyncio.sleep(4.5)  # more than two lives of a lease
+                while service.renewed < 7:  # a lease is renewed three times in its life
+                    await asyncio.sleep(0.01)
                 assert store.paths == ["/w/0"]
             # Released by the living, expired for the dead.
             assert await store.wait_for(2) == ["/w/0", "/w/1"]
@@ -77,17 +91,11 @@ def test_an_expired_lease_lets_go_without_another_call():
 
     async def main():
         store = Deleted()
-        async with serving(store, keep=1, lease_s=2.0, record=recorded.append) as (
-            service,
-            address,
-        ):
-            service._table._clock = Steady()
-            client = ParameterServerClient(address, rpc_s=60.0)
+        served = serving(store, keep=1, lease_s=2.0, record=recorded.append, clock=Steady())
+        async with served as (service, address):
             await service.publish(version(0))
-            dead = client.acquire(0)
-            await dead.__aenter__()
+            await acquire_and_die(address, 0)
             await service.publish(version(1))
-            await client._channel.close()
             assert await store.wait_for(1) == ["/w/0"]
 
     run(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 from runs import Run, plugins
 
 # A store whose last deletion never ends (version 3 retires version 2), and a tracker that never
-# closes. What they may take is shortened in the trainer's process only.
+# closes.
 PLUGIN = """
 import time
 
@@ -30,28 +30,14 @@ class StuckTracker:
         time.sleep(3600)
 
 
-def store(config, context):
-    from rlax_plugin.weights import service
-
-    service._CLOSE_S = 1.0
-    return StuckStore()
-
-
-def tracker(config, context):
-    from rlax_plugin.controller import closing
-
-    closing.TRACKERS_S = 1.0
-    return StuckTracker()
-
-
 @hookimpl
 def rlax_register_weight_store():
-    return {"stuck": Extension(NoOptions, store)}
+    return {"stuck": Extension(NoOptions, lambda config, context: StuckStore())}
 
 
 @hookimpl
 def rlax_register_tracker():
-    return {"stuck": Extension(NoOptions, tracker)}
+    return {"stuck": Extension(NoOptions, lambda config, context: StuckTracker())}
 """
 
 
@@ -63,13 +49,16 @@ def test_a_complete_run_ends_whatever_neither_deletes_nor_closes(tmp_path: Path)
         "rlax.weights={store: {name: stuck}, keep: 1}",
         "rlax.trackers=[{name: stuck}, {name: jsonl}]",
         "rlax.evaluation.problems=0",
+        "rlax.deadlines.close_s=1",
         "steps=3",
     )
     status, out = run.end()
     assert status == 0, out
     left = sorted(path.name[:8] for path in (run.dir / "weights").iterdir())
     assert left == ["00000002", "00000003"]
-    assert "tracker stuck (rlax.trackers.0) did not close within 1 s" in out
+    assert (
+        "tracker stuck (rlax.trackers.0) did not close within 1 s (rlax.deadlines.close_s)" in out
+    )
     assert "error: " not in out and "stop_s" not in out
     assert run.summary()["complete"] and len(run.steps()) == 3
     # What is started before the trackers is ended after them: nothing is skipped.

@@ -58,7 +58,7 @@ def test_trackers_close_side_by_side_and_each_says_what_it_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def two_have_ended(futures: Collection[asyncio.Future[Any]], timeout: float) -> Any:
-        assert timeout == closing.TRACKERS_S
+        assert timeout == 55.0
         while sum(future.done() for future in futures) < 2:
             await asyncio.sleep(0.01)
         return await asyncio.wait(futures, timeout=0)
@@ -79,14 +79,16 @@ def test_trackers_close_side_by_side_and_each_says_what_it_lost(
 
     async def main() -> None:
         undo = Closing(late.append)
-        undo.ends_trackers(trackers, [Choice(name=name) for name in "abc"])
+        undo.ends_trackers(trackers, [Choice(name=name) for name in "abc"], 55.0)
         await undo.aclose()
 
     with pytest.raises(OSError, match="c is gone"):
         asyncio.run(main())
     hangs.set()
     first, second = late
-    assert first.startswith("tracker a (rlax.trackers.0) did not close within 60 s")
+    assert first.startswith(
+        "tracker a (rlax.trackers.0) did not close within 55 s (rlax.deadlines.close_s)"
+    )
     assert second == "tracker b: 3 steps"
 
 

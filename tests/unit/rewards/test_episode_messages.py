@@ -11,23 +11,41 @@ from reward_pools import prompt
 
 from rlax_plugin.rewards.episodes import PlayCounts, PlayJob
 
-MESSAGES = [
-    '{"job": 1, "outcome": {"text": "", "rewards": [1e999], "ended": "cut", "metrics": {}}}',
-    '{"job": 1, "outcome": {"text": 7, "rewards": [], "ended": "done", "metrics": {}}}',
-    '{"job": 1, "outcome": {"text": "", "rewards": [1, 2], "ended": "done", "metrics": {}}}',
-    '{"job": 1, "outcome": {"text": "", "rewards": [], "ended": "late", "metrics": {}}}',
-    '{"job": 1, "call": 1, "sample": {"tokens": "?"}, "trajectory": 0}',
-    '{"job": 1, "call": 1, "sample": {"messages": [1]}, "trajectory": 0}',
-    '{"job": 1, "call": 1, "begin": ' + '"' + "x" * (1 << 20) + '"}',
-]
+OUTCOME = {"text": "", "rewards": [], "ended": "done", "metrics": {}}
+QUESTION = {"call": 1, "trajectory": 0}
+# What each says -> the error, and what must stand in it.
+MESSAGES = {
+    "infinite reward": ({"outcome": OUTCOME | {"rewards": [1e999]}}, ValueError, "not all finite"),
+    "no text": ({"outcome": OUTCOME | {"text": 7}}, TypeError, "is no text"),
+    "long text": (
+        {"outcome": OUTCOME | {"text": "x" * ((1 << 20) + 1)}},
+        ValueError,
+        "has 1048577 characters",
+    ),
+    "rewards of other turns": (
+        {"outcome": OUTCOME | {"rewards": [1, 2]}},
+        ValueError,
+        "2 rewards of 1 turns",
+    ),
+    "another end": ({"outcome": OUTCOME | {"ended": "late"}}, ValueError, "neither done nor cut"),
+    "no metrics": ({"outcome": OUTCOME | {"metrics": [1]}}, TypeError, "metrics are a list"),
+    "no end": ({"outcome": {"text": "", "rewards": []}}, KeyError, "ended"),
+    "no tokens": (QUESTION | {"sample": {"tokens": "?"}}, ValueError, "base64"),
+    "no messages": (QUESTION | {"sample": {"messages": [1]}}, ValueError, "these are no messages"),
+    "too large": (QUESTION | {"begin": "x" * (1 << 20)}, ValueError, "too much"),
+}
 
 
-@pytest.mark.parametrize("line", MESSAGES, ids=range(len(MESSAGES)))
-def test_a_message_that_is_none_is_rejected(line):
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_that_is_none_is_rejected(name):
+    message, error, words = MESSAGES[name]
+    line = json.dumps({"job": 1, **message})
+
     async def main():
-        job = PlayJob(prompt(), Played("x"), 60.0, PlayCounts())
-        with pytest.raises((ValueError, TypeError, AttributeError)):
+        counts = PlayCounts()
+        job = PlayJob(prompt(), Played("x"), 60.0, counts)
+        with pytest.raises(error, match=words):
             job.take(json.loads(line), len(line))
-        assert not job.result.done()
+        assert not job.result.done() and counts == PlayCounts()
 
     asyncio.run(main())
