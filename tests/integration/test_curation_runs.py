@@ -104,6 +104,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
                 ended(process, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_killed_measurement_ends_with_the_table_of_an_undisturbed_one(measured: Measured) -> None:
     one, other = (read_table(str(measured.directory / f"{n}.parquet")) for n in ("rates", "peace"))
     assert one.table.equals(other.table) and one.about == other.about
@@ -114,6 +115,7 @@ def test_a_killed_measurement_ends_with_the_table_of_an_undisturbed_one(measured
     assert not (measured.directory / "rates.parquet.parts").exists()
 
 
+@pytest.mark.long
 def test_an_interrupted_measurement_says_how_to_go_on(measured: Measured) -> None:
     said = " ".join(measured.interrupted.split())
     kept = re.search(rf"stopped; (\d+) of {COUNT} prompts are kept; go on with: (.*)", said)
@@ -125,6 +127,7 @@ def test_an_interrupted_measurement_says_how_to_go_on(measured: Measured) -> Non
     assert "never" in measured.undisturbed and "written to peace.parquet" in measured.undisturbed
 
 
+@pytest.mark.long
 def test_a_measured_file_is_not_written_over(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +138,7 @@ def test_a_measured_file_is_not_written_over(
     assert Path("rates.parquet").read_bytes() == before
 
 
+@pytest.mark.long
 def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +180,7 @@ def test_training_uses_the_kept_prompts_and_begins_with_their_pass_rates(
     assert json.loads((run.dir / "summary.json").read_text())["steps"] == 2
 
 
+@pytest.mark.long
 def test_a_version_and_its_checkpoint_have_the_same_pass_rates(measured: Measured) -> None:
     """Of the run that the test before has trained."""
     run, common = "runs/testing", ("--samples", "2", "rlax.curation.only=null", "--json")

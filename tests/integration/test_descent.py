@@ -86,6 +86,7 @@ def test_a_run_starts_from_another_ones_weights_and_goes_on_from_its_own(
     assert status == 2 and f"--from = '{old}@2': no longer exists" in said
 
 
+@pytest.mark.long
 def test_a_run_killed_before_its_first_checkpoint_starts_from_the_same_weights(here: Path) -> None:
     killed = train(
         here,

@@ -135,6 +135,7 @@ def mischief(texts: list[str]) -> list[str]:
     return [text[:200] for text in texts if MISCHIEF.search(text)]
 
 
+@pytest.mark.long
 def test_a_run_with_hostile_text_trains_resumes_reports_and_evaluates(nasty, capsys):
     run = Run(nasty, *SETTINGS, "steps=1000")
     run.until(lambda: len(run.steps()) >= 3, "three steps")

@@ -35,6 +35,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("engine", "max_staleness"), [("scripted", 2), ("jetstream", 4)])
 def test_nothing_is_generated_again_while_a_swap_of_weights_waits(
     tmp_path, monkeypatch, engine, max_staleness

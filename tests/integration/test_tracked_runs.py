@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from runs import Run, lines
 from wandb_files import history
 
@@ -16,6 +17,7 @@ def run(directory: Path, trackers: str, *overrides: str) -> Run:
     return Run(directory, f"rlax.trackers={trackers}", *QUICK, *overrides)
 
 
+@pytest.mark.long
 def test_a_killed_run_is_tracked_as_one(tmp_path: Path) -> None:
     trackers = "[{name: jsonl}, {name: tensorboard}, {name: wandb, mode: offline}]"
     slow = "rlax.trainer={name: bigram, train_s: 0.05, checkpoint_every: 5}"

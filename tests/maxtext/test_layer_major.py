@@ -23,7 +23,7 @@ def moe():
     return Case(scan_layers=True, **MOE)
 
 
-@pytest.fixture(params=["dense", "moe"])
+@pytest.fixture(params=["dense", pytest.param("moe", marks=pytest.mark.long)])
 def scanned(request):
     return request.getfixturevalue(request.param)
 

@@ -23,7 +23,7 @@ from rlax_plugin.records.files import RunFiles
 ROOT = Path(__file__).parents[2]
 STEPS, VOCABULARY = 2, 272
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(500)]
 
 
 def source(directory: Path) -> Path:
@@ -113,7 +113,6 @@ def test_samples_end_with_the_line_and_their_texts_before_it(home: Path) -> None
     assert ended >= 3
 
 
-@pytest.mark.long
 def test_what_was_trained_comes_out_for_transformers_and_goes_in_again(home: Path) -> None:
     done("export", "runs/tiny", "--out", "out", cwd=home)
     before, after = (load_file(home / d / "model.safetensors") for d in ("source", "out"))
@@ -129,7 +128,6 @@ def test_what_was_trained_comes_out_for_transformers_and_goes_in_again(home: Pat
         np.testing.assert_array_equal(again[name], tensor)
 
 
-@pytest.mark.long
 def test_a_model_a_file_and_a_reward_are_enough_to_train(home: Path) -> None:
     """The commands of docs/your_data.md; the run is as small as ``rlax init`` makes one."""
     (home / "models" / "smollm2").symlink_to("smollm2-135m-instruct")
@@ -153,7 +151,6 @@ def test_a_model_a_file_and_a_reward_are_enough_to_train(home: Path) -> None:
     assert audit(run).clean
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["sum", "chat"])
 def test_the_other_configs_suit_the_model(home: Path, name: str) -> None:
     """But for the lengths: the tiny model's tokens are single bytes."""

@@ -202,7 +202,7 @@ def test_tensorflow_stays_in_the_process_that_reads(prepared: Path, tmp_path: Pa
     assert done.stdout.split("\n")[0] == "15 user: say 0 False False", done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
