@@ -123,6 +123,7 @@ def test_training_goes_on_while_it_is_evaluated(disturbed):
     assert min(row["group"] for row in run.samples()) == 0  # no evaluation is recorded as generated
 
 
+@pytest.mark.long
 def test_the_same_is_measured_again_alone(disturbed):
     directory = disturbed.run.dir.parents[1]
     # Hours of generation are not lost to what only writing shows: a name that is too long.

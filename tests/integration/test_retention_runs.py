@@ -38,6 +38,7 @@ def kept_steps(files: RunFiles) -> list[int]:
     return [step for step in steps if step is not None]
 
 
+@pytest.mark.long
 def test_old_samples_go_and_a_resume_finds_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

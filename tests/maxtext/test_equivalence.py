@@ -121,10 +121,12 @@ def assert_alike(found, expected):
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_whole_model_trains_alike_in_tiles(tmp_path, dense):
     assert_alike(one_step(tmp_path, *HEADS["tied"], "num_vocab_tiling=8"), dense["tied"])
 
 
+@pytest.mark.long
 def test_tiles_and_micro_batches(tmp_path, dense):
     argv = ("num_vocab_tiling=4", "gradient_accumulation_steps=2", "per_device_batch_size=4")
     assert_alike(one_step(tmp_path, *HEADS["untied"], *argv), dense["untied"])

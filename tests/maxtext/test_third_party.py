@@ -87,6 +87,7 @@ def test_its_own_test_passes_against_what_was_installed(site, tmp_path):
     assert "2 passed" in out
 
 
+@pytest.mark.long
 def test_its_reward_is_scored_recorded_and_measured(run):
     steps = metrics(run)
     assert [line["step"] for line in steps] == [1, 2, 3]
@@ -104,6 +105,7 @@ def test_its_reward_is_scored_recorded_and_measured(run):
         assert line["reward/mean"] == pytest.approx(means[0] + WEIGHT * means[1], abs=1e-9)
 
 
+@pytest.mark.long
 def test_its_preset_is_what_trains(run):
     for line, batch in zip(metrics(run), batches(run), strict=True):
         groups: dict[int, list[dict[str, Any]]] = {}
@@ -126,6 +128,7 @@ def test_its_preset_is_what_trains(run):
         assert "objective/clip_fraction_high" not in line
 
 
+@pytest.mark.long
 def test_at_the_weights_that_generated_every_ratio_is_1(run):
     """The preset takes pi_old from the sampler and updates once per step."""
     for line in metrics(run):
@@ -137,6 +140,7 @@ def test_at_the_weights_that_generated_every_ratio_is_1(run):
         assert line["objective/effective_sample_size"] == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.long
 def test_the_weights_change_at_every_step(run):
     assert all(line["learning/grad_norm"] > 0.01 for line in metrics(run))
 
