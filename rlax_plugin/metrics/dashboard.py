@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -37,13 +38,20 @@ class Dashboard:
       console: where to; a terminal gets a live display, anything else plain lines.
       total_steps: the run's last step.
       every_s: seconds between plain lines.
+      clock: monotonic seconds, which say when a line is due.
 
     Attributes:
       workers: the live workers, read at each refresh.
     """
 
-    def __init__(self, console: Console, total_steps: int, every_s: float = 10.0):
-        self._console = console
+    def __init__(
+        self,
+        console: Console,
+        total_steps: int,
+        every_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._console, self._clock = console, clock
         self.workers: Mapping[str, Worker] = {}
         self._total_steps, self._every_s = total_steps, every_s
         self._phase = Progress(
@@ -60,7 +68,7 @@ class Dashboard:
         self._version = -1
         self._step = 0
         self._step_s: deque[float] = deque(maxlen=50)
-        self._last_line_s = 0.0
+        self._last_line_s = -math.inf
         self._live: Live | None = None
 
     def __enter__(self) -> Dashboard:
@@ -85,7 +93,7 @@ class Dashboard:
         """A phase of the trainer's own, with the latest figure of it."""
         label = f"{phase} {note}".rstrip()
         self._phase.update(self._task, description=label, completed=done, total=of)
-        now = time.monotonic()
+        now = self._clock()
         if self._live is None and now - self._last_line_s > self._every_s / 2:
             self._last_line_s = now
             self.message(f"{phase}: step {done} of at most {of} {note}")
@@ -93,7 +101,7 @@ class Dashboard:
     def reading(self, what: str, rows: int) -> None:
         """How much of a data set was read."""
         self._phase.update(self._task, description=what, completed=rows, total=None)
-        now = time.monotonic()
+        now = self._clock()
         if self._live is None and now - self._last_line_s > self._every_s:
             self._last_line_s = now
             self.message(f"{what}: {rows:,} rows")
@@ -122,7 +130,7 @@ class Dashboard:
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         self.advance(step, self._total_steps)
-        now = time.monotonic()
+        now = self._clock()
         last = step >= self._total_steps
         if self._live is None and (now - self._last_line_s > self._every_s or last):
             self._last_line_s = now

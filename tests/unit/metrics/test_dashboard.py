@@ -36,12 +36,15 @@ def test_sparklines_span_least_to_largest():
 
 def test_plain_output_names_what_matters_and_the_last_step_always():
     out_console, out = console()
-    with Dashboard(out_console, total_steps=10, every_s=3600) as dashboard:
+    now_s = [0.0]
+    with Dashboard(out_console, 10, every_s=10.0, clock=lambda: now_s[0]) as dashboard:
         dashboard.phase("training", 10)
-        dashboard._last_line_s = float("inf")  # no line is due
         for step in range(1, 10):
+            now_s[0] += 4.0
             dashboard.step(step, metrics(step / 10), step, [0, 1])
-        assert "step" not in out.getvalue()
+        # The first, and whenever more than ten seconds have passed.
+        shown = [line.split()[1] for line in out.getvalue().splitlines() if "reward" in line]
+        assert shown == ["1/10", "4/10", "7/10"]
         dashboard.step(10, metrics(0.75), 10, [0, 1])
     line = out.getvalue().splitlines()[-1]
     assert line.startswith("step 10/10  reward 0.750  staleness 2  gap p95 1.5e-06  500 ms/step")
@@ -49,21 +52,23 @@ def test_plain_output_names_what_matters_and_the_last_step_always():
 
 
 def test_the_first_step_tells_no_speed() -> None:
-    dashboard = Dashboard(console()[0], total_steps=10)
+    out_console, out = console()
+    dashboard = Dashboard(out_console, total_steps=10, every_s=0.0)
     dashboard.step(1, metrics(0.5, 0.001), 1, [])
-    line = dashboard._line()
-    assert "ms/step" not in line and "tok/s" not in line and "left" not in line
-    assert line.endswith("gap p95 1.5e-06  workers 3  version 1")
+    first = out.getvalue().rstrip()
+    assert "ms/step" not in first and "tok/s" not in first and "left" not in first
+    assert first.endswith("gap p95 1.5e-06  workers 3  version 1")
     dashboard.step(2, metrics(0.5, 0.25), 2, [])
-    assert "250 ms/step  400 tok/s" in dashboard._line()
-    assert dashboard._line().endswith("version 2  left 2 s")
+    second = out.getvalue().splitlines()[1]
+    assert "250 ms/step  400 tok/s" in second and second.endswith("version 2  left 2 s")
 
 
 def test_time_left_ignores_one_slow_step():
-    dashboard = Dashboard(console()[0], total_steps=104)
+    out_console, out = console()
+    dashboard = Dashboard(out_console, total_steps=104, every_s=0.0)
     for step, step_s in ((1, 0.001), (2, 0.5), (3, 0.5), (4, 60.0)):
         dashboard.step(step, metrics(0.0, step_s), step, [])
-    assert dashboard._left_s() == 50.0
+    assert out.getvalue().rstrip().endswith("left 50 s")
 
 
 def test_the_table_shows_the_change_in_points():
