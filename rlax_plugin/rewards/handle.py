@@ -24,6 +24,10 @@ _HOW_S = 5.0  # until one that sends nothing more has ended, if it does
 NO_ANSWER = "sent something that is not an answer"
 
 
+class KilledError(RlaxError):
+    """A signal has ended a process: a crash, or somebody outside who killed it."""
+
+
 class Lines(asyncio.Protocol):
     """Lines as they come, and the end of the connection.
 
@@ -84,7 +88,8 @@ class RewardProcess:
 
         Raises:
           DeadlineError: it took too long.
-          RlaxError: it ended at once.
+          KilledError: a signal ended it before it was ready.
+          RlaxError: it ended by itself before it was ready.
         """
         self.end()
         ours, theirs = socket.socketpair()
@@ -129,14 +134,17 @@ class RewardProcess:
             raise
 
     async def _ready(self, first: asyncio.Future[bytes]) -> Needs:
-        how = NO_ANSWER
+        how, kind = NO_ANSWER, RlaxError
         if first.cancelled():
+            process = self._process
             how = await self.how_it_ended()
+            if process is not None and (process.returncode or 0) < 0:
+                kind = KilledError
         else:
             with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
                 said = json.loads(first.result())
                 return Needs(*(bool(said[name]) for name in ("group", "tokens", "waits")))
-        raise RlaxError(f"a reward process {how} before it had started")
+        raise kind(f"a reward process {how} before it had started")
 
     @staticmethod
     async def _end_with_it(process: asyncio.subprocess.Process) -> None:

@@ -32,6 +32,7 @@ class Clock:
         self._limit_s, self._expired = limit_s, expired
         self._used_s = 0.0
         self._since_s: float | None = None
+        self._over = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -47,8 +48,8 @@ class Clock:
         return max(0.0, self._limit_s - self.used_s)
 
     def go(self, *, timer: bool = True) -> None:
-        """Runs on; ``expired`` is called only with a timer."""
-        if self._since_s is None:
+        """Runs on, unless it was ended; ``expired`` is called only with a timer."""
+        if self._since_s is None and not self._over:
             self._since_s = time.monotonic()
             if timer:
                 loop = asyncio.get_running_loop()
@@ -59,6 +60,11 @@ class Clock:
             self._used_s, self._since_s = self.used_s, None
         if self._timer is not None:
             self._timer.cancel()
+
+    def end(self) -> None:
+        """Stops for good: the process is gone, whatever the job still waits for."""
+        self.stop()
+        self._over = True
 
 
 class Priority:

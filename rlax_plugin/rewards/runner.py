@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.rewards.handle import NO_ANSWER, RewardProcess
-from rlax_plugin.rewards.jobs import Job
+from rlax_plugin.rewards.jobs import Job, Send
 from rlax_plugin.rewards.messages import ON_LOOP, line
 
 _GRACE_S = 0.1  # for a line that is there when its deadline has passed
@@ -59,7 +59,7 @@ class Runner:
         self.reserved: Job | None = None
         self._out: list[bytes] = []
         self._told: dict[bool, Any] = {}  # on the loop? -> the prompt that was sent last
-        self._numbers = 0
+        self._numbers = self._lives = 0
         self._ending: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None  # of the first one on the main thread
 
@@ -92,7 +92,7 @@ class Runner:
     def give(self, job: Job) -> None:
         """Has it do a job; ``flush`` sends it."""
         self._numbers += 1
-        job.begin(self._numbers, lambda: self._expired(job), self._send_now)
+        job.begin(self._numbers, lambda: self._expired(job), self._sender())
         with_prompt = self._told.get(job.on_loop) is not job.prompt
         data = line(job.message(with_prompt=with_prompt))
         if not job.plays:
@@ -110,6 +110,20 @@ class Runner:
         if self._out:
             self.process.send(b"".join(self._out))
             self._out.clear()
+
+    def _sender(self) -> Send:
+        """Sends to the process that there is now, and never to one that is started after it.
+
+        An answer of the policy may come when the process that asked has ended. The next one does
+        not know the question; while it starts, it understands nothing but its first message.
+        """
+        life = self._lives
+
+        def send(message: Mapping[str, Any]) -> None:
+            if life == self._lives:
+                self._send_now(message)
+
+        return send
 
     def _send_now(self, message: Mapping[str, Any]) -> None:
         self.process.send(ON_LOOP + line(message))
@@ -212,7 +226,7 @@ class Runner:
     async def _tell_how(self) -> None:
         self.up = False
         for job in self.jobs:
-            job.clock.stop()
+            job.clock.end()
         how = await self.process.how_it_ended()
         self._ending = None
         self._end_of(how)
@@ -233,12 +247,13 @@ class Runner:
     def end(self) -> None:
         """Kills it; its jobs are still its own."""
         self.up, self.reserved = False, None
+        self._lives += 1
         self._out.clear()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
         for job in self.jobs:
-            job.clock.stop()
+            job.clock.end()
         self.process.end()
 
     def clear(self) -> list[Job]:

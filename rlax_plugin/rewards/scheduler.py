@@ -11,11 +11,15 @@ from pathlib import Path
 
 from rlax_plugin.errors import DeadlineError, RlaxError
 from rlax_plugin.rewards.blame import Blame
+from rlax_plugin.rewards.handle import KilledError
 from rlax_plugin.rewards.jobs import Job, Priority
 from rlax_plugin.rewards.runner import Runner
 
 _STARTS = 3
-"""Attempts to start a process before the run ends. No sample is to blame if one does not start."""
+"""Attempts to start a process before the run ends. No sample is to blame if one does not start.
+
+When the run starts, only what a signal has ended is tried again: code that fails or hangs there
+fails and hangs every time."""
 
 _AHEAD_S, _MOST_AHEAD = 0.005, 16
 """Jobs are sent ahead of the one that a main thread runs: so many seconds' worth of them, judged by
@@ -56,12 +60,20 @@ class Scheduler:
     async def start(self) -> None:
         """Starts all processes; see ``RewardPool.start``."""
         # All of them to their end: ``close`` does not know of one that is only being started.
-        starts = (runner.start() for runner in self.runners)
+        starts = (self._first_start(runner) for runner in self.runners)
         for error in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(error, RlaxError):
                 raise self._not_started(error) from error
             if error is not None:
                 raise error
+
+    async def _first_start(self, runner: Runner) -> None:
+        for _ in range(_STARTS - 1):
+            try:
+                return await runner.start()
+            except KilledError as error:
+                self._note(f"{error}; it is started again")
+        await runner.start()
 
     def _not_started(self, error: RlaxError) -> RlaxError:
         return RlaxError(f"a reward process did not start; see {self._log} ({error})")

@@ -22,6 +22,7 @@ class Played:
       asked: (given, trajectory) of each turn since the beginning.
       beginnings: how often it was played from the beginning.
       go: turns are sampled once this is set.
+      waits: whether a turn is being sampled.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Played:
         self.asked: list[tuple[Sequence[int] | str, int]] = []
         self.contexts: list[Sequence[int] | str] = []
         self.beginnings = 1
+        self.waits = False
         self.go = asyncio.Event()
         self.go.set()
 
@@ -58,7 +60,9 @@ class Played:
         self.beginnings += 1
 
     async def sample(self, given: Sequence[int] | str, trajectory: int = 0) -> Answer:
+        self.waits = True
         await self.go.wait()
+        self.waits = False
         if not self.turns_left:
             raise EpisodeLimit("8 turns are the most")
         self.asked.append((given, trajectory))
