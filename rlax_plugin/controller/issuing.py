@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from rlax_plugin.config import RlaxSection
@@ -98,11 +99,12 @@ class Issuing(Reissuing):
         the version that it needs is not published.
         """
         one = self._history.open[group_id]
-        if one.min_version > self.latest_version:
+        request = self.refreshed(self._request(group_id, one))
+        if request.min_version > self.latest_version:
             return None
         if not self._turns.recorded(group_id):
             self._history.note(ev.Reissued(group_id, one.attempt + 1, "the trainer was restarted"))
-        return self._request(group_id, one)
+        return dataclasses.replace(request, attempt=one.attempt)
 
     @property
     def oldest_version(self) -> int:

@@ -43,11 +43,11 @@ class Staleness:
         What has been generated of it is kept as long as that is fresh enough.
         """
         wanted = max(request.min_version, self.wanted_version(next_step, 0))
-        known = [int(v) for s in request.resume if len(s.versions) for v in s.versions[[0, -1]]]
-        if not known or min(known) < wanted:
-            return dataclasses.replace(request, min_version=wanted, resume=())
-        # A sample's versions never go backwards: it goes on with what it has, or with newer ones.
-        return dataclasses.replace(request, min_version=max(wanted, *known))
+        oldest = min((int(s.versions[0]) for s in request.resume if len(s.versions)), default=-1)
+        resume = request.resume if oldest >= wanted else ()
+        # What is kept may need newer weights to go on with (``Request.needs_version``). Whether it
+        # is too old is decided by its oldest token, by workers too.
+        return dataclasses.replace(request, min_version=wanted, resume=resume)
 
     def oldest(self, step: int) -> int:
         """The oldest version whose tokens can train at ``step``."""

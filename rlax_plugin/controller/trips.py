@@ -138,6 +138,7 @@ class Trips:
         if seeds := whole.seeds[len(scored.episodes) :]:
             reached(FaultPoint.PILOTS_SCORED)
             others = dataclasses.replace(completed.request, seeds=seeds, resume=())
+            others = self._reissuing.refreshed(others)
             oldest = min(s.versions.min() for e in scored.episodes for s in e.sampled)
             try:
                 rest = await self._other_samples(others, int(oldest))

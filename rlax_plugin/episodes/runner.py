@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.environment import Environment, Outcome
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rollouts.dispatch import Dispatcher
+from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS, Dispatcher
 from rlax_plugin.rollouts.fleet import Worker
 from rlax_plugin.rollouts.requests import single_turn
 from rlax_plugin.rollouts.tickets import Completed, trusted
@@ -31,6 +32,11 @@ from rlax_plugin.types import (
     Turn,
     Unscored,
 )
+
+# Attempt numbers of later turns. Each asking has its own, with room for the attempts that the
+# dispatcher makes of it: an episode that is played once more asks for the same turns, while workers
+# may yet be told to give up those of the first time. They are int32 on the wire.
+_ATTEMPTS = range(1, 2**31 - MAX_ATTEMPTS, MAX_ATTEMPTS + 1)
 
 SeedOf = Callable[[int, int, int], int]
 """(sample, trajectory, turn) -> its 64-bit seed."""
@@ -82,6 +88,7 @@ class EpisodeRunner:
         check_environment(section, environment)
         self._section, self._source = section, source
         self.environment, self._dispatcher = environment, dispatcher
+        self._attempts = itertools.cycle(_ATTEMPTS)
 
     async def run(
         self,
@@ -126,8 +133,9 @@ class EpisodeRunner:
         return self._dispatcher.vocabulary
 
     async def ask(self, request: Request) -> Completed:
-        """Has a later turn generated."""
-        return await self._dispatcher.submit(request)
+        """Has a later turn generated, whose attempt is numbered here."""
+        numbered = replace(request, attempt=next(self._attempts))
+        return await self._dispatcher.submit(numbered)
 
 
 class _Group:

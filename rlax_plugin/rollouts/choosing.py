@@ -31,7 +31,7 @@ def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
     may = [w for w in ready if takes(w, ticket)]
     may = [w for w in may if w.identity not in ticket.failed_on] or may
     free = [w for w in may if not w.assigned or w.assigned + size <= 2 * w.slots]
-    able = [w for w in free if w.version >= ticket.request.min_version] or free
+    able = [w for w in free if w.version >= ticket.request.needs_version] or free
     if ticket.request.resume:
         able = [w for w in able if goes_on(w, ticket)] or able
     # The least loaded one, by share of its slots: equal work for unequal machines.

@@ -282,7 +282,7 @@ class ScriptedEngine(RolloutEngine):
 
         samples = [ScriptedSample.resumed(one, finder()) for one in request.resume]
         samples = samples or [ScriptedSample(seed, finder=finder()) for seed in request.seeds]
-        one = self._asked[attempt] = _Asked(request, request.min_version, samples)
+        one = self._asked[attempt] = _Asked(request, request.needs_version, samples)
         one.task = asyncio.current_task()
         try:
             await self._in_slots(one, on_reply, finder)

@@ -136,7 +136,7 @@ class RolloutService(rpc.RolloutServicer):
 
     Args:
       section: its limits are held here, so that no request can harm the engine.
-      on_wanted: called with the newest ``min_version`` of each call.
+      on_wanted: called with the newest version that requests of a call need.
       has_weights: whether there are proved weights of the trainer process that is running.
     """
 
@@ -168,7 +168,7 @@ class RolloutService(rpc.RolloutServicer):
             if why := rejection(message, self._section, has.vocabulary, has.side):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         requests = [request_from_proto(message, has.side) for message in request.requests]
-        self._on_wanted(max((r.min_version for r in requests), default=0))
+        self._on_wanted(max((r.needs_version for r in requests), default=0))
         call = _Call({r.key: r for r in requests}, {r.key: r.resume for r in requests})
         # When the caller gives up, gRPC cancels this coroutine, and with it the generation.
         generation = self._calls[call] = asyncio.ensure_future(

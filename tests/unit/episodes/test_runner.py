@@ -13,6 +13,7 @@ from sections import section_with
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.environment import EpisodeLimit, Outcome
+from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS
 from rlax_plugin.rollouts.requests import sample_seed
 from rlax_plugin.rollouts.tickets import Completed
 from rlax_plugin.testing import make_prompt, make_sampled
@@ -134,7 +135,7 @@ def test_later_turns_are_asked_for_with_their_own_seed_and_room() -> None:
     assert one.seeds == (seed_of(1, 0, 1),) and two.seeds == (seed_of(1, 1, 0),)
     assert len({seed_of(1, 0, 0), *one.seeds, *two.seeds}) == 3
     assert one.min_version == 4  # the newest of its trajectory, though the group needs but 3
-    assert two.min_version == 3 and one.attempt == two.attempt == 1
+    assert two.min_version == 3
     assert one.session == two.session == "train/9/1"
     assert one.sampling == SamplingParams(temperature=0.7, max_new_tokens=6, stop_ids=(1,))
     assert [e.index for e in found.episodes] == [0, 1]
@@ -202,6 +203,24 @@ def test_all_workers_of_an_episode_are_known_and_a_distrusted_one_answers_in_vai
     # What it has answered is not taken up: the turn is asked for again.
     assert [r.key.turn for r in workers.requests] == [1, 1, 0]
     assert found.workers == (W, other)
+
+
+def test_an_episode_that_is_played_again_asks_with_other_attempts() -> None:
+    """What workers were told to give up of the first time must not end the second."""
+
+    async def twice(played: Any) -> Outcome:
+        await played.sample([5])
+        played.begin_again()  # as when its process has ended
+        await played.sample([6])  # not what was asked then, so that it is sampled anew
+        return Outcome()
+
+    workers = Workers()
+    run(Pool(twice, twice), workers)
+    assert len(workers.requests) == 4 and len({r.key for r in workers.requests}) == 2
+    attempts = sorted(r.attempt for r in workers.requests)
+    assert attempts[0] >= 1
+    # The dispatcher may issue each of them again so many times.
+    assert min(np.diff(attempts)) > MAX_ATTEMPTS
 
 
 def test_a_deterministic_run_needs_an_environment_that_is() -> None:

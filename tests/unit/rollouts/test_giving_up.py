@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
-from dispatching import answer, join, make, request, run
+from dispatching import GONE, answer, join, make, request, run
+from sections import section_with
 
+from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.rollouts.tickets import GivenUp
 from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.wire import key_from_proto, reply_to_proto
+from rlax_plugin.testing import make_sampled
 from rlax_plugin.types import Key
 
 
@@ -109,6 +115,67 @@ def test_what_waits_for_a_worker_waits_for_newer_weights():
         await asyncio.gather(trains, evaluates)
         # ``refresh`` of the tests adds one.
         assert [(r.key.purpose, r.min_version) for r in stub.requests] == [(0, 1), (1, 0)]
+        await dispatcher.close()
+
+    run(main)
+
+
+async def left_over(fleet: Any, dispatcher: Any, *versions: int) -> Any:
+    """A request that a worker has begun with these versions, and was lost with."""
+
+    def begin(message: pb.Request) -> Any:
+        samples = [make_sampled(len(versions), versions=versions_of(versions), finish=None)]
+        yield reply_to_proto(key_from_proto(message.key), samples)
+        GONE(message)
+
+    await join(fleet, "lost", begin, version=versions[-1])
+    ticket = dispatcher.submit(request(0, samples=1))
+    await settle()
+    assert dispatcher.reissued == 1 and list(fleet.workers) == []
+    return ticket
+
+
+def versions_of(versions: Sequence[int]) -> np.ndarray:
+    return np.array(versions, np.int32)
+
+
+def bounds(next_step: list[int]) -> Any:
+    staleness = Staleness(section_with(staleness={"max_staleness": 3}), groups=4)
+    return lambda request: staleness.refreshed(request, next_step[0])
+
+
+def test_what_goes_on_from_older_tokens_is_too_old_by_its_oldest_for_both_sides():
+    async def main():
+        next_step = [6]
+        fleet, dispatcher, lost = make(bounds(next_step))
+        ticket = await left_over(fleet, dispatcher, 3, 5)
+        held = Held()
+        await held.join(fleet)
+        await settle()
+        next_step[0] = 7
+        dispatcher.give_up_older(4)
+        await settle()
+        assert held.asked == [([], 4)]
+        held.give_up(0, 2)
+        with pytest.raises(GivenUp):
+            await ticket
+        assert len(lost) == 1 and lost[0].startswith("lost: ")  # and no distrusted one
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_what_waits_with_tokens_that_become_too_old_begins_anew():
+    async def main():
+        next_step = [6]
+        fleet, dispatcher, _ = make(bounds(next_step))
+        ticket = await left_over(fleet, dispatcher, 3, 5)
+        next_step[0] = 7
+        dispatcher.give_up_older(4)
+        stub = await join(fleet, "a", answer, version=5)
+        await ticket
+        (asked,) = stub.requests
+        assert asked.min_version == 4 and not asked.resume
         await dispatcher.close()
 
     run(main)
