@@ -100,21 +100,25 @@ class Whitening(Section):
 class BatchNormalised(Whitening):
     """A = (x - mean) / std over the batch: REINFORCE++, https://arxiv.org/abs/2501.03262.
 
-    x is R; with ``baseline: group_mean`` it is R - mean of the group. With KL in the reward, the KL
-    rewards of this token and of all later tokens of the sample are added to x.
+    x is R, the reward of the sample as a whole. With ``baseline: group_mean``, the group's mean of
+    all rewards, those of tokens included and the KL excluded, is subtracted from it. The rewards of
+    this token and of all later tokens of the sample are added to x, and with KL in the reward their
+    KL rewards too.
     """
 
     baseline: Literal["none", "group_mean"] = Field(
         "none",
-        description="value subtracted from the reward before whitening: none, or the mean reward "
-        "of the group",
+        description="value subtracted from the reward before whitening: none, or the group's mean "
+        "of all rewards, including those of turns and tokens",
     )
 
     def __call__(self, outcomes: Outcomes) -> np.ndarray:
         rewards_n = outcomes.rewards_n
         if self.baseline == "group_mean":
-            alone = Outcomes(rewards_n, outcomes.lengths_n, outcomes.group_n)
-            rewards_n = per_group(lambda rewards_g, lengths_g: rewards_g - rewards_g.mean())(alone)
+            paid = Outcomes(outcomes.paid_n, outcomes.lengths_n, outcomes.group_n)
+            centred_n = per_group(lambda paid_g, lengths_g: paid_g - paid_g.mean())(paid)
+            # What is paid at tokens is in the returns already.
+            rewards_n = centred_n - (outcomes.paid_n - rewards_n)
         return self.whitened(replace(outcomes, rewards_n=rewards_n).returns_nt, outcomes)
 
 

@@ -251,7 +251,14 @@ class Playing(PlayedEpisode):
             text=self.answer.text if text is None else harmless(text),
             ended="cut" if cut else "done",
             texts=tuple(texts[1:]),
+            order=self._places_in_time(),
         )
+
+    def _places_in_time(self) -> tuple[int, ...]:
+        """See ``Episode.order``."""
+        of_turn = {turn: place for place, turn in enumerate(self._order)}
+        places = tuple(of_turn[turn] for turn in sorted(of_turn))
+        return () if places == tuple(range(len(places))) else places
 
     def of_turns(self, rewards: Sequence[float]) -> list[float]:
         """Rewards, one per turn as they were answered, in the order of the episode's rows."""

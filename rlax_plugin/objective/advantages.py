@@ -17,7 +17,10 @@ import numpy as np
 
 from rlax_plugin.config import Overlong
 from rlax_plugin.errors import TrainingError
-from rlax_plugin.types import Score, ScoredGroup
+from rlax_plugin.types import Episode, Score, ScoredGroup
+
+PAID_AT_TOKENS = "rl_paid_at_tokens"
+"""float64: ``Outcomes.paid_at_tokens_n`` of a token's episode, in a batch with token rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,12 @@ class Outcomes:
 
     Attributes:
       rewards_n: of whole samples, shaped.
-      lengths_n: int, completion tokens.
+      lengths_n: int, completion tokens. The tokens of a sample are in the order in which they were
+        answered, whichever trajectories they belong to.
       group_n: int, samples of one group share a number.
       token_rewards_nt: paid per token in addition, 0 behind a sample's end; None: nothing is.
+      paid_at_tokens_n: sum of the token rewards that rewards and the environment paid, without KL
+        rewards; None: they paid none.
       values_nt: a critic's value of the state before each token; None without a critic.
     """
 
@@ -37,6 +43,7 @@ class Outcomes:
     group_n: np.ndarray
     token_rewards_nt: np.ndarray | None = None
     values_nt: np.ndarray | None = None
+    paid_at_tokens_n: np.ndarray | None = None
 
     @property
     def mask_nt(self) -> np.ndarray:
@@ -49,6 +56,13 @@ class Outcomes:
         if self.token_rewards_nt is None:
             return self.rewards_n
         return self.rewards_n + self.token_rewards_nt.sum(axis=1)
+
+    @property
+    def paid_n(self) -> np.ndarray:
+        """What rewards and the environment paid for a sample, at its tokens and as a whole."""
+        if self.paid_at_tokens_n is None:
+            return self.rewards_n
+        return self.rewards_n + self.paid_at_tokens_n
 
     @property
     def returns_nt(self) -> np.ndarray:
@@ -114,19 +128,27 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.nd
     lengths_n = np.array([episode.tokens for group in groups for episode in group.episodes])
     group_n = np.repeat(np.arange(len(groups)), [len(group.episodes) for group in groups])
     scored_n = ~np.isnan(rewards_n)  # the others say nothing and influence no other
+    episodes = [episode for group in groups for episode in group.episodes]
+    pairs = [(e, s) for e, s in zip(episodes, scores, strict=True) if isinstance(s, Score)]
+    token_rewards_nt = _token_rewards(pairs, lengths_n[scored_n])
     outcomes = Outcomes(
         rewards_n[scored_n],
         lengths_n[scored_n],
         group_n[scored_n],
-        _token_rewards([s for s in scores if isinstance(s, Score)], lengths_n[scored_n]),
+        token_rewards_nt,
+        paid_at_tokens_n=None if token_rewards_nt is None else token_rewards_nt.sum(axis=1),
     )
     found_nt = _computed(slot, outcomes)
     ends = np.cumsum([len(group.episodes) for group in groups])
     differs_nt = found_nt != found_nt[:, :1]
     if differs_nt.any() and (differs_nt & outcomes.mask_nt).any():
         if outcomes.token_rewards_nt is not None:
+            in_time_nt = np.where(outcomes.mask_nt, found_nt, 0.0)
             advantages_nt = np.zeros((len(rewards_n), found_nt.shape[1]))
-            advantages_nt[scored_n] = np.where(outcomes.mask_nt, found_nt, 0.0)
+            for index, (episode, _), in_time_t in zip(
+                np.flatnonzero(scored_n), pairs, in_time_nt, strict=True
+            ):
+                advantages_nt[index, episode.tokens_in_time] = in_time_t[: episode.tokens]
             return tuple(np.split(advantages_nt, ends[:-1]))
         raise TrainingError(
             "the advantage slot gives the tokens of a sample different advantages, but there are "
@@ -137,14 +159,16 @@ def of_groups(slot: AdvantageSlot, groups: Sequence[ScoredGroup]) -> tuple[np.nd
     return tuple(np.split(advantages_n, ends[:-1]))
 
 
-def _token_rewards(scores: Sequence[Score], lengths_n: np.ndarray) -> np.ndarray | None:
-    """float64 [n, longest]; None if nothing was paid at a token."""
-    if not any(score.token_rewards for score in scores):
+def _token_rewards(
+    scored: Sequence[tuple[Episode, Score]], lengths_n: np.ndarray
+) -> np.ndarray | None:
+    """float64 [n, longest], in the order of time; None if nothing was paid at a token."""
+    if not any(score.token_rewards for _, score in scored):
         return None
-    paid_nt = np.zeros((len(scores), int(lengths_n.max(initial=0))))
-    for paid_t, score in zip(paid_nt, scores, strict=True):
+    paid_nt = np.zeros((len(scored), int(lengths_n.max(initial=0))))
+    for paid_t, (episode, score) in zip(paid_nt, scored, strict=True):
         if score.token_rewards:
-            rewards = np.concatenate(score.token_rewards)
+            rewards = np.concatenate(score.token_rewards)[episode.tokens_in_time]
             paid_t[: len(rewards)] = rewards
     return paid_nt
 
@@ -169,8 +193,8 @@ def of_batch(
     """Advantages of a laid-out batch, float64 [rows, length], 0 outside of completions.
 
     Args:
-      arrays: of ``objective/batches.py``: ``rl_rewards``, ``rl_group`` and ``rl_episode`` are
-        read.
+      arrays: of ``objective/batches.py``: ``rl_rewards``, ``rl_group``, ``rl_episode`` and
+        ``rl_place`` are read, and ``rl_paid_at_tokens`` where it is there.
       token_rewards_bt, values_bt: see ``Outcomes``; read at the tokens of completions.
 
     Raises:
@@ -193,6 +217,9 @@ def of_batch(
         group_n=np.array([arrays["rl_group"][b[0], t[0]] for b, t in places], int),
         token_rewards_nt=spread(token_rewards_bt),
         values_nt=spread(values_bt),
+        paid_at_tokens_n=None
+        if (paid_bt := arrays.get(PAID_AT_TOKENS)) is None
+        else np.array([paid_bt[b[0], t[0]] for b, t in places], np.float64),
     )
     advantages_bt = np.zeros(arrays["rl_rewards"].shape)
     for (rows, t), advantages_t in zip(places, _computed(slot, outcomes), strict=True):
@@ -203,15 +230,15 @@ def of_batch(
 def completions(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(rows, positions) of the sampled tokens of each episode of a batch that has a reward.
 
-    They lie in one row, unless the episode has several trajectories.
+    They lie in one row, unless the episode has several trajectories. Tokens are in the order in
+    which they were answered, wherever they lie.
 
     Args:
-      arrays: of ``objective/batches.py``: ``rl_episode`` is read.
+      arrays: of ``objective/batches.py``: ``rl_episode`` and ``rl_place`` are read.
     """
     rows, positions = np.nonzero(arrays["rl_episode"])
     episodes = arrays["rl_episode"][rows, positions]
-    # A stable sort: trajectories in the order of rows, tokens in the order of positions.
-    order = np.argsort(episodes, kind="stable")
+    order = np.lexsort((arrays["rl_place"][rows, positions], episodes))
     ends = np.flatnonzero(np.diff(episodes[order])) + 1
     for found in np.split(order, ends) if len(order) else ():
         yield rows[found], positions[found]

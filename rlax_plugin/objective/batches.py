@@ -14,6 +14,7 @@ import numpy as np
 
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.objective.advantages import PAID_AT_TOKENS
 from rlax_plugin.objective.arrays import ArraySpec
 from rlax_plugin.types import Episode, Score, ScoredGroup, TrainBatch, Trajectory
 
@@ -45,9 +46,13 @@ HOST_ARRAYS: dict[str, ArraySpec] = {
     "rl_group": _INT32,
     "rl_episode": _INT32,
     "rl_rewards": ArraySpec(np.dtype(np.float64)),
+    # The token's place in time among the sampled tokens of its episode, from 1: trajectories lie in
+    # different rows, in any order, and an environment may go from one to another and back.
+    "rl_place": _INT32,
 }
 TOKEN_REWARDS = "rl_token_rewards"
-"""float64, what was paid at a token; only in a batch in which something was."""
+"""float64, what was paid at a token; only in a batch in which something was, ``PAID_AT_TOKENS``
+beside it."""
 
 
 def sizes(groups: Sequence[ScoredGroup]) -> list[int]:
@@ -160,12 +165,13 @@ def build_arrays(
         arrays[side].fill(pad_id)
         arrays[f"{side}_position"][:] = position_t
     if any(s.token_rewards for g in groups for s in g.scores if isinstance(s, Score)):
-        arrays[TOKEN_REWARDS] = np.zeros((rows, length))
+        arrays |= {name: np.zeros((rows, length)) for name in (TOKEN_REWARDS, PAID_AT_TOKENS)}
     remaining, episodes = iter(places), itertools.count(1)
     for number, (group, advantages) in enumerate(zip(groups, batch.advantages, strict=True), 1):
         for episode, score, advantage in zip(group.episodes, group.scores, advantages, strict=True):
             trains, episode_number = not (mask_truncated and episode.truncated), next(episodes)
             paid, done = iter(score.token_rewards if isinstance(score, Score) else ()), 0
+            place_t = 1 + np.argsort(episode.tokens_in_time)
             for trajectory in episode.trajectories:
                 row, start, segment = next(remaining)
                 end = start + trajectory.length - 1
@@ -184,7 +190,9 @@ def build_arrays(
                     at = begin + count
                     if TOKEN_REWARDS in arrays:
                         arrays[TOKEN_REWARDS][row, begin:at] = next(paid, 0.0)
+                        arrays[PAID_AT_TOKENS][row, begin:at] = score.total - score.at_the_end
                     own = advantage if advantage.ndim == 0 else advantage[done : done + count]
+                    own_place_t = place_t[done : done + count]
                     done += count
                     for name, values in (
                         ("rl_mask", trains),
@@ -194,6 +202,7 @@ def build_arrays(
                         ("rl_group", number),
                         ("rl_episode", episode_number),
                         ("rl_rewards", score.at_the_end),
+                        ("rl_place", own_place_t),
                     ):
                         arrays[name][row, begin:at] = values
     return arrays

@@ -120,6 +120,8 @@ class _Rows:
             self._arrays[SIDE + name] = _arrays(table.column(SIDE + name), dtype.str)
             self._trailing[name] = json.loads((field.metadata or {}).get(b"trailing", b"[]"))
         self._count = table.num_rows
+        # Kept in a ledger by an earlier version of this project.
+        self._columns.setdefault("turn_order", [None] * self._count)
 
     def groups(self) -> Iterator[RecordedGroup]:
         of_row = self._columns["group"]
@@ -173,7 +175,15 @@ class _Rows:
             text=one["completion"][first],
             ended=one["ended"][first] or "done",
             texts=tuple(one["texts"][first] or ()),
+            order=self._order(rows),
         )
+
+    def _order(self, rows: list[int]) -> tuple[int, ...]:
+        order = [place for row in rows for place in self._columns["turn_order"][row] or ()]
+        turns = sum(len(self._columns["finish"][row]) for row in rows)
+        if order and sorted(order) != list(range(turns)):
+            raise ValueError(f"turn_order is {order}: each of {turns} turns has a place of its own")
+        return tuple(order)
 
     def _trajectory(self, row: int) -> Trajectory:
         one = self._columns

@@ -44,6 +44,7 @@ SCHEMA = pa.schema(
         ("completion", pa.string()),  # what rewards read
         ("texts", pa.list_(pa.string())),  # of several turns: given, sampled, given, ...
         ("ended", pa.string()),  # null: done
+        ("turn_order", pa.list_(pa.int32())),  # see Episode.order; null: as the rows have them
         ("given", pa.list_(pa.int32())),
         ("given_lengths", pa.list_(pa.int32())),  # of each turn; null: one turn
         ("tokens", pa.list_(pa.int32())),
@@ -67,7 +68,7 @@ SCHEMA = pa.schema(
 )
 OPTIONAL = frozenset(
     (
-        *("prompt_tokens", "metadata", "texts", "ended"),
+        *("prompt_tokens", "metadata", "texts", "ended", "turn_order"),
         *("given_lengths", "sampled_lengths", "worker_counts"),
         *("reward_metrics", "token_rewards", "reward_error"),
         *("advantage", "token_advantages", "pass_rate_before", "rejected"),
@@ -152,6 +153,7 @@ def _table(
         }.items()
     }
     columns["trajectory"] = [n for e in episodes for n in range(len(e.trajectories))]
+    columns["turn_order"] = list(_turn_order(episodes))
     columns["token_rewards"] = list(_token_rewards(episodes, scored))
     columns["token_advantages"] = _token_advantages(episodes, advantages)
     columns |= _turn_columns(trajectories, turns)
@@ -176,6 +178,13 @@ def _tokens_apart(tokens: np.ndarray, episodes: Sequence[Episode]) -> list[int] 
 
 def _json(values: Mapping[str, Any]) -> str | None:
     return json.dumps(dict(values)) if values else None
+
+
+def _turn_order(episodes: Sequence[Episode]) -> Iterable[tuple[int, ...] | None]:
+    for episode in episodes:
+        order = iter(episode.order)
+        for trajectory in episode.trajectories:
+            yield tuple(next(order) for _ in trajectory.turns) if episode.order else None
 
 
 def _token_rewards(

@@ -99,7 +99,7 @@ def episode_to(episode: Episode, prompt: Prompt, tokens: bool) -> dict[str, Any]
         "lengths": lengths_of(episode),
     }
     if tokens:
-        shown["texts"] = episode.texts
+        shown |= {"texts": episode.texts, "order": episode.order}
         shown["trajectories"] = [
             [
                 {
@@ -128,6 +128,7 @@ def episode_from(message: Mapping[str, Any], prompt: Prompt) -> Episode:
         text=message["text"],
         ended=message["ended"],
         texts=tuple(message.get("texts", ())),
+        order=tuple(message.get("order", ())),
     )
 
 

@@ -302,6 +302,7 @@ def _advantages(
         "rl_rewards": np.where(mask_bt, rewards_b[:, None], 0.0),
         "rl_group": np.where(mask_bt, group_b[:, None], 0),
         "rl_episode": np.where(mask_bt, 1 + np.arange(len(rewards_b))[:, None], 0),
+        "rl_place": np.where(mask_bt, np.cumsum(mask_bt, axis=1), 0),
     }
 
     def returns(outcomes: advantages.Outcomes) -> np.ndarray:

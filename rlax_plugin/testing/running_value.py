@@ -36,17 +36,18 @@ class RunningValue(BatchSignal[object]):
 
     def complete(self, model: object, step: int, batch: Mapping[str, np.ndarray]) -> Arrays:
         values_bt = self.arrays[_VALUES].zeros(*batch["rl_mask"].shape)
-        for prompt, row, t in _samples(batch):
-            values_bt[row, t] = self._values.get(prompt, 0.0)
+        for prompt, rows, t in _samples(batch):
+            values_bt[rows, t] = self._values.get(prompt, 0.0)
         self.metrics = {"objective/running_value": float(values_bt[batch["rl_mask"] > 0].sum())}
         return {_VALUES: values_bt}
 
     def learn(self, model: object, step: int, batch: Mapping[str, np.ndarray]) -> None:
         """Takes in the groups of a batch, in their order."""
         rewards: dict[tuple[int, int], list[float]] = {}  # of (group's number, prompt)
-        for prompt, row, t in _samples(batch):
-            group = int(batch["rl_group"][row, t[0]])
-            rewards.setdefault((group, prompt), []).append(float(batch["rl_rewards"][row, t[0]]))
+        for prompt, rows, t in _samples(batch):
+            first = (rows[0], t[0])
+            paid = rewards.setdefault((int(batch["rl_group"][first]), prompt), [])
+            paid.append(float(batch["rl_rewards"][first]))
         for (_, prompt), paid in sorted(rewards.items()):
             mean = sum(paid) / len(paid)
             before = self._values.get(prompt, mean)
@@ -73,12 +74,12 @@ def less_value(outcomes: Outcomes) -> np.ndarray:
     return outcomes.totals_n[:, None] - outcomes.values_nt
 
 
-def _samples(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[int, int, np.ndarray]]:
-    """(hash of the prompt's tokens, row, positions of the completion) of every scored sample."""
+def _samples(batch: Mapping[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """(hash of the prompt's tokens, rows and positions of the completion) of each scored sample."""
     for rows, t in completions(batch):
         row = int(rows[0])
         segments_t = batch["inputs_segmentation"][row]
         start = int(np.argmax(segments_t == segments_t[t[0]]))
         tokens = batch["inputs"][row, start : t[0] + 1]
         digest = hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=8).digest()
-        yield int.from_bytes(digest), row, t
+        yield int.from_bytes(digest), rows, t

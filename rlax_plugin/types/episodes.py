@@ -48,6 +48,8 @@ class Episode:
       ended: "done" by the environment, or "cut" at a limit on turns, tokens or time.
       texts: of an episode of several turns, what each turn gave and what was sampled, in turns; the
         prompt left out. Empty where ``text`` says it all.
+      order: of each turn, in the order of ``sampled``, its place in time, from 0: an environment
+        may go from one trajectory to another and back. (): they were answered in that order.
     """
 
     index: int
@@ -55,10 +57,11 @@ class Episode:
     text: str = ""
     ended: Literal["done", "cut"] = "done"
     texts: tuple[str, ...] = ()
+    order: tuple[int, ...] = ()
 
     @property
     def sampled(self) -> Iterator[Sampled]:
-        """What was sampled, turn by turn."""
+        """What was sampled, turn by turn, trajectory by trajectory; see ``order``."""
         return (turn.sampled for one in self.trajectories for turn in one.turns)
 
     @property
@@ -69,7 +72,21 @@ class Episode:
     @property
     def truncated(self) -> bool:
         """Whether it was cut before it had ended by itself."""
-        return self.ended == "cut" or self.trajectories[-1].turns[-1].sampled.finish == "length"
+        samples = list(self.sampled)
+        last = samples[int(np.argmax(self.order))] if self.order else samples[-1]
+        return self.ended == "cut" or last.finish == "length"
+
+    @property
+    def tokens_in_time(self) -> np.ndarray:
+        """int [sampled tokens]: which token was the first, the second, ..., as they were answered.
+
+        Tokens are counted from 0 in the order of ``sampled``.
+        """
+        if not self.order:
+            return np.arange(self.tokens)
+        lengths = [len(s.tokens) for s in self.sampled]
+        of_turns = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+        return np.concatenate([of_turns[turn] for turn in np.argsort(self.order)])
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -86,8 +103,8 @@ class Score:
       parts: what each of ``rlax.rewards`` gave, in their order. They are not weighted: without
         an environment that gives rewards, ``total`` is their sum, each times its ``weight``.
       metrics: further figures of rewards, by name; they do not train.
-      token_rewards: float64 [sampled tokens] for each turn of all trajectories, in order: the part
-        of ``total`` that was paid at a token; (): none.
+      token_rewards: float64 [sampled tokens] for each turn, in the order of ``Episode.sampled``;
+        the part of ``total`` that was paid at a token; (): none.
     """
 
     total: float
@@ -175,7 +192,8 @@ class TrainBatch:
       step: the training step it is for, counts from 1; its update produces version ``step``.
       groups: in row order.
       advantages: of each group float64 [episodes], or [episodes, sampled tokens of the longest]
-        where they differ within an episode; computed over the whole batch.
+        where they differ within an episode, in the order of ``Episode.sampled``; computed over the
+        whole batch.
     """
 
     step: int

@@ -43,6 +43,7 @@ def batch(step):
     arrays["rl_staleness"][:] = (np.arange(ROWS)[:, None] % 3 + 1) * arrays["rl_mask"]
     arrays["rl_group"][:] = (np.arange(ROWS)[:, None] // 4 + 1) * arrays["rl_mask"]
     arrays["rl_episode"][:] = (np.arange(ROWS)[:, None] + 1) * arrays["rl_mask"]
+    arrays["rl_place"][:] = np.cumsum(arrays["rl_mask"], axis=1) * arrays["rl_mask"]
     arrays["rl_rewards"][:] = np.arange(ROWS)[:, None] * arrays["rl_mask"]
     return arrays
 

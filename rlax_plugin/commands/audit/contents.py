@@ -365,6 +365,7 @@ def _digest(recorded: RecordedGroup) -> str:
         (group.attempt, group.prompt.id, group.prompt.tokens.tolist(), rejected),
         *(s.total if isinstance(s, Score) else None for s in group.scores),
         *(r.tobytes() for s in group.scores if isinstance(s, Score) for r in s.token_rewards),
+        *(e.order for e in group.episodes if e.order),
         *((i, n, t.sampled.seed, t.sampled.finish, t.sampled.workers) for i, n, t in turns),
         *(t.given.tobytes() for _, _, t in turns),
         *(getattr(s, name).tobytes() for s in group.sampled for name in _PER_TOKEN),

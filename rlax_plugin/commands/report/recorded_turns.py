@@ -24,7 +24,7 @@ class Recorded:
 
     Attributes:
       row: the columns that a row of the table is made of, of its first trajectory; ``workers``,
-        ``finish`` and ``token_advantages`` are those of all.
+        ``finish``, ``turn_order`` and ``token_advantages`` are those of all.
       arrays: of what was sampled in all its turns: tokens, log-probs, versions.
       turns: [what was given, what was sampled, its number of tokens, how it ended, what was paid at
         its tokens or None, trajectory] for each; empty where there is only one.
@@ -49,7 +49,7 @@ def recorded_in(table: pa.Table) -> Iterator[Recorded]:
             row=first
             | {
                 name: [value for row in of_rows for value in row[name] or ()]
-                for name in ("workers", "finish", "token_advantages")
+                for name in ("workers", "finish", "turn_order", "token_advantages")
             },
             arrays={
                 name: np.concatenate([np.asarray(values[at]) for values in of_arrays])

@@ -97,7 +97,8 @@ class Batch(NamedTuple):
 
 def laid_out(s: Samples, rows: list[list[int]]) -> Batch:
     """``rows`` says which samples stand in which row, in order of the samples."""
-    names = ("rl_mask", "rl_group", "rl_episode", "rl_rewards", "targets_segmentation", *s.tokens)
+    host = ("rl_group", "rl_episode", "rl_place", "rl_rewards")
+    names = ("rl_mask", *host, "targets_segmentation", *s.tokens)
     arrays = {name: np.zeros((ROWS, LENGTH)) for name in names}
     places = []
     for row, members in enumerate(rows):
@@ -109,12 +110,13 @@ def laid_out(s: Samples, rows: list[list[int]]) -> Batch:
             arrays["rl_mask"][place] = 1
             arrays["rl_group"][place] = 1 + sample // GROUP
             arrays["rl_episode"][place] = 1 + sample
+            arrays["rl_place"][place] = 1 + np.arange(s.lengths_n[sample])
             arrays["rl_rewards"][place] = s.rewards_n[sample]
             for name, values_nt in s.tokens.items():
                 arrays[name][place] = values_nt[sample, : s.lengths_n[sample]]
             places.append(place)
             at = end
-    integer = ("rl_mask", "rl_group", "rl_episode", "targets_segmentation")
+    integer = ("rl_mask", "rl_group", "rl_episode", "rl_place", "targets_segmentation")
     integer = (*integer, "rl_old_known", "rl_staleness")
     arrays |= {name: arrays[name].astype(np.int32) for name in integer}
     return Batch(arrays, places)
@@ -161,7 +163,7 @@ def computed(name: str, arrays: dict[str, np.ndarray], sequences: int = 1):
     data = {
         key: x_bt if x_bt.dtype == np.int32 else x_bt.astype(real)
         for key, x_bt in arrays.items()
-        if key not in ("rl_group", "rl_episode", "rl_rewards", "values")
+        if key not in ("rl_group", "rl_episode", "rl_place", "rl_rewards", "values")
     }
     scores = (data.pop("logprobs"), data.pop("entropy"))
     (loss_sum, (weight, metrics)), grad_bt = parts(name, sequences)[1](*scores, data)
@@ -247,7 +249,7 @@ def test_what_padding_holds_changes_no_bit(name, s, seed):
     padding_bt = clean["rl_mask"] == 0
 
     def soiled(key: str, x_bt: np.ndarray) -> np.ndarray:
-        if key in ("rl_mask", "rl_group", "rl_episode"):  # these say what padding is
+        if key in ("rl_mask", "rl_group", "rl_episode"):  # these say what is padding
             return x_bt
         garbage_bt = rng.choice([-1e30, -7.0, -1.0, 1.0, 3.0, 90.0], x_bt.shape)
         if x_bt.dtype == np.int32:

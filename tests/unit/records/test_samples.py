@@ -139,7 +139,9 @@ def groups(draw: st.DrawFn, number: int, channels: list[str]) -> ScoredGroup:
         )
         texts = tuple(draw(st.lists(TEXT, max_size=3)))
         ended = draw(st.sampled_from(["done", "cut"]))
-        episodes.append(Episode(index, trajectories, draw(TEXT), ended, texts))
+        places = range(sum(len(one.turns) for one in trajectories))
+        order = tuple(draw(st.permutations(places) | st.just(())))
+        episodes.append(Episode(index, trajectories, draw(TEXT), ended, texts, order))
     return ScoredGroup(
         id=number,
         attempt=draw(st.integers(1, 3)),
@@ -273,6 +275,9 @@ OPTIONAL = {
     "ended": of_episode(make_episode(ended="cut")),
     "given_lengths sampled_lengths worker_counts": of_episode(
         make_episode(make_sampled(2), BEHIND)
+    ),
+    "given_lengths sampled_lengths worker_counts turn_order": of_episode(
+        make_episode(make_sampled(2), BEHIND, order=(1, 0))
     ),
     "reward_metrics": changed(scores=(Score(1.0, metrics={"a": 0.5}), Score(0.0))),
     "token_rewards": changed(scores=(Score(1.0, token_rewards=(np.ones(2),)), Score(0.0))),
