@@ -75,9 +75,12 @@ class HeldEngine(ScriptedEngine):
         assert isinstance(config, HeldEngineConfig)
         evaluates = request.key.purpose == "evaluate"
         if evaluates and request.min_version == config.evaluation_of:
-            go = Path(config.waits_for)
+            go, asked = Path(config.waits_for), Path(config.asked)
             if not go.exists():
-                Path(config.asked).write_text(os.environ[WORKER])
+                # Each of an evaluation's groups comes here, and a test may be reading the file.
+                whole = asked.with_name(f"{asked.name}.{os.getpid()}")
+                whole.write_text(os.environ[WORKER])
+                whole.replace(asked)
             while not go.exists():
                 await asyncio.sleep(0.02)
         await super()._group(request, on_reply)

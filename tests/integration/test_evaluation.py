@@ -86,10 +86,11 @@ def disturbed(tmp_path_factory) -> Disturbed:
     run = Run(directory, *SETTINGS)
 
     run.until(lambda: len(run.steps()) >= 2, "two steps")
-    live = rlax_eval(directory, "runs/testing", "--json")
-    asked = directory / ASKED
-    run.until(lambda: asked.exists() and asked.read_text(), "an evaluation during training")
-    (measuring,) = [worker for worker in run.workers() if asked.read_text() in command(worker)]
+    # Its own worker is never the one that is asked below, even if it measures that version.
+    live = rlax_eval(directory, "runs/testing", "--json", "rlax.rollouts.engine.evaluation_of=-1")
+    run.until((directory / ASKED).exists, "an evaluation during training")
+    name = (directory / ASKED).read_text()
+    (measuring,) = [worker for worker in run.workers() if name in command(worker)]
     measuring.send_signal(signal.SIGKILL)
     assert not (directory / FIRST).exists()
     (directory / KILLED).touch()
