@@ -156,7 +156,11 @@ class _Assembly:
             observers=self._observers,
             supervision=self._supervision,
         )
-        reader = ParameterServerClient(generation.parameter_server, rpc_s=s.deadlines.rpc_s)
+        reader = ParameterServerClient(
+            generation.parameter_server,
+            rpc_s=s.deadlines.rpc_s,
+            outage_s=s.deadlines.weights_s,
+        )
         closing.push_async_callback(reader.close)
         periodic = PeriodicEvaluation(
             every=s.evaluation.every if generation.evaluator.sets else 0,
@@ -239,7 +243,9 @@ class _Assembly:
                 listed=await asyncio.to_thread(listed_versions, files, self._weights_directory),
             )
         else:
-            parameters = ParameterServerClient(address, rpc_s=s.deadlines.rpc_s)
+            parameters = ParameterServerClient(
+                address, rpc_s=s.deadlines.rpc_s, outage_s=s.deadlines.weights_s
+            )
         self._closing.push_async_callback(parameters.close)
         return parameters
 

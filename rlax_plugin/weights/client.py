@@ -8,12 +8,13 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 import grpc
 
-from rlax_plugin.errors import DeadlineError, WeightsError
+from rlax_plugin.concurrency.retrying import Pauses
+from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
@@ -22,24 +23,45 @@ from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 
 log = logging.getLogger("rlax.parameter_server")
 
-T = TypeVar("T")
-
 _WATCH_S = 300.0  # one Watch stream; it is opened again when this is over
-_BACKOFF_S = (0.1, 2.0)  # first and longest pause before a broken Watch is opened again
-_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+# First and longest pause before a broken Watch is opened again, or a lease renewed that was not.
+_BACKOFF_S = (0.1, 2.0)
+# The server is away, or is being ended: another one may take its place.
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_PASSING = (*_AWAY, grpc.StatusCode.UNKNOWN)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease as it is now: a server that was started again gives another one.
+
+    Attributes:
+      lease: its id.
+      lease_s: its life unless it is renewed.
+      version: what is held.
+    """
+
+    lease: str
+    lease_s: float
+    version: WeightVersion
 
 
 class ParameterServerClient:
     """Talks to one parameter server; make and use it on one event loop.
 
+    A call may reach the server twice, because an answer that is lost with the server looks like a
+    call that never arrived: see ``VersionTable.publish``.
+
     Args:
       address: host:port.
       rpc_s: deadline of every call but the watch's stream.
+      outage_s: for how long a call is repeated while the server cannot be reached or does not
+        answer; 0: it is made once.
       holder: names this reader in messages; host and process id by default.
     """
 
-    def __init__(self, address: str, rpc_s: float, *, holder: str = ""):
-        self._address, self._rpc_s = address, rpc_s
+    def __init__(self, address: str, rpc_s: float, *, outage_s: float = 0.0, holder: str = ""):
+        self._address, self._rpc_s, self._outage_s = address, rpc_s, outage_s
         self._holder = holder or f"{socket.gethostname()}:{os.getpid()}"
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub = rpc.ParameterServerStub(self._channel)
@@ -49,10 +71,13 @@ class ParameterServerClient:
         """The newest version; None before the first.
 
         Raises:
-          WeightsError: the server cannot be reached.
+          WeightsError: the server cannot be reached, see ``_call``.
           DeadlineError: it does not answer.
         """
-        reply = await self._call(self._stub.Latest(pb.LatestRequest(), timeout=self._rpc_s))
+        reply = await self._call(
+            "reading the newest version",
+            lambda: self._stub.Latest(pb.LatestRequest(), timeout=self._rpc_s),
+        )
         return version_from_proto(reply.version) if reply.any else None
 
     async def writing(self, path: str) -> None:
@@ -62,29 +87,36 @@ class ParameterServerClient:
         """Announces a version whose bytes are already in place; see ``ParameterServer.publish``.
 
         Raises:
-          WeightsError: rejected (the same or a newer one is there), or the server is unreachable.
+          WeightsError: rejected (another one of this number or a newer one is there), or the server
+            is unreachable, see ``_call``.
           DeadlineError: it does not answer.
         """
         request = pb.PublishRequest(version=version_to_proto(version), restart=restart)
-        await self._call(self._stub.Publish(request, timeout=self._rpc_s))
+        await self._call(
+            f"announcing version {version.version}",
+            lambda: self._stub.Publish(request, timeout=self._rpc_s),
+        )
 
     @contextlib.asynccontextmanager
     async def acquire(self, version: int | None = None) -> AsyncIterator[WeightVersion]:
         """Holds a version (None: the newest) inside ``async with``, renewing the lease.
 
         Raises:
-          WeightsError: no such version any more, or the server is unreachable.
+          WeightsError: no such version any more, or the server is unreachable, see ``_call``.
           DeadlineError: it does not answer.
         """
         request = pb.AcquireRequest(version=-1 if version is None else version, holder=self._holder)
-        reply = await self._call(self._stub.Acquire(request, timeout=self._rpc_s))
-        renewal = asyncio.ensure_future(self._renew(reply.lease, reply.lease_s))
+        reply = await self._call(
+            "leasing a version", lambda: self._stub.Acquire(request, timeout=self._rpc_s)
+        )
+        held = _Held(reply.lease, reply.lease_s, version_from_proto(reply.version))
+        renewal = asyncio.ensure_future(self._renew(held))
         try:
-            yield version_from_proto(reply.version)
+            yield held.version
         finally:
             renewal.cancel()
             try:
-                await self._stub.Release(pb.ReleaseRequest(lease=reply.lease), timeout=self._rpc_s)
+                await self._stub.Release(pb.ReleaseRequest(lease=held.lease), timeout=self._rpc_s)
             except grpc.aio.AioRpcError as error:
                 why = describe(error, (self._rpc_s, "rlax.deadlines.rpc_s"))
                 log.info("a lease was left to expire: %s", why)
@@ -146,36 +178,86 @@ class ParameterServerClient:
                 await asyncio.wait_for(self._closed.wait(), pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
-    async def _renew(self, lease: str, lease_s: float) -> None:
-        renewed_s = time.monotonic()
+    async def _renew(self, held: _Held) -> None:
+        renewed_s, pause_s = time.monotonic(), held.lease_s / 3
+        after_failure_s = _BACKOFF_S[0]
         while True:
-            await asyncio.sleep(lease_s / 3)
+            await asyncio.sleep(pause_s)
             try:
-                reply = await self._stub.Renew(
-                    pb.RenewRequest(lease=lease), timeout=min(self._rpc_s, lease_s / 3)
-                )
+                kept = await self._renew_once(held)
             except grpc.aio.AioRpcError as error:
                 log.warning(
                     "a lease of %g s (rlax.deadlines.lease_s) could not be renewed for %.1f s: %s",
-                    lease_s,
+                    held.lease_s,
                     time.monotonic() - renewed_s,
                     describe(error),
                 )
-                if error.code() is grpc.StatusCode.NOT_FOUND:
-                    return  # lost: checksums and fingerprints tell whether the bytes are too
+                pause_s = min(after_failure_s, held.lease_s / 3)
+                after_failure_s = min(2 * after_failure_s, _BACKOFF_S[1])
             else:
-                renewed_s, lease_s = time.monotonic(), reply.lease_s
+                if not kept:
+                    return  # checksums and fingerprints tell whether the bytes are lost too
+                renewed_s, pause_s = time.monotonic(), held.lease_s / 3
+                after_failure_s = _BACKOFF_S[0]
 
-    async def _call(self, call: Awaitable[T]) -> T:
+    async def _renew_once(self, held: _Held) -> bool:
+        """Renews a lease, or takes another one on the same bytes; returns whether there is one.
+
+        A server that was started again knows the versions of its index, and no lease.
+        """
+        within_s = min(self._rpc_s, held.lease_s / 3)
         try:
-            return await call
+            renewed = await self._stub.Renew(pb.RenewRequest(lease=held.lease), timeout=within_s)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise DeadlineError(
-                    f"a call to the parameter server at {self._address}",
-                    self._rpc_s,
-                    "rlax.deadlines.rpc_s",
-                ) from error
-            raise WeightsError(
-                f"the parameter server at {self._address}: {describe(error)}"
-            ) from error
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+        else:
+            held.lease_s = renewed.lease_s
+            return True
+        wanted = pb.AcquireRequest(version=held.version.version, holder=self._holder)
+        try:
+            reply = await self._stub.Acquire(wanted, timeout=within_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+            log.warning("the lease on version %d is lost: %s", wanted.version, describe(error))
+            return False
+        held.lease, held.lease_s = reply.lease, reply.lease_s  # given back in any case
+        if reply.version.path != held.version.path:
+            log.warning("the lease on version %d is lost: it was published again", wanted.version)
+            return False
+        return True
+
+    async def _call[T](self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Makes a call, and again for ``outage_s`` while the server is away.
+
+        Raises:
+          WeightsUnreadableError: the server cannot be reached, and calls are made once.
+          DeadlineError: it did not answer within ``rpc_s``, or it was away for ``outage_s``.
+          WeightsError: it answered, and rejected the call.
+        """
+        pauses, tries = Pauses(self._outage_s), 0
+        where = f"the parameter server at {self._address}"
+        while True:
+            tries += 1
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                why = describe(error, (self._rpc_s, "rlax.deadlines.rpc_s"))
+                late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if not late and error.code() not in _AWAY:
+                    raise WeightsError(f"{where}: {why}") from error
+                if not self._outage_s:
+                    if late:
+                        key = "rlax.deadlines.rpc_s"
+                        raise DeadlineError(f"a call to {where}", self._rpc_s, key) from error
+                    raise WeightsUnreadableError(f"{where}: {why}") from error
+                if pauses.over:
+                    raise DeadlineError(
+                        f"{what} ({tries} failed attempts, the last with: {where}: {why})",
+                        self._outage_s,
+                        "rlax.deadlines.weights_s",
+                    ) from error
+                pause_s = pauses.next_s()
+            log.warning("%s failed, trying again in %g s: %s: %s", what, pause_s, where, why)
+            await asyncio.sleep(pause_s)

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from rlax_plugin.concurrency.threads import BackgroundWorker
-from rlax_plugin.errors import RlaxError, WeightsError
+from rlax_plugin.errors import RlaxError, WeightsError, WeightsUnwritableError
 from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -117,8 +117,10 @@ class ParameterServer(rpc.ParameterServerServicer):
             an earlier process published, are void.
 
         Raises:
-          WeightsError: the same or a newer version is already published and this is no restart,
-            or the index cannot be written.
+          WeightsUnwritableError: the index cannot be written. Published again, the version is
+            noted again.
+          WeightsError: another one of this number or a newer one is already published and this is
+            no restart.
         """
         retired = self._table.publish(version, restart)
         self._restarts += restart
@@ -127,7 +129,10 @@ class ParameterServer(rpc.ParameterServerServicer):
         if self._index is not None:
             loop = asyncio.get_running_loop()
             text = self._index_text()
-            await loop.run_in_executor(self._files, _write_whole, self._index, text)
+            writing = loop.run_in_executor(self._files, _write_whole, self._index, text)
+            self._pending.add(writing)
+            writing.add_done_callback(self._pending.discard)
+            await writing
         else:
             self._note_versions()  # nobody waits for that: workers pull meanwhile
         self._wake()
@@ -148,8 +153,12 @@ class ParameterServer(rpc.ParameterServerServicer):
     # The service's methods have the names that the protocol gives them.
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishReply:
+        if self._closed:  # its successor will take it
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the parameter server is being ended")
         try:
             await self.publish(version_from_proto(request.version), request.restart)
+        except WeightsUnwritableError as error:  # its disk is full, perhaps for a while
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except WeightsError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.PublishReply()
@@ -273,7 +282,7 @@ def _write_whole(path: Path, text: str) -> None:
         temporary.write_text(text)
         os.replace(temporary, path)
     except OSError as error:
-        raise WeightsError(f"cannot write {path}: {error}") from error
+        raise WeightsUnwritableError(f"cannot write {path}: {error}") from error
 
 
 async def serve_parameter_server(

@@ -34,8 +34,8 @@ class VersionTable:
     A trainer that starts again may publish a lower number than before: then that version and all
     above it are void. They cannot be acquired any more and stay only for leases that exist.
 
-    Who reads what a former table held is not known: when a trainer starts again, those versions
-    stay for another ``lease_s``, as if each was leased once more.
+    Who reads what a former table held is not known: from the first version that is published here,
+    those versions stay for another ``lease_s``, as if each was leased once more.
 
     Methods that may end a version's life return the paths to delete, each exactly once.
 
@@ -81,23 +81,29 @@ class VersionTable:
     def publish(self, version: WeightVersion, restart: bool = False) -> list[str]:
         """Adds the newest version; returns the paths to delete.
 
+        The newest version may be published again, which changes nothing: a publisher whose answer
+        was lost cannot know whether it was heard. Every version has a path of its own.
+
         Args:
           restart: the first version of a trainer process; what is not older is void.
 
         Raises:
           WeightsError: the version is not newer than all others, and this is no restart.
         """
-        latest = self.latest
-        if restart:
+        latest, there = self.latest, self._versions.get(version.version)
+        known = there is not None and there.path == version.path
+        if restart and not known:
             void = [number for number in self._versions if number >= version.version]
             self._void += [self._versions.pop(number) for number in void]
-            former, self._former = self._former, ()
-            self._graces += [self._lease(v, "a reader of an earlier process").id for v in former]
         elif latest is not None and version.version <= latest.version:
-            raise WeightsError(
-                f"version {version.version} cannot be published after version {latest.version}"
-            )
+            if not known or there is not latest:
+                raise WeightsError(
+                    f"version {version.version} cannot be published after version {latest.version}"
+                )
+            version = latest
         self._versions[version.version] = version
+        former, self._former = self._former, ()
+        self._graces += [self._lease(v, "a reader of an earlier process").id for v in former]
         return self.expire()
 
     def acquire(self, version: int | None, holder: str) -> Lease:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 import grpc
 
+from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import Deadlines
 from rlax_plugin.config.handing import FROM_RUN, MAX_BYTES, of_bytes
 from rlax_plugin.config.loading import ResolvedConfig
@@ -74,10 +76,10 @@ async def join(
 async def _asked(
     fleet: rpc.FleetStub, request: pb.RegisterRequest, deadlines: Deadlines
 ) -> pb.RegisterReply:
-    try:
-        return await fleet.Register(request, timeout=deadlines.startup_s, wait_for_ready=True)
-    except grpc.aio.AioRpcError as error:
-        raise _unreached(error, deadlines.startup_s) from error
+    async def ask(within_s: float) -> pb.RegisterReply:
+        return await fleet.Register(request, timeout=within_s, wait_for_ready=True)
+
+    return await _answered(ask, deadlines.startup_s)
 
 
 async def fetch_config(controller: str, startup_s: float) -> ResolvedConfig:
@@ -91,16 +93,36 @@ async def fetch_config(controller: str, startup_s: float) -> ResolvedConfig:
     room = ("grpc.max_receive_message_length", MAX_BYTES + _ENVELOPE_BYTES)
     options = [option for option in CHANNEL_OPTIONS if option[0] != room[0]]
     async with grpc.aio.insecure_channel(controller, options=[*options, room]) as channel:
-        ask = rpc.FleetStub(channel).Config
-        try:
-            reply = await ask(pb.ConfigRequest(), timeout=startup_s, wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        fleet = rpc.FleetStub(channel)
+
+        async def ask(within_s: float) -> pb.ConfigReply:
+            try:
+                return await fleet.Config(pb.ConfigRequest(), timeout=within_s, wait_for_ready=True)
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
                 raise ConfigError(FROM_RUN, None, f"takes more than {MAX_BYTES:,} bytes") from None
-            raise _unreached(error, startup_s) from error
+
+        reply = await _answered(ask, startup_s)
     return of_bytes(reply.config)
 
 
-def _unreached(error: grpc.aio.AioRpcError, startup_s: float) -> DeadlineError:
-    what = f"reaching the controller ({describe(error)})"
-    return DeadlineError(what, startup_s, "rlax.deadlines.startup_s")
+async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -> T:
+    """Asks a controller, and again if it ends before it has answered: another may take its place.
+
+    Args:
+      ask: makes the call once, given the seconds that are left for it.
+    """
+    pauses, end_s = Pauses(startup_s), time.monotonic() + startup_s
+    while True:
+        try:
+            return await ask(max(0.0, end_s - time.monotonic()))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or pauses.over:
+                what = f"reaching the controller ({describe(error)})"
+                raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error
+            pause_s = pauses.next_s()
+            log.warning(
+                "no answer from the controller, trying again in %g s: %s", pause_s, describe(error)
+            )
+        await asyncio.sleep(pause_s)

@@ -356,9 +356,10 @@ class Member:
     async def _acquire(self, client: ParameterServerClient) -> AsyncIterator[WeightVersion]:
         """The newest version, or the one to be kept, under a lease.
 
-        A server that is away may be back with its trainer.
+        A server that is away may be back by itself, or with its trainer.
         """
-        deadline_s = self._deadlines.startup_s
+        keys = ("startup_s", "weights_s")
+        deadline_s, key = max((getattr(self._deadlines, key), key) for key in keys)
         end_s = time.monotonic() + deadline_s
         async with contextlib.AsyncExitStack() as lease:
             while True:
@@ -368,8 +369,7 @@ class Member:
                 except (WeightsError, DeadlineError) as error:
                     if time.monotonic() > end_s:
                         what = f"learning from the parameter server which version to load ({error})"
-                        key = "rlax.deadlines.startup_s"
-                        raise DeadlineError(what, deadline_s, key) from error
+                        raise DeadlineError(what, deadline_s, f"rlax.deadlines.{key}") from error
                     log.warning("no weights yet, asking again in %g s: %s", _ACQUIRE_PAUSE_S, error)
                 await asyncio.sleep(_ACQUIRE_PAUSE_S)
             yield version

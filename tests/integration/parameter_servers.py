@@ -45,6 +45,17 @@ class Deleted:
         return list(self.paths)
 
 
+class CountsRenewals(ParameterServer):
+    """Knows how often leases were renewed."""
+
+    renewed = 0
+
+    async def Renew(self, request, context):
+        reply = await super().Renew(request, context)
+        self.renewed += 1
+        return reply
+
+
 class Steady:
     """A clock on which no pause of this process between two looks is longer than ``most_s``."""
 
@@ -73,8 +84,8 @@ async def serving(store, *, kind=ParameterServer, keep=2, lease_s=60.0, port=0, 
 
 
 @asynccontextmanager
-async def client_of(address, rpc_s=60.0):
-    client = ParameterServerClient(address, rpc_s=rpc_s)
+async def client_of(address, rpc_s=60.0, **kwargs):
+    client = ParameterServerClient(address, rpc_s=rpc_s, **kwargs)
     try:
         yield client
     finally:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from parameter_servers import (
+    CountsRenewals,
     Deleted,
     Steady,
     acquire_and_die,
@@ -15,7 +16,7 @@ from parameter_servers import (
 )
 
 from rlax_plugin.errors import DeadlineError, WeightsError
-from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.types import WeightVersion
 
 
 def test_latest_is_what_was_published_with_every_field():
@@ -27,7 +28,7 @@ def test_latest_is_what_was_published_with_every_field():
             await client.publish(version(1))
             assert await client.latest() == version(1) == service.latest
             with pytest.raises(WeightsError, match="after version 1"):
-                await client.publish(version(1))
+                await client.publish(WeightVersion(1, 1, "/other/1"))
             with pytest.raises(WeightsError, match="after version 1"):
                 await service.publish(version(0))
 
@@ -52,17 +53,6 @@ def test_retired_versions_are_deleted_and_leased_ones_are_not():
                     pass
 
     run(main())
-
-
-class CountsRenewals(ParameterServer):
-    """Knows how often leases were renewed."""
-
-    renewed = 0
-
-    async def Renew(self, request, context):
-        reply = await super().Renew(request, context)
-        self.renewed += 1
-        return reply
 
 
 def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():

@@ -76,7 +76,7 @@ def test_a_watch_survives_a_restarted_server_and_ends_with_its_client(tmp_path):
         following = asyncio.ensure_future(anext(watch, None))
         store = Deleted()
         port = int(address.rsplit(":", 1)[1])
-        async with serving(store, index=index, port=port) as (service, _):
+        async with serving(store, index=index, port=port, lease_s=0.2) as (service, _):
             assert service.latest == version(1)  # remembered, with its tensors
             await service.publish(version(2))
             assert (await following).version == 2

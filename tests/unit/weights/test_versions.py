@@ -51,8 +51,23 @@ def test_versions_may_skip_numbers():
 def test_the_same_or_an_older_version_is_rejected(number):
     t = table(published=3)
     with pytest.raises(WeightsError, match=f"version {number} cannot be published after version 2"):
-        t.publish(version(number))
+        t.publish(WeightVersion(number, number, f"/other/{number}"))
     assert numbers(t) == [1, 2]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_newest_may_be_published_again_which_changes_nothing(restart):
+    """The publisher's answer was lost: to void the version would delete the bytes in use."""
+    t = table(keep=2, published=3)
+    first = WeightVersion(1, 1, "/again/1")
+    assert t.publish(first, restart=True) == ["/w/1", "/w/2"]
+    for _ in range(2):
+        assert t.publish(first, restart=restart) == []
+    assert numbers(t) == [1] and not t.void and t.latest is first
+    t.publish(version(2))
+    with pytest.raises(WeightsError, match="version 1 cannot be published after version 2"):
+        t.publish(first, restart=restart)  # a call that comes much too late
+    assert numbers(t) == [1, 2] and not t.void
 
 
 def test_a_lease_keeps_a_version_and_the_last_release_lets_it_go():
@@ -108,11 +123,16 @@ def test_renewing_gives_the_full_life_again():
 
 
 def test_a_table_continues_from_former_versions():
-    t = table(keep=1, versions=[version(4), version(3)])
+    clock = Clock()
+    t = table(keep=1, versions=[version(4), version(3)], clock=clock)
     assert numbers(t) == [3, 4] and t.latest == version(4)
     with pytest.raises(WeightsError):
-        t.publish(version(4))
-    assert t.publish(version(5)) == ["/w/3", "/w/4"]
+        t.publish(version(3))
+    # Somebody may be reading either of them.
+    clock.now_s += 10.0
+    assert t.publish(version(5)) == [] and numbers(t) == [3, 4, 5]
+    clock.now_s += 10.0
+    assert t.publish(version(6)) == ["/w/3", "/w/4", "/w/5"]
 
 
 def test_a_restart_voids_what_is_not_older():

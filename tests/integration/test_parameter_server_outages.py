@@ -1,0 +1,234 @@
+"""A separate parameter server that is away for a while: every call to it is made again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from parameter_servers import CountsRenewals, Deleted, client_of, run, serving, version
+from runs import CONFIG, HELPERS, TWO_WORKERS, Run, free_port, plugins, process
+from worker_harness import Counting, Worker, section, trainer, until
+
+from rlax_plugin.commands.audit import audit
+from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.types import WeightVersion
+from rlax_plugin.weights.service import ParameterServer
+
+
+class Deaf(ParameterServer):
+    """Loses its first answers: the calls are processed, and their callers never hear of it."""
+
+    lost = 1
+
+    async def Publish(self, request, context):
+        reply = await super().Publish(request, context)
+        if self.lost:
+            self.lost -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return reply
+
+
+def test_calls_wait_for_a_server_that_is_away(caplog):
+    async def main():
+        port = free_port()
+        async with client_of(f"127.0.0.1:{port}", outage_s=60.0) as client:
+            publishing = asyncio.ensure_future(client.publish(version(0), restart=True))
+            await until(lambda: "announcing version 0 failed, trying again" in caplog.text)
+            async with serving(Deleted(), port=port) as (service, _):
+                await publishing
+                assert service.latest == version(0)
+            leased = asyncio.ensure_future(client.acquire(0).__aenter__())
+            latest = asyncio.ensure_future(client.latest())
+            async with serving(Deleted(), port=port) as (service, _):
+                await service.publish(version(0))
+                assert await leased == version(0) and await latest == version(0)
+
+    run(main())
+
+
+def test_an_outage_that_is_too_long_names_the_deadline_and_no_damage():
+    async def main():
+        address = f"127.0.0.1:{free_port()}"
+        async with client_of(address, outage_s=0.7) as client:
+            expected = r"announcing version 0 \(2 failed .*UNAVAILABLE.*rlax\.deadlines\.weights_s"
+            with pytest.raises(DeadlineError, match=expected):
+                await client.publish(version(0))
+        async with client_of(address) as client:
+            with pytest.raises(WeightsUnreadableError, match="UNAVAILABLE"):
+                await client.latest()
+
+    run(main())
+
+
+def test_a_wrong_answer_is_not_waited_out():
+    async def main():
+        async with (
+            serving(Deleted()) as (_, address),
+            client_of(address, outage_s=60.0) as client,
+        ):
+            await client.publish(version(1))
+            with pytest.raises(WeightsError, match="version 0 cannot be published after"):
+                await client.publish(version(0))
+            with pytest.raises(WeightsError, match="requested version 7; available: 1"):
+                async with client.acquire(7):
+                    pass
+
+    run(main())
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_announcement_whose_answer_is_lost_is_made_again(restart, tmp_path):
+    async def main():
+        store, index = Deleted(), tmp_path / "versions.json"
+        async with (
+            serving(store, kind=Deaf, index=index) as (service, address),
+            client_of(address, outage_s=60.0) as client,
+        ):
+            await client.publish(version(0), restart)
+            assert not service.lost and service.latest == version(0)
+            for number in (1, 2):
+                await client.publish(version(number))
+            assert await store.wait_for(1) == ["/w/0"]
+            async with client.acquire() as held:
+                assert held == version(2)
+
+    run(main())
+
+
+def test_an_index_that_cannot_be_written_for_a_while_delays_the_announcement(tmp_path, caplog):
+    async def main():
+        index = tmp_path / "state" / "versions.json"
+        index.parent.touch()  # no directory, as with a full disk no file
+        async with (
+            serving(Deleted(), index=index) as (service, address),
+            client_of(address, outage_s=60.0) as client,
+        ):
+            publishing = asyncio.ensure_future(client.publish(version(0)))
+            await until(lambda: "announcing version 0 failed, trying again" in caplog.text)
+            index.parent.unlink()
+            await publishing
+        async with serving(Deleted(), index=index) as (service, _):
+            assert service.latest == version(0)
+
+    run(main())
+
+
+def test_a_lease_outlives_its_server(tmp_path):
+    """An evaluation may take longer than the server's successor keeps its version by itself."""
+
+    async def main():
+        index, store = tmp_path / "versions.json", Deleted()
+        async with serving(store, index=index, keep=1, lease_s=1.0) as (service, address):
+            await service.publish(version(0))
+            client = await (opened := client_of(address)).__aenter__()
+            lease = client.acquire(0)
+            await lease.__aenter__()
+        port = int(address.rsplit(":", 1)[1])
+        again = serving(store, kind=CountsRenewals, index=index, keep=1, lease_s=1.0, port=port)
+        async with again as (service, _):
+            await service.publish(version(1))
+            await until(lambda: service.renewed > 4)  # what was leased before is free by then
+            assert not store.paths
+            await lease.__aexit__(None, None, None)
+            assert await store.wait_for(1) == ["/w/0"]
+        await opened.__aexit__(None, None, None)
+
+    run(main())
+
+
+def test_a_worker_waits_for_its_first_weights_as_long_as_an_outage_may_last(caplog):
+    async def main():
+        settings = section({"startup_s": 0.6, "weights_s": 60.0})
+        port = free_port()
+        async with trainer(settings) as one:
+            one.fleet._parameter_server = f"127.0.0.1:{port}"
+            one.fleet.latest_version = 0
+            worker = Worker("w", Counting(5), settings, one.address)
+            await until(lambda: caplog.text.count("no weights yet") >= 3)
+            async with serving(Deleted(), port=port) as (service, _):
+                await service.publish(WeightVersion(0, 0, "/w/0"))
+                await until(lambda: one.held("w") == 0)
+                await worker.leave()
+
+    run(main())
+
+
+def test_a_controller_that_ends_while_it_answers_is_waited_for():
+    asked = asyncio.Event()
+
+    class Ends(rpc.FleetServicer):
+        async def Register(self, request, context):
+            asked.set()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    async def main():
+        settings = section()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        rpc.add_FleetServicer_to_server(Ends(), server)
+        port = server.add_insecure_port(f"127.0.0.1:{free_port()}")
+        await server.start()
+        worker = Worker("w", Counting(5), settings, f"127.0.0.1:{port}")
+        await asked.wait()
+        await server.stop(None)
+        async with trainer(settings, port=port) as two:
+            await two.publish(0)
+            await until(lambda: two.held("w") == 0)
+            await worker.leave()
+
+    run(main())
+
+
+AWAY_S = 0.5  # until another server is started, which takes its time, too
+WRITTEN, GO = Path("written"), Path("go")
+HELD, BETWEEN = 4, 3
+
+
+@pytest.mark.parametrize(("seed", "kills"), [(1, 3), pytest.param(2, 12, marks=pytest.mark.long)])
+def test_a_run_outlives_its_parameter_server_killed_at_random_moments(
+    seed, kills, tmp_path, monkeypatch
+):
+    """The first kill is between a version's last byte and its announcement."""
+    monkeypatch.setenv("PYTHONPATH", HELPERS)
+    port, chance, steps = free_port(), random.Random(seed), HELD + BETWEEN * kills
+    server = (
+        *("parameter-server", CONFIG, "--port", str(port), "--index", str(tmp_path / "index")),
+        "rlax.deadlines.lease_s=3",
+    )
+    run = Run(
+        tmp_path,
+        *(plugins("held"), TWO_WORKERS, f"steps={steps}", "rlax.evaluation.every=4"),
+        f"rlax.weights.parameter_server=127.0.0.1:{port}",
+        f"rlax.weights.store={{name: held, version: {HELD}, written: {WRITTEN}, waits_for: {GO}}}",
+        "rlax.rollouts.engine={name: scripted, latency_s: 0.05, load_s: 0.05}",
+    )
+
+    def wait(seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        run.until(lambda: time.monotonic() >= end_s, f"{seconds} s")
+
+    for number in range(kills):
+        with process(tmp_path, f"server-{number}", *server):
+            enough = HELD + BETWEEN * number
+            if not number:
+                run.until((tmp_path / WRITTEN).exists, f"version {HELD}")
+            else:
+                run.until(lambda enough=enough: len(run.steps()) >= enough, f"step {enough}")
+                wait(chance.uniform(0, 0.2))
+        (tmp_path / GO).touch()
+        wait(AWAY_S)
+    with process(tmp_path, "server", *server):
+        status, out = run.end()
+    assert status == 0, out
+    assert "quarantined" not in out and " lost" not in out
+    assert [step["step"] for step in run.steps()] == list(range(1, steps + 1))
+    summary = run.summary()
+    assert summary["worker_restarts"] == 0 and summary["evaluation"]["skipped"] == 0
+    report = audit(RunFiles(run.dir))
+    assert report.clean, report.violation
