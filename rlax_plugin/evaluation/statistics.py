@@ -128,21 +128,25 @@ def majority_at_k(answers: Sequence[Hashable | None], passed: Sequence[bool], k:
 def _majority(votes: tuple[tuple[int, float], ...], silent: int, k: int) -> float:
     """``majority_at_k`` of answers given by (samples, share that passed) each.
 
-    For every number j of votes with which an answer can win, counts the subsets in which no answer
-    has more, by how many samples they hold and how many answers have just j.
+    For every number j of votes with which an answer can win, sums over the subsets in which no
+    answer has more, by how many samples they hold and how many answers have just j. Each sample is
+    held with probability k / n, independently, and what holds k of them is divided by its
+    probability: so all terms lie in [0, 1] whatever n is, although the subsets are too many for a
+    float.
     """
     n = silent + sum(count for count, _ in votes)
     won = 0.0
     for j in range(1, min(k, max((count for count, _ in votes), default=0)) + 1):
-        winners = k // j
-        # [samples taken, answers with j votes]: subsets, and their winners' summed shares.
+        if silent + sum(min(count, j) for count, _ in votes) < k:
+            continue  # some answer has more
+        winners = min(k // j, sum(count >= j for count, _ in votes))
+        # [samples held, answers with j votes]: probability, and the same times winners' shares.
         subsets = np.zeros((k + 1, winners + 1))
-        subsets[: silent + 1, 0] = [math.comb(silent, i) for i in range(min(silent, k) + 1)]
+        subsets[: silent + 1, 0] = _held(silent, k, n)[: k + 1]
         shares = np.zeros_like(subsets)
         for count, share in votes:
             more_subsets, more_shares = np.zeros_like(subsets), np.zeros_like(shares)
-            for taken in range(min(j, count) + 1):
-                ways = math.comb(count, taken)
+            for taken, ways in enumerate(_held(count, k, n)[: j + 1]):
                 rest = k + 1 - taken
                 if taken < j:
                     more_subsets[taken:] += ways * subsets[:rest]
@@ -152,7 +156,20 @@ def _majority(votes: tuple[tuple[int, float], ...], silent: int, k: int) -> floa
                     more_shares[taken:, 1:] += ways * (shares + share * subsets)[:rest, :-1]
             subsets, shares = more_subsets, more_shares
         won += float((shares[k, 1:] / np.arange(1, winners + 1)).sum())
-    return won / math.comb(n, k)
+    return won / _held(n, k, n)[k]
+
+
+@functools.lru_cache(maxsize=1024)
+def _held(count: int, k: int, n: int) -> tuple[float, ...]:
+    """The probability that 0, 1, ... of ``count`` samples are held, each with probability k / n.
+
+    Each is a ratio of whole numbers, rounded once.
+    """
+    whole = n**count
+    return tuple(
+        math.comb(count, taken) * k**taken * (n - k) ** (count - taken) / whole
+        for taken in range(count + 1)
+    )
 
 
 def bootstrap(

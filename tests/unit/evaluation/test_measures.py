@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -61,6 +63,19 @@ def test_majority_is_the_mean_over_all_subsets():
         assert majority_at_k(answers, passed, k) == pytest.approx(expected, abs=1e-12)
     with pytest.raises(ValueError, match="k = 3, n = 2"):
         majority_at_k(["1", "2"], [True, True], 3)
+
+
+def test_majority_of_more_subsets_than_a_float_holds():
+    n, k, right = 1100, 550, 600
+    answers = ["right"] * right + ["wrong"] * (n - right)
+    ways = [math.comb(right, i) * math.comb(n - right, k - i) for i in range(k + 1)]
+    expected = Fraction(2 * sum(ways[k // 2 + 1 :]) + ways[k // 2], 2 * math.comb(n, k))
+    found = majority_at_k(answers, [a == "right" for a in answers], k)
+    assert found == pytest.approx(float(expected), rel=1e-12) and 0.99 < found < 1
+    # Eleven answers that are equally common win equally often.
+    answers = [str(i % 11) for i in range(n)]
+    found = majority_at_k(answers, [a == "0" for a in answers], k)
+    assert found == pytest.approx(1 / 11, rel=1e-12)
 
 
 OUTCOMES = Outcomes(
