@@ -1,8 +1,7 @@
 """What JetStream's servicer needs of a driver, on top of the same scheduler.
 
 ``JetStreamDriver`` stands where ``LLMOrchestrator`` expects JetStream's ``Driver`` (tested with
-google-jetstream 0.2.2; ``num_samples`` and ``prefill_backlog_size`` are of the later upstream
-code).
+google-jetstream 0.2.2; ``prefill_backlog_size`` is of the later upstream code).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class JetStreamDriver:
     """What ``LLMOrchestrator`` needs of a driver.
 
     The proto knows neither temperature nor seed: a request is generated with the settings under
-    ``rlax.rollouts`` and a random seed. Its whole completion is one message of the stream.
+    ``rlax.rollouts`` and random seeds. Its whole completions are one message of the stream.
     """
 
     def __init__(self, engine: JetstreamEngine):
@@ -70,15 +69,23 @@ class JetStreamDriver:
     def prefill_backlog_size(self) -> int:
         return self._engine.backlog
 
-    def place_request_on_prefill_queue(self, request: Any) -> None:
+    @property
+    def most_waiting(self) -> int:
+        """Samples that may wait at the same time, and so the most that one request may want."""
+        return _BACKLOG_FACTOR * self._engine.rollouts.slots
+
+    def place_request_on_prefill_queue(self, request: Any, samples: int = 1) -> None:
         """Takes an ``ActiveRequest``; what goes wrong later arrives through its return channel.
+
+        Args:
+          samples: completions of the request, at most ``most_waiting``.
 
         Raises:
           queue.Full: too much is waiting; the servicer answers RESOURCE_EXHAUSTED.
         """
-        if self._engine.backlog >= _BACKLOG_FACTOR * self._engine.rollouts.slots:
+        if self._engine.backlog + samples > self.most_waiting:
             raise queue.Full
-        self._tokenizing.submit(self._reporting, self._accept, request)
+        self._tokenizing.submit(self._reporting, self._accept, request, samples)
 
     def _reporting(self, work: Callable[..., None], request: Any, *arguments: Any) -> None:
         try:
@@ -89,8 +96,8 @@ class JetStreamDriver:
             log.exception("a JetStream request failed")
             request.return_channel.set_exception(error)
 
-    def _accept(self, request: Any) -> None:
-        self._engine.submit([self._job(request)])
+    def _accept(self, request: Any, samples: int) -> None:
+        self._engine.submit([self._job(request, samples)])
 
     def _answer(self, request: Any, generated: list[Sampled]) -> None:
         from jetstream.core.utils.return_sample import ReturnSample
@@ -108,7 +115,7 @@ class JetStreamDriver:
         )
         request.return_channel.close()
 
-    def _job(self, request: Any) -> Job:
+    def _job(self, request: Any, samples: int) -> Job:
         rollouts, channel = self._engine.rollouts, request.return_channel
         # A proto3 field that is not set arrives as 0.
         max_tokens = request.max_tokens or rollouts.max_new_tokens
@@ -128,7 +135,6 @@ class JetStreamDriver:
             stop_ids=source.stop_ids if ends else (),
             stop_strings=stop_strings_of(source) if ends else (),
         )
-        samples = max(int(getattr(request, "num_samples", 1) or 1), 1)
         group = Request(
             key=Key("serve", next(self._numbers)),
             attempt=1,
@@ -158,3 +164,21 @@ class JetStreamDriver:
             return list(encode(text))
         except ValueError as error:
             raise RequestError(f"text_content cannot be encoded: {error}") from error
+
+
+class DriverOfOne:
+    """A driver for one call of the stock servicer, which passes on no number of samples.
+
+    Args:
+      samples: completions of the call's request.
+    """
+
+    def __init__(self, driver: JetStreamDriver, samples: int):
+        self._driver, self._samples = driver, samples
+
+    def prefill_backlog_size(self) -> int:
+        return self._driver.prefill_backlog_size()
+
+    def place_request_on_prefill_queue(self, request: Any) -> None:
+        """See ``JetStreamDriver``."""
+        self._driver.place_request_on_prefill_queue(request, self._samples)

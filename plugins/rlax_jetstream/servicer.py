@@ -1,7 +1,8 @@
 """JetStream's own service on a worker's server, for any JetStream client.
 
 ``LLMOrchestrator``, JetStream's stock servicer, answers; ``servicer_class`` only turns errors into
-status codes and joins text (tested with google-jetstream 0.2.2).
+status codes, reads the fields that the stock servicer does not know, and joins text (tested with
+google-jetstream 0.2.2).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from rlax_jetstream.driver import JetStreamDriver, RequestError
+from rlax_jetstream.driver import DriverOfOne, JetStreamDriver, RequestError
+from rlax_jetstream.later_fields import samples_asked
 from rlax_plugin.api import DatasetSource, PromptSource, WorkerError
 
 if TYPE_CHECKING:
@@ -49,7 +51,9 @@ def servicer_class(orchestrator: ModuleType) -> type:
                 reason = "neither text_content nor token_content is set"
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
             try:
-                async for response in super().Decode(request, context):
+                samples = samples_asked(request, self._driver.most_waiting)
+                one = Servicer(DriverOfOne(self._driver, samples))
+                async for response in orchestrator.LLMOrchestrator.Decode(one, request, context):
                     yield response
             except RequestError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -312,10 +312,11 @@ def test_jetstream_requests_run_on_the_same_scheduler():
         assert not driver.live and driver.get_total_concurrent_requests() == 4
         await take_version(engine, version(0))
         assert driver.live and driver.prefill_backlog_size() == 0
-        one, two = Active([1, 2]), Active([1, 2, 3], max_tokens=50, num_samples=2)
+        one, two = Active([1, 2]), Active([1, 2, 3], max_tokens=50)
         text, empty, long = Active("what is"), Active([]), Active([1], max_tokens=51)
         unset = Active([1, 2], max_tokens=0)
-        for active in (one, two, text, empty, long, unset):
+        driver.place_request_on_prefill_queue(two, samples=2)
+        for active in (one, text, empty, long, unset):
             driver.place_request_on_prefill_queue(active)
         for active in (one, two, text, empty, long, unset):
             await until(active.return_channel.ended)
