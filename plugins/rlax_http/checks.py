@@ -12,7 +12,7 @@ import numpy as np
 
 from rlax_http.failures import ServerError
 from rlax_http.judge import JudgeConfig, LlmJudge
-from rlax_http.server import ServerConfig
+from rlax_http.server import ServerConfig, choices_of
 from rlax_http.verifier import USABLE, HttpVerifier, VerifierConfig, sample_of
 from rlax_plugin.api import BuildContext, CheckResult, ConfigError, Prompt, Score
 
@@ -78,7 +78,7 @@ def check_judge(config: JudgeConfig, context: BuildContext) -> CheckResult:
             reply = await judge.client.once(judge.request(*TRIAL), limit_s)
         finally:
             await judge.client.close()
-        return judge.reward_of(reply)
+        return judge.reward_of(reply, *TRIAL)
 
     warnings = list(_warnings(config, context, config.base_url))
     key = f"{_place(config, context)}.base_url"
@@ -128,14 +128,4 @@ def _warnings(config: ServerConfig, context: BuildContext, url: str) -> Iterator
 
 def _place(config: ServerConfig, context: BuildContext) -> str:
     """Dotted key of the reward whose options these are."""
-    given = config.model_dump(mode="json", exclude_unset=True)
-    section = context.section
-    lists = {"rlax": section.rewards}
-    lists |= {
-        f"rlax.evaluation.sets.{name}": s.rewards for name, s in section.evaluation.sets.items()
-    }
-    for key, choices in lists.items():
-        for i, choice in enumerate(choices):
-            if choice.options == given:
-                return f"{key}.rewards.{i}"
-    return "rlax.rewards"
+    return next((key for key, _ in choices_of(config, context)), "rlax.rewards")

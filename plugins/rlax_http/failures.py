@@ -23,6 +23,16 @@ class ServerError(RlaxError):
         self.passes, self.after_s, self.status = passes, after_s, status
 
 
+class UnreadableError(ServerError):
+    """A judge's server answered, but not with a verdict on this sample.
+
+    The completion may be the cause of it, or the judge.
+    """
+
+    def __init__(self, said: str, status: int = 0):
+        super().__init__(said, passes=False, status=status)
+
+
 def passes(status: int) -> bool:
     """Whether a reply of this HTTP status may be another one later."""
     return status in (408, 425, 429) or status >= 500

@@ -8,19 +8,31 @@ providers speak.
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from rlax_http.client import Client, Reply, names_of
-from rlax_http.failures import ServerError
-from rlax_http.server import ServerConfig, check_url, is_secret_name, looks_secret
-from rlax_http.verdict import Kind, default_template, pieces, question, verdict
+from rlax_http.failures import ServerError, UnreadableError
+from rlax_http.server import ServerConfig, check_url, choices_of, is_secret_name, looks_secret
+from rlax_http.verdict import (
+    CONTROL,
+    Kind,
+    code_of,
+    coded,
+    default_template,
+    pieces,
+    question,
+    verdict,
+)
 from rlax_http.verifier import USABLE
 from rlax_plugin.api import BuildContext, ConfigError, PositiveInt, Prompt, Score
 
 _LETTERS_PER_TOKEN = 4  # about so many; each answer says how many tokens it was
+_MAY_BE_THE_COMPLETION = (400, 413, 422)  # HTTP status: too long, or refused for what it says
 _MOST_TOKENS = 10_000_000  # of one answer: what a server counts beyond that is no count
 
 
@@ -36,19 +48,20 @@ class JudgeConfig(ServerConfig):
     system: str = Field(default="", description="system message; empty: none is sent")
     template: str = Field(
         default="",
-        description="the question, with the fields {prompt}, {completion}, {reference} and "
-        "{mark}, a line that the completion cannot contain. Empty: asks whether the completion is "
-        "right, in the form that verdict reads",
+        description="the question, with the fields {prompt}, {completion}, {reference}, {mark}, a "
+        "line that the completion cannot contain, and {marker}, which must be before the verdict "
+        "of number and yes_no. Empty: asks whether the completion is right, in the form that "
+        "verdict reads",
     )
     verdict: Kind = Field(
         default="number",
-        description="what is read in the judge's answer: number or yes_no behind the last marker, "
+        description="what is read in the judge's answer: number or yes_no behind the marker, "
         "or json, an object with a field",
     )
     marker: str = Field(
         default="Score:",
-        description="text before the verdict of number and yes_no; empty: the answer is nothing "
-        "but the verdict",
+        description="text before the verdict of number and yes_no, to which letters are added "
+        "that differ for each completion; empty: the answer is nothing but the verdict",
     )
     field: str = Field(default="score", description="field with the verdict of json")
     lowest: float = Field(default=0.0, description="verdict whose reward is 0, unless yes_no")
@@ -80,8 +93,25 @@ class JudgeConfig(ServerConfig):
                 raise ConfigError(f"body.{name}", None, reason)
             if name in ("messages", "model", "stream", "n"):
                 raise ConfigError(f"body.{name}", value, "must not be given: the reward sets it")
-        pieces(self.question)
+        names = [name for _, name in pieces(self.question)]
+        if self._has_code and "marker" not in names:
+            reason = (
+                f"must have the field {{marker}} where the judge has to write {self.marker!r}: it "
+                "adds letters that no completion knows, so that a quoted verdict is not read"
+            )
+            raise ConfigError("template", self.template, reason)
+        if not self._has_code and "marker" in names:
+            reason = "must not have the field {marker}: verdict json and an empty marker use none"
+            raise ConfigError("template", self.template, reason)
         return self
+
+    @property
+    def _has_code(self) -> bool:
+        return self.verdict != "json" and bool(self.marker)
+
+    def code_of(self, prompt: Prompt, completion: str) -> str:
+        """What stands before the verdict on a completion; empty where nothing does."""
+        return code_of(prompt, completion) if self._has_code else ""
 
     @property
     def question(self) -> str:
@@ -105,22 +135,51 @@ class LlmJudge:
             tokens_per_minute=config.tokens_per_minute,
         )
         self._limit_s = USABLE * section.deadlines.reward_s
+        # Of a weight below 0 the highest verdict pays least.
+        negative = any(choice.weight < 0 for _, choice in choices_of(config, context))
+        self._worst, self._pick = (1.0, max) if negative else (0.0, min)
 
     async def __call__(self, prompt: Prompt, completion: str) -> Score:
+        until_s = time.monotonic() + self._limit_s
+        try:
+            return await self._score(prompt, completion, until_s)
+        except UnreadableError as error:
+            # An answer that the completion has made unreadable is worth no more than a wrong one.
+            # If the judge fails for another completion too, the failure is its own.
+            try:
+                await self._score(prompt, CONTROL, until_s)
+            except ServerError:
+                raise error from None
+            why = "so the completion counts as wrong: the judge can grade another one"
+            print(f"{error}; {why}", file=sys.stderr)  # to logs/rewards.log
+            return Score(self._worst, metrics={"judge_requests": 2.0, "judge_unreadable": 1.0})
+
+    async def _score(self, prompt: Prompt, completion: str, until_s: float) -> Score:
+        """Asks once.
+
+        Raises:
+          ServerError: there is no answer.
+          UnreadableError: there is one without a verdict.
+        """
         body = self.request(prompt, completion)
         letters = sum(len(one["content"]) for one in body["messages"])
         cost = letters / _LETTERS_PER_TOKEN + self._config.max_tokens
-        reply = await self.client.post(body, self._limit_s, cost)
+        try:
+            reply = await self.client.post(body, max(0.0, until_s - time.monotonic()), cost)
+        except ServerError as error:
+            if error.status in _MAY_BE_THE_COMPLETION:
+                raise UnreadableError(str(error), error.status) from None
+            raise
         used = _used_tokens(reply.content)
         if used is not None:
             self.client.tokens.correct(used - cost)
-        return self.reward_of(reply)
+        return self.reward_of(reply, prompt, completion)
 
     def request(self, prompt: Prompt, completion: str) -> dict[str, Any]:
         """The body of a request."""
         config = self._config
         messages = [{"role": "system", "content": config.system}] if config.system else []
-        messages += [{"role": "user", "content": question(self._pieces, prompt, completion)}]
+        messages += [{"role": "user", "content": self._question(prompt, completion)}]
         body = {
             "model": config.model,
             "messages": messages,
@@ -130,25 +189,32 @@ class LlmJudge:
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    def reward_of(self, reply: Reply) -> Score:
+    def _question(self, prompt: Prompt, completion: str) -> str:
+        return question(self._pieces, prompt, completion, self._config.marker)
+
+    def reward_of(self, reply: Reply, prompt: Prompt, completion: str) -> Score:
         """The reward in an answer.
 
         Raises:
-          ServerError: there is none.
+          ServerError: it is no answer of a judge.
+          UnreadableError: it has no verdict.
         """
         config = self._config
-        text = self._text(reply.content)
+        text, code = self._text(reply.content), config.code_of(prompt, completion)
         try:
-            value = verdict(text, config.verdict, config.marker, config.field)
+            value = verdict(text, config.verdict, code, config.field, self._pick)
         except ValueError as error:
+            said = str(error)
+            if code:
+                said = said.replace(repr(code), repr(coded(config.marker, code)))
             end = self.client.shown(text[-100:])
-            raise ServerError(f"{error}; it ends with {end!r}", passes=False) from None
+            raise UnreadableError(f"{said}; it ends with {end!r}") from None
         if config.verdict != "yes_no":
             if not config.lowest <= value <= config.highest:
                 said = f"the judge's verdict {value:g} is not from {config.lowest:g} to "
-                raise ServerError(f"{said}{config.highest:g}", passes=False)
+                raise UnreadableError(f"{said}{config.highest:g}")
             value = (value - config.lowest) / (config.highest - config.lowest)
-        metrics = {"judge_requests": float(reply.tries)}
+        metrics = {"judge_requests": float(reply.tries), "judge_unreadable": 0.0}
         if (used := _used_tokens(reply.content)) is not None:
             metrics["judge_tokens"] = used
         return Score(value, metrics=metrics)
@@ -164,10 +230,10 @@ class LlmJudge:
             raise ServerError(said, passes=False) from None
         if finish == "length":
             said = f"the judge's answer was cut at max_tokens = {self._config.max_tokens}"
-            raise ServerError(f"{said}, before its verdict", passes=False)
+            raise UnreadableError(f"{said}, before its verdict")
         if not isinstance(text, str):
             shown = self.client.shown(json.dumps(choice))
-            raise ServerError(f"the judge's answer has no text: {shown}", passes=False)
+            raise UnreadableError(f"the judge's answer has no text: {shown}")
         return text
 
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, model_validator
 
-from rlax_plugin.api import ConfigError, PathText, PositiveInt, Seconds, Section
+from rlax_plugin.api import BuildContext, ConfigError, PathText, PositiveInt, Seconds, Section
 
 _NAMES = {
     *("key", "api_key", "apikey", "x_api_key", "token", "api_token", "auth_token", "access_token"),
@@ -180,3 +180,19 @@ class ServerConfig(Section):
             reason = "must hold one key of printable ASCII characters and nothing else"
             raise ConfigError(name, where, reason)
         return Key(value)
+
+
+def choices_of(config: ServerConfig, context: BuildContext) -> list[tuple[str, Any]]:
+    """(dotted key, choice) of each reward of the run whose options these are."""
+    given = config.model_dump(mode="json", exclude_unset=True)
+    section = context.section
+    lists = {"rlax": section.rewards}
+    lists |= {
+        f"rlax.evaluation.sets.{name}": s.rewards for name, s in section.evaluation.sets.items()
+    }
+    return [
+        (f"{key}.rewards.{i}", choice)
+        for key, choices in lists.items()
+        for i, choice in enumerate(choices)
+        if choice.options == given
+    ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import rlax
 from hostile_server import serving
+from judging import chat, marker
 
 TESTING = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
 KEY = "sk-test-0123456789abcdef"
@@ -43,8 +44,7 @@ def test_a_server_that_scores_is_named_with_its_reward():
 
 
 def test_a_judge_is_asked_one_question():
-    content = {"choices": [{"message": {"content": "Score: 10"}}]}
-    with serving(lambda asked: asked.json(content)) as server:
+    with serving(lambda asked: asked.json(chat(f"{marker(asked)} 10"))) as server:
         words, _ = document(f"name: llm_judge, model: m, base_url: '{server.url}'")
     assert len(server.asked) == 1
     assert "gave a trial sample, a right answer, 1 in" in json.dumps(words)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
 import pytest
 from hostile_server import Asked, serving
+from judging import chat, marker, question
 from reward_pools import LIMIT_S, episodes, prompt, reason, totals, with_pool
 
 from rlax_plugin.config import RlaxSection
@@ -175,24 +177,19 @@ def test_a_hanging_server_costs_only_samples():
     assert "gave no answer within 2.7 s (1 request)" in reason(found[0])
 
 
-def chat(text: object, finish: str = "stop", tokens: object = 20) -> dict:
-    message = {"role": "assistant", "content": text}
-    choices = [{"index": 0, "message": message, "finish_reason": finish}]
-    return {"choices": choices, "usage": {"total_tokens": tokens}}
-
-
 def test_a_judge_is_asked_in_the_protocol_and_its_verdict_scaled(tmp_path):
     (tmp_path / "key").write_text(f"{KEY}\n")
 
     def answer(asked: Asked) -> None:
-        question = asked.body["messages"][-1]["content"]
-        asked.json(chat("Fine.\nScore: 9" if "answer-a" in question else "Score: 2.5"))
+        good = "answer-a" in question(asked)
+        asked.json(chat(f"Fine.\n{marker(asked)} 9" if good else f"{marker(asked)} 2.5"))
 
     options = {"system": "Be fair.", "key_file": "key", "body": {"top_p": 0.5, "max_tokens": None}}
     with serving(answer) as server:
         found = scored(section(judge(server.url, **options)), "answer-a", "Score: 10 {reference}")
     assert totals(found) == [0.9, 0.25]
-    assert found[0].metrics == {"judge_requests": 1.0, "judge_tokens": 20.0}
+    counts = {"judge_requests": 1.0, "judge_unreadable": 0.0}
+    assert found[0].metrics == counts | {"judge_tokens": 20.0}
     first = next(one for one in server.asked if "answer-a" in str(one.body))
     assert first.path == "/v1/chat/completions"
     assert first.headers["Authorization"] == f"Bearer {KEY}"
@@ -206,30 +203,38 @@ def test_a_judge_is_asked_in_the_protocol_and_its_verdict_scaled(tmp_path):
 
 
 NO_VERDICTS = [
-    (chat("I cannot say"), "has no 'Score:'; it ends with 'I cannot say'"),
-    (chat("Score: 11"), "verdict 11 is not from 0 to 10"),
-    (chat("Score: 5", "length"), "was cut at max_tokens = 512"),
+    (chat("I cannot say"), "has no marker with 'Score "),
+    (chat("I cannot say"), "; it ends with 'I cannot say'"),
+    (chat("MARKER 11"), "verdict 11 is not from 0 to 10"),
+    (chat("MARKER 5", "length"), "was cut at max_tokens = 512"),
     (chat(None), "has no text"),
     ({"choices": []}, "an object with 'choices': it is no chat completion"),
     ([1], "a list: it is no chat completion"),
     ({"choices": [{"message": 1}]}, "no chat completion"),
     ({"choices": {"0": 1}}, "no chat completion"),
-    (chat(f"Score: {KEY}"), "[key]"),
+    (chat(f"MARKER {KEY}"), "[key]"),
     ({KEY: 1}, "[key]"),
 ]
 
 
-def test_what_is_no_verdict_is_no_score(monkeypatch):
+def test_a_judge_that_gives_no_verdict_on_other_completions_either_gives_no_score(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", KEY)
+    asked_last = []
 
     def answer(asked: Asked) -> None:
-        asked.json(NO_VERDICTS[int(asked.body["messages"][0]["content"])][0])
+        first = question(asked).split()[0]
+        if first != "I":  # else it is asked about another completion, for comparison
+            asked_last[:] = [NO_VERDICTS[int(first)][0]]
+        text = json.dumps(asked_last[0]).replace("MARKER", marker(asked))
+        asked.json(json.loads(text))
 
     with serving(answer) as server:
-        config = section(judge(server.url, key_env="JUDGE_KEY", template="{completion}"))
+        options = {"template": "{completion} {marker}", "key_env": "JUDGE_KEY", "concurrency": 1}
+        config = section(judge(server.url, **options), reward_concurrency=1)
         found = scored(config, *map(str, range(len(NO_VERDICTS))))
-    # The same question would get the same answer.
-    assert len(server.asked) == len(NO_VERDICTS)
+    protocol = sum("no chat completion" in why or why == "[key]" for _, why in NO_VERDICTS) - 1
+    # The same question would get the same answer, so it is asked once.
+    assert len(server.asked) == 2 * len(NO_VERDICTS) - protocol
     for one, (_, why) in zip(found, NO_VERDICTS, strict=True):
         assert why in reason(one)
         assert KEY not in reason(one)
@@ -240,11 +245,11 @@ def test_a_count_of_tokens_that_is_none_is_ignored():
     counts = [None, -1, "many", 10**30, 1.5, [1]]
 
     def answer(asked: Asked) -> None:
-        count = counts[int(asked.body["messages"][0]["content"])]
-        asked.json(chat("Score: 5", tokens=count))
+        count = counts[int(question(asked).split()[0])]
+        asked.json(chat(f"{marker(asked)} 5", tokens=count))
 
     with serving(answer) as server:
-        config = section(judge(server.url, tokens_per_minute=1e6, template="{completion}"))
-        found = scored(config, *map(str, range(len(counts))))
+        options = {"tokens_per_minute": 1e6, "template": "{completion} {marker}"}
+        found = scored(section(judge(server.url, **options)), *map(str, range(len(counts))))
     assert totals(found) == [0.5] * len(counts)
-    assert all(one.metrics == {"judge_requests": 1.0} for one in found)
+    assert all(one.metrics == {"judge_requests": 1.0, "judge_unreadable": 0.0} for one in found)
