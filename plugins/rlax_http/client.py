@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlax_http.failures import ServerError, passes, retry_after_s
-from rlax_http.limits import Rate, share
+from rlax_http.limits import Pause, Rate, share
 from rlax_http.server import Key, ServerConfig
 from rlax_plugin.api import one_line
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 8.0  # between attempts, without a Retry-After
-_LONGEST_PAUSE_S = 300.0  # of a Retry-After: a server that asks for a year may err
+_PAUSES_ALL = (429, 503)  # HTTP status whose Retry-After concerns every request
 _MOST_INVALID = 3  # answers that are no JSON: a proxy's page may pass, a wrong address does not
 _EXCERPT = 200  # characters
 _ERROR_BYTES = 4096  # read of a reply that is an error
@@ -82,7 +82,7 @@ class Client:
         self._slots = asyncio.Semaphore(max(1, config.concurrency // processes))
         self._requests = Rate(share(config.requests_per_minute, processes))
         self.tokens = Rate(share(tokens_per_minute, processes))
-        self._closed_until_s = 0.0
+        self._pause, self._opened = Pause(), asyncio.Event()
         self._failed = 0  # attempts since the last answer
         self._failing_since_s = 0.0
         self._last: ServerError | None = None
@@ -119,6 +119,7 @@ class Client:
                     async with self._slots:
                         await self._reopened()
                         tries += 1
+                        sent_s = time.monotonic()
                         try:
                             found = await self._attempt(content)
                         except ServerError as error:
@@ -130,9 +131,10 @@ class Client:
                                 raise ServerError(str(error), passes=False, status=500) from None
                             if not error.passes and (error.status or invalid == _MOST_INVALID):
                                 raise
-                            wait_s = self._wait_s(tries, error)
+                            left_s = begun_s + limit_s - time.monotonic()
+                            wait_s = self._wait_s(tries, error, left_s)
                         else:
-                            self._note_answer()
+                            self._note_answer(sent_s)
                             return Reply(found, tries)
                     await asyncio.sleep(wait_s)
         except TimeoutError:
@@ -166,15 +168,26 @@ class Client:
 
     async def _reopened(self) -> None:
         """Waits until the time is over for which the server asked to be left alone."""
-        while (left_s := self._closed_until_s - time.monotonic()) > 0:
-            await asyncio.sleep(left_s)
+        while (left_s := self._pause.wait_s()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._opened.wait()
 
-    def _wait_s(self, tries: int, error: ServerError) -> float:
-        if error.after_s is not None:  # it concerns all requests
-            pause_s = min(error.after_s, _LONGEST_PAUSE_S)
-            self._closed_until_s = max(self._closed_until_s, time.monotonic() + pause_s)
+    def _wait_s(self, tries: int, error: ServerError, left_s: float) -> float:
+        """Seconds from an attempt that failed to the next one.
+
+        Args:
+          left_s: of the request's own limit.
+        """
         longest_s = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** min(tries - 1, 20))
-        return longest_s * random.uniform(0.5, 1.0)  # so that not all come back together
+        own_s = longest_s * random.uniform(0.5, 1.0)  # so that not all come back together
+        if error.after_s is None:
+            return own_s
+        if error.status in _PAUSES_ALL:
+            self._pause.begin(error.after_s)
+            self._opened.clear()
+        # Before the request fails it is tried again, however long it was asked to wait.
+        return max(own_s, min(error.after_s, left_s / 2))
 
     async def _attempt(self, content: bytes) -> Any:
         httpx, url, limit_s = self._httpx, self._url, self._config.request_s
@@ -249,7 +262,9 @@ class Client:
         if self._failed & (self._failed - 1) == 0:  # 1, 2, 4, 8, ...
             print(f"{error} (requests that failed in a row: {self._failed})", file=sys.stderr)
 
-    def _note_answer(self) -> None:
+    def _note_answer(self, sent_s: float) -> None:
+        if self._pause.answered(sent_s):
+            self._opened.set()
         if self._failed:
             for_s = time.monotonic() - self._failing_since_s
             said = f"{self._url} answers again, after {for_s:.0f} s and {self._failed} failures"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 
 from rlax_plugin.api import RlaxError
@@ -38,16 +39,19 @@ def passes(status: int) -> bool:
     return status in (408, 425, 429) or status >= 500
 
 
-def retry_after_s(header: str | None) -> float | None:
+def retry_after_s(header: str | None, now: Callable[[], float] = time.time) -> float | None:
     """What a ``Retry-After`` asks for, in seconds; None if it says nothing that makes sense.
 
     RFC 9110, section 10.2.3: whole seconds, or a date.
+
+    Args:
+      now: seconds since 1970.
     """
     if not header:
         return None
     if re.fullmatch(r"\s*[0-9]{1,12}\s*", header, re.ASCII):
         return float(header)
     try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(header).timestamp() - now())
     except (ValueError, TypeError, OverflowError, OSError):
         return None

@@ -1,9 +1,12 @@
-"""How fast a server may be asked."""
+"""How fast a server may be asked, and when it is left alone."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+_LONGEST_PAUSE_S = 300.0  # a server that asks for a year may err
+_FIRST_PROBE_S, _BETWEEN_PROBES_S = 1.0, 8.0  # of a pause: at first, and at most
 
 
 class Rate:
@@ -41,3 +44,53 @@ class Rate:
 def share(total: float | None, processes: int) -> float | None:
     """Of a limit, what one of several processes has."""
     return None if total is None else total / processes
+
+
+class Pause:
+    """The time for which a server has asked to be left alone, by every request.
+
+    One answer may be wrong: it may come from a proxy, or concern only the request that it answers.
+    So while the pause lasts, single requests are sent as probes, ever more rarely, and a good
+    answer to one ends the pause.
+
+    Args:
+      clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._until_s = self._begun_s = self._probe_s = self._between_s = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """The server asked to be left alone from now on; the longest pause counts."""
+        now = self._clock()
+        if now >= self._until_s:
+            self._between_s = _FIRST_PROBE_S
+            self._probe_s = now + self._between_s
+        self._begun_s = now
+        self._until_s = max(self._until_s, now + min(seconds, _LONGEST_PAUSE_S))
+
+    def wait_s(self) -> float:
+        """Seconds to wait before asking for this again; 0: send a request now, maybe as a probe."""
+        now = self._clock()
+        if now >= self._until_s:
+            return 0.0
+        if now < self._probe_s:
+            return min(self._until_s, self._probe_s) - now
+        self._between_s = min(2 * self._between_s, _BETWEEN_PROBES_S)
+        self._probe_s = now + self._between_s
+        return 0.0
+
+    def answered(self, sent_s: float) -> bool:
+        """Ends the pause if a good answer came to a request that was sent after it began.
+
+        Args:
+          sent_s: on the clock.
+
+        Returns:
+          Whether there was a pause, which is over now.
+        """
+        if not self._begun_s < sent_s < self._until_s:
+            return False
+        self._until_s = 0.0
+        return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import gzip
 import time
 
@@ -11,7 +10,7 @@ import pytest
 import rlax_http.client
 from hostile_server import serving
 from rlax_http.client import Client, Reply
-from rlax_http.failures import ServerError, retry_after_s
+from rlax_http.failures import ServerError
 from rlax_http.limits import Rate
 from rlax_http.server import Key, ServerConfig
 
@@ -81,56 +80,6 @@ def test_nobody_listens_until_the_limit_is_over():
     error = refused(url, 0.3)
     assert error.passes and "gave no answer within 0.3 s" in str(error)
     assert "ConnectError" in str(error)
-
-
-_IN_AN_HOUR = email.utils.formatdate(time.time() + 3600)
-
-
-@pytest.mark.parametrize("wanted", ["20", _IN_AN_HOUR, "9" * 12], ids=["s", "date", "long"])
-def test_a_retry_after_beyond_the_limit_is_waited_for_without_asking(wanted):
-    with serving(lambda asked: asked.reply(b"", 429, Retry_After=wanted)) as server:
-        error = refused(server.url, 0.5)
-    assert len(server.asked) == 1
-    assert "replied 429" in str(error) and "(1 request;" in str(error)
-
-
-def test_a_retry_after_concerns_every_request_of_the_client():
-    now = [lambda asked: asked.reply(b"", 503, Retry_After="1"), lambda asked: asked.json(1)]
-    with serving(*now) as server:
-        client_times = []
-
-        async def main():
-            client = Client(ServerConfig(), server.url, Key(""))
-            first = asyncio.create_task(client.post({}, 60))
-            while not client._closed_until_s:
-                await asyncio.sleep(0.001)
-            again = time.monotonic()
-            await client.post({}, 60)
-            client_times.append((client._closed_until_s - again, time.monotonic() - again))
-            await first
-            await client.close()
-
-        asyncio.run(main())
-    ((closed, took),) = client_times
-    assert closed > 0.5 and took >= closed
-
-
-@pytest.mark.parametrize(
-    "header, seconds",
-    [
-        ("3", 3.0),
-        (" 10 ", 10.0),
-        ("-3", None),
-        ("1e9", None),
-        ("soon", None),
-        ("", None),
-        ("\u0663", None),
-        ("Fri, 31 Dec 1999 23:59:59 GMT", 0.0),
-        ("9" * 400, None),
-    ],
-)
-def test_a_retry_after_is_seconds_or_a_date(header, seconds):
-    assert retry_after_s(header) == seconds
 
 
 def test_a_slow_drip_ends_at_the_limit_of_the_request():
