@@ -9,7 +9,7 @@ import os
 import pwd
 from collections.abc import Callable, Collection
 
-from rlax_plugin.sandbox import view
+from rlax_plugin.sandbox import kernel, view
 
 FLAGS = {
     "user namespace": os.CLONE_NEWUSER,
@@ -24,6 +24,8 @@ _HIGH = 2_000_000_000  # far above the uids of users, and of containers
 _PIDS = 1 << 22  # the kernel's largest
 TESTED_UID = 1
 """Of tested code, as it is seen inside a user namespace."""
+HOST_NAME = "sandbox"
+"""Of the machine, as it is seen inside a uts namespace."""
 
 
 def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
@@ -50,6 +52,8 @@ def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
             os.setgroups([])
         os.setresgid(*[0 if root else TESTED_UID] * 3)
         os.setresuid(*[0 if root else TESTED_UID] * 3)
+    if "uts namespace" in layers:
+        kernel.set_host_name(HOST_NAME)
     if mounts and not root:
         view.build()
 

@@ -123,6 +123,13 @@ def drop_capabilities() -> None:
     _syscall(_CAPSET[machine()], "capset", header, _CapabilitySets())
 
 
+def set_host_name(name: str) -> None:
+    """Names the host, and its domain, of this uts namespace."""
+    text = name.encode()
+    _checked(_libc.sethostname(text, ctypes.c_size_t(len(text))), "sethostname")
+    _checked(_libc.setdomainname(text, ctypes.c_size_t(len(text))), "setdomainname")
+
+
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     def text(value: str) -> bytes | None:
         return os.fsencode(value) if value else None

@@ -45,7 +45,9 @@ LAYERS = (
     Layer("capability drop", "the rights of root, one by one"),
     Layer("no new privileges", "set-uid programs"),
     Layer("landlock", "files outside of the view; running programs; TCP; signals to outside"),
-    Layer("seccomp", "ptrace, mounts, kernel modules, bpf, programs, network sockets"),
+    Layer(
+        "seccomp", "every system call that Python does not need, such as ptrace, mount, bpf, execve"
+    ),
     Layer("process limit", "fork bombs"),
     Layer("memory limit", "memory bombs"),
 )

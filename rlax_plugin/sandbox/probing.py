@@ -23,6 +23,7 @@ def main() -> None:
     probes: dict[str, Callable[[], str]] = {
         **{name: _namespace(name) for name in entering.NAMESPACES},
         "mount namespace": _view,
+        "uts namespace": _host_name,
         "capability drop": _capabilities,
         "no new privileges": _no_new_privileges,
         "landlock": _landlock,
@@ -82,6 +83,15 @@ def _view() -> str:
     view.new_work_place(1 << 20)
     if os.listdir(view.WORK):
         raise OSError("the new root directory is not empty")
+    return ""
+
+
+def _host_name() -> str:
+    _as_tested()
+    os.unshare(os.CLONE_NEWUTS)
+    kernel.set_host_name(entering.HOST_NAME)
+    if socket.gethostname() != entering.HOST_NAME:
+        raise OSError("the host's name can still be seen")
     return ""
 
 
