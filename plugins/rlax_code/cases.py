@@ -17,9 +17,14 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """Python that raises unless the code is right, such as ``assert f(2) == 4``."""
+    """Python that raises unless the code is right, such as ``assert f(2) == 4``.
+
+    Attributes:
+      entry: name of the function that its ``check`` is called with; "": it has none.
+    """
 
     text: str
+    entry: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,7 @@ def cases_of(prompt: Prompt, column: str, call: str) -> list[Case]:
         return cases
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"prompt {prompt.id}: column {call!r} is not the name of a function")
-    return [
-        Statements(f"{one.text}\ncheck({name})\n") if isinstance(one, Statements) else one
-        for one in cases
-    ]
+    return [Statements(one.text, name) if isinstance(one, Statements) else one for one in cases]
 
 
 def _reference(text: str) -> Any:

@@ -1,23 +1,28 @@
 """What runs inside the two sandboxes: one answers with the tested code, the other one tests.
 
-It is loaded there as ``prelude``, before any untrusted code, and imports only Python's
-own library. The two processes share one socket and nothing else. On it pass lines of JSON: calls
-in one direction, plain data in the other. So whatever the tested code does to its own process,
-the comparison happens where it cannot reach, with values that are numbers, texts and containers of
-these, and with the ``==`` of these.
+It is loaded there before any untrusted code, and imports only Python's own library and its
+neighbours ``plain`` and ``names``. The two processes share one socket and nothing else. On it pass
+lines of JSON: calls in one direction, plain data in the other. So whatever the tested code does to
+its own process, the comparison happens where it cannot reach, with values that are numbers, texts
+and containers of these, and with the ``==`` of these.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import json
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from types import FunctionType, ModuleType
+from typing import Any, NoReturn
+
+from rlax_code.names import free_names, given, modules_among
+from rlax_code.plain import decode, encode
 
 CHANNEL = 3
 RIGHT, WRONG, BROKEN = 0, 1, 3
@@ -25,73 +30,13 @@ RIGHT, WRONG, BROKEN = 0, 1, 3
 
 _LONGEST = 1 << 20  # bytes of a line
 _MOST_ITEMS = 100_000
-_DEEPEST = 50
+# Within map, filter, zip or next of a test the first two would only end the loop; a UnicodeError
+# needs more than a text.
+_NOT_RAISED = (StopIteration, StopAsyncIteration, UnicodeError)
 
 
-class _Unsendable(TypeError):
-    """A test gives the code something that is not plain data."""
-
-
-def encode(value: Any, keep: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Plain data as JSON; subclasses lose what makes them special.
-
-    Args:
-      keep: what becomes of everything else.
-    """
-    if depth > _DEEPEST:
-        raise ValueError(f"data is nested more than {_DEEPEST} deep")
-    if value is None or value is True or value is False:
-        return value
-    if isinstance(value, int):
-        return ["i", int.__format__(value, "x")]
-    if isinstance(value, float):
-        return ["f", float.hex(value)]
-    if isinstance(value, complex):
-        return ["c", float.hex(value.real), float.hex(value.imag)]
-    if isinstance(value, str):
-        return ["s", str.__str__(value)]
-    if isinstance(value, bytes | bytearray):
-        return ["b" if isinstance(value, bytes) else "a", bytes(value).hex()]
-    for mark, kind in _CONTAINERS.items():
-        if isinstance(value, kind):
-            return [mark, [encode(one, keep, depth + 1) for one in kind.__iter__(value)]]
-    if isinstance(value, dict):
-        pairs = dict.items(value)
-        return ["d", [[encode(one, keep, depth + 1) for one in pair] for pair in pairs]]
-    return keep(value)
-
-
-_CONTAINERS: dict[str, type] = {"l": list, "t": tuple, "u": set, "z": frozenset}
-
-
-def decode(found: Any, kept: Callable[[int], Any], depth: int = 0) -> Any:
-    """What ``encode`` made; the sender may have made anything.
-
-    Raises:
-      ValueError, TypeError, LookupError: it is nothing of that.
-    """
-    if depth > _DEEPEST + 1:
-        raise ValueError("data is nested too deep")
-    if found is None or found is True or found is False:
-        return found
-    mark, *rest = found
-    if mark == "i":
-        return int(rest[0], 16)
-    if mark == "f":
-        return float.fromhex(rest[0])
-    if mark == "c":
-        return complex(float.fromhex(rest[0]), float.fromhex(rest[1]))
-    if mark == "s":
-        return str(rest[0])
-    if mark in ("a", "b"):
-        return (bytes if mark == "b" else bytearray).fromhex(rest[0])
-    if mark in _CONTAINERS:
-        return _CONTAINERS[mark](decode(one, kept, depth + 1) for one in rest[0])
-    if mark == "d":
-        return {decode(k, kept, depth + 1): decode(v, kept, depth + 1) for k, v in rest[0]}
-    if mark == "o":
-        return kept(int(rest[0]))
-    raise ValueError("unknown data")
+class _Unusable(TypeError):
+    """A test is none, for example because it gives the code something that is not plain data."""
 
 
 class _Lines:
@@ -136,11 +81,17 @@ class _Lines:
 def serve(setup: str, code: str) -> None:
     """Runs the code, and then does what the tests ask of it, until they end."""
     lines, held = _Lines(), list[Any]()
-    namespace: dict[str, Any] = {"__name__": "solution", "__builtins__": builtins}
+    # Data classes and others look for their module.
+    sys.modules["solution"] = solution = ModuleType("solution")
+    namespace = solution.__dict__
+    namespace["__builtins__"] = builtins
 
     def keep(value: Any) -> Any:
         held.append(value)
         return ["o", len(held) - 1]
+
+    def kept(place: int | str) -> Any:
+        return namespace[place] if isinstance(place, str) else held[place]
 
     exec(compile(setup, "setup.py", "exec", dont_inherit=True), namespace)
     exec(compile(code, "solution.py", "exec", dont_inherit=True), namespace)
@@ -150,19 +101,19 @@ def serve(setup: str, code: str) -> None:
         except EOFError:
             os._exit(0)
         try:
-            value = encode(_done(asked, namespace, held), keep)
+            value = encode(_done(asked, kept), keep)
             answer = {"value": value}
         except BaseException as error:  # noqa: BLE001  the tests may expect it
-            answer = {"error": type(error).__name__, "said": _said(error)}
+            answer = {"error": _kind(error), "said": _said(error)}
         lines.send(answer)
 
 
-def _done(asked: dict[str, Any], namespace: dict[str, Any], held: list[Any]) -> Any:
+def _done(asked: dict[str, Any], kept: Any) -> Any:
     if "name" in asked:
-        return namespace[asked["name"]]
-    target, what = held[asked["of"]], asked["do"]
-    arguments = [decode(one, held.__getitem__) for one in asked["arguments"]]
-    named = {name: decode(one, held.__getitem__) for name, one in asked["named"].items()}
+        return kept(asked["name"])
+    target, what = kept(asked["of"]), asked["do"]
+    arguments = [decode(one, kept) for one in asked["arguments"]]
+    named = {name: decode(one, kept) for name, one in asked["named"].items()}
     if what == "call":
         return target(*arguments, **named)
     if what == "attribute":
@@ -176,6 +127,14 @@ def _done(asked: dict[str, Any], namespace: dict[str, Any], held: list[Any]) -> 
     return [one for one, _ in zip(target, range(_MOST_ITEMS), strict=False)]
 
 
+def _kind(error: BaseException) -> str:
+    """The class of an exception; of one that the code defines, the class of Python below it."""
+    for kind in type(error).__mro__:
+        if getattr(builtins, kind.__name__, None) is kind and issubclass(kind, Exception):
+            return kind.__name__ if kind is not Exception else type(error).__name__
+    return type(error).__name__
+
+
 def _said(error: BaseException) -> str:
     try:
         return str(error)[:500]
@@ -186,22 +145,58 @@ def _said(error: BaseException) -> str:
 # ---- Where the tests are ----
 
 
+class _Code:
+    """The code, as the tests reach it.
+
+    Attributes:
+      given: functions that the tests share with the code, which knows them by their names.
+    """
+
+    def __init__(self, lines: _Lines):
+        self._lines = lines
+        self.given: dict[str, FunctionType] = {}
+
+    def ask(self, message: Mapping[str, Any]) -> Any:
+        self._lines.send(message)
+        found = self._lines.receive()
+        if "error" not in found:
+            return decode(found["value"], lambda number: _Remote(self, int(number)))
+        kind = getattr(builtins, str(found["error"]), None)
+        said = str(found.get("said", ""))
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, Exception)
+            and not issubclass(kind, _NOT_RAISED)
+        ):
+            raise kind(said)
+        raise RuntimeError(f"{found['error']}: {said}")
+
+    def place_of(self, value: Any) -> Any:
+        if isinstance(value, _Remote):
+            return ["o", value._number]
+        for name, function in self.given.items():
+            if value is function:
+                return ["o", name]
+        raise _Unusable(f"a test can give the code plain data only, not {type(value).__name__}")
+
+
 class _Remote:
     """An object of the code's: a function, a class, or whatever it made."""
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, lines: _Lines, number: int):
-        self._lines, self._number = lines, number
+    def __init__(self, code: _Code, number: int):
+        self._code, self._number = code, number
 
     def _ask(self, what: str, *arguments: Any, **named: Any) -> Any:
+        place_of = self._code.place_of
         message = {
             "of": self._number,
             "do": what,
-            "arguments": [encode(one, _number_of) for one in arguments],
-            "named": {name: encode(one, _number_of) for name, one in named.items()},
+            "arguments": [encode(one, place_of) for one in arguments],
+            "named": {name: encode(one, place_of) for name, one in named.items()},
         }
-        return _answer(self._lines, message)
+        return self._code.ask(message)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._ask("call", *arguments, **named)
@@ -233,69 +228,66 @@ class _Remote:
         raise TypeError("the code returned an object that is not plain data: it is not a bool")
 
 
-def _number_of(value: Any) -> Any:
-    if isinstance(value, _Remote):
-        return ["o", value._number]
-    raise _Unsendable(f"a test can give the code plain data only, not {type(value).__name__}")
+def judge(setup: str, prefix: str, entry: str, test: str) -> None:
+    """Runs one test, and ends with ``RIGHT``, ``WRONG`` or ``BROKEN``.
 
-
-def _answer(lines: _Lines, message: Mapping[str, Any]) -> Any:
-    lines.send(message)
-    found = lines.receive()
-    if "error" not in found:
-        return decode(found["value"], lambda number: _Remote(lines, number))
-    kind = getattr(builtins, str(found["error"]), None)
-    said = str(found.get("said", ""))
-    if (
-        isinstance(kind, type)
-        and issubclass(kind, Exception)
-        and not issubclass(kind, UnicodeError)
-    ):
-        raise kind(said)
-    raise RuntimeError(f"{found['error']}: {said}")
-
-
-def judge(setup: str, test: str) -> None:
-    """Runs one test, and ends with ``RIGHT``, ``WRONG`` or ``BROKEN``."""
+    Args:
+      prefix: what the completion continues; the tests have what it defines.
+      entry: name of the function of the code that ``check`` of the test is called with. The code
+        then supplies no other name, except those that the prefix leaves to it. "": there is no
+        ``check``, and it supplies every name that nobody else defines.
+    """
+    withheld = set[str]()
     try:
-        trees = [ast.parse(text, name) for text, name in ((setup, "setup"), (test, "test"))]
-        programs = [compile(tree, "test.py", "exec", dont_inherit=True) for tree in trees]
+        shared, left = given(prefix, entry)
+        texts = (setup, shared, test)
+        programs = [
+            compile(ast.parse(text), "test.py", "exec", dont_inherit=True) for text in texts
+        ]
         namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
         exec(programs[0], namespace)
+        exec(programs[1], namespace)
+        names = free_names(texts) - namespace.keys()
+        for name in modules_among(names - left, texts):
+            namespace[name] = importlib.import_module(name)
+        names -= namespace.keys()
+        if entry:
+            withheld = names - left
     except BaseException:  # noqa: BLE001  the author of the tests is told
         _end(BROKEN)
     try:
-        lines = _Lines()
-        for name in sorted(_free_names(trees) - namespace.keys()):
+        code = _Code(_Lines())
+        code.given = {name: one for name, one in namespace.items() if isinstance(one, FunctionType)}
+        for name in sorted(names - withheld):
             try:
-                namespace[name] = _answer(lines, {"name": name})
+                namespace[name] = code.ask({"name": name})
             except KeyError:
                 continue  # the test says so itself, if it comes to that
-        exec(programs[1], namespace)
-    except _Unsendable:
+        exec(programs[2], namespace)
+        if entry:
+            candidate = code.ask({"name": entry})
+            namespace.get("check", _no_check)(candidate)
+    except _Unusable:
         _end(BROKEN)
+    except NameError as error:
+        if error.name not in withheld:  # one that the code raised has no name
+            _end(WRONG)
+        print(
+            f"the test uses {error.name}, which neither the test nor the columns of setup and "
+            f"prefix define, and the code supplies only {', '.join(sorted(left))}",
+            file=sys.stderr,
+        )
+        os._exit(BROKEN)
     except BaseException:  # noqa: BLE001  a test that does not hold raises something
         _end(WRONG)
     _end(RIGHT)
 
 
-def _free_names(trees: list[ast.Module]) -> set[str]:
-    """What tests use and neither Python nor they themselves have: the code cannot replace these."""
-    used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    own = {name for tree in trees for statement in tree.body for name in _bound(statement)}
-    return used - own - set(dir(builtins))
+def _no_check(candidate: Any) -> NoReturn:
+    raise _Unusable("the test defines no function check")
 
 
-def _bound(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {statement.name}
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {(one.asname or one.name).split(".")[0] for one in statement.names}
-    nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-    return {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
-
-
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     if code != RIGHT:
         traceback.print_exc()
     sys.stderr.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Literal
 
@@ -42,12 +43,16 @@ class PythonTestsConfig(Section):
         "", description="column with Python that runs before the code and before each test"
     )
     prefix: str = Field(
-        "", description="column with code that the completion continues, such as a signature"
+        "",
+        description="column with code that the completion continues, such as a signature. Its "
+        "imports, variables and complete functions are the tests' as well, and the code cannot "
+        "redefine them for the tests",
     )
     entry_point: str = Field(
         "",
         description="column with the name of the function that `check(...)` of the tests is called "
-        "with, as in HumanEval",
+        "with, as in HumanEval. The tests then have nothing else from the code, except what "
+        "`prefix` leaves to it",
     )
     code: Literal["block", "whole"] = Field(
         "block",
@@ -79,6 +84,21 @@ class PythonTestsConfig(Section):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What is tested.
+
+    Attributes:
+      setup: what runs before the code and before each test.
+      prefix: the part of the code that the prompt has given.
+      code: the prefix and what the completion makes of it.
+    """
+
+    setup: str
+    prefix: str
+    code: str
+
+
 class PythonTests(Reward):
     """1 if the code of a completion passes the prompt's tests, or the share that it passes.
 
@@ -87,13 +107,16 @@ class PythonTests(Reward):
     ``assert f(2) == 4``, runs in another sandbox than the code: a call of the code is a message,
     and its result comes back as plain data. So the code cannot forge a verdict by ending its
     process, by replacing builtins or ``assert``, by objects that equal everything, or by printing:
-    it can only answer. Names that the tests define, or that Python has, are never the code's.
+    it can only answer. Names that the tests, the setup, the prefix or Python define are never the
+    code's, except for classes of the prefix and the function that is continued; and where the data
+    names the tested function, the code supplies no other one.
 
     What remains: code may find out from its arguments which test it is in, and answer from a list;
     no sandbox can tell. A test that calls nothing always holds. Arguments are copies, so a test of
     what a function does to its argument fails; and a test can give plain data only (numbers, texts,
-    bytes, lists, tuples, sets, dicts). One that gives anything else, or is no Python, raises a
-    ValueError, and the sample is unscored.
+    bytes, times, lists, tuples, sets, dicts), objects that the code made, and functions of the
+    setup or the prefix. One that gives anything else, or is no Python, raises a ValueError, and the
+    sample is unscored. docs/sandbox.md has the whole list.
     """
 
     def __init__(self, config: PythonTestsConfig):
@@ -117,15 +140,15 @@ class PythonTests(Reward):
         cases = cases_of(prompt, config.tests, config.entry_point)[: config.max_tests]
         setup = _column(prompt, config.setup)
         code = code_of(completion) if config.code == "block" else completion
-        code = f"{_column(prompt, config.prefix)}{code}"
+        prefix = _column(prompt, config.prefix)
         passed, late = 0, 0
-        if len(code) <= _LONGEST:
-            passed, late = self._tried(prompt, cases, setup, code)
+        if len(prefix) + len(code) <= _LONGEST:
+            passed, late = self._tried(prompt, cases, _Program(setup, prefix, f"{prefix}{code}"))
         share = passed / len(cases)
         total = share if config.reward == "share" else float(share == 1)
         return Score(total, metrics={"tests_passed": share, "tests_late": late / len(cases)})
 
-    def _tried(self, prompt: Prompt, cases: list[Case], setup: str, code: str) -> tuple[int, int]:
+    def _tried(self, prompt: Prompt, cases: list[Case], program: _Program) -> tuple[int, int]:
         """How many hold, and how many of the others took too long."""
         end = time.monotonic() + self._config.sample_s
         passed = late = 0
@@ -133,31 +156,32 @@ class PythonTests(Reward):
             if time.monotonic() + self._config.test_s > end:
                 return passed, late + len(cases) - number
             if isinstance(case, Dialogue):
-                holds, ended = self._printed(case, f"{setup}\n{code}" if setup else code)
+                holds, ended = self._printed(case, program)
             else:
-                holds, ended = self._judged(prompt, number, case, setup, code)
+                holds, ended = self._judged(prompt, number, case, program)
             passed += holds
             late += not holds and ended.why == "time"
             if not holds and self._config.reward == "all":
                 break
         return passed, late
 
-    def _printed(self, case: Dialogue, code: str) -> tuple[bool, Ended]:
+    def _printed(self, case: Dialogue, program: _Program) -> tuple[bool, Ended]:
+        code = f"{program.setup}\n{program.code}" if program.setup else program.code
         ended = self._sandbox_of_code().run(code, case.given.encode(errors="replace"))
         return ended.right and case.holds(ended.stdout.decode(errors="replace")), ended
 
     def _judged(
-        self, prompt: Prompt, number: int, case: Statements, setup: str, code: str
+        self, prompt: Prompt, number: int, case: Statements, program: _Program
     ) -> tuple[bool, Ended]:
         tests = self._sandbox_of_tests()
         tests.start()  # or the time of the code would run while this one is started
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            program = f"import prelude\nprelude.serve({setup!a}, {code!a})"
-            answering = self._sandbox_of_code().begin(program, channel=ours)
+            serve = _call("serve", program.setup, program.code)
+            answering = self._sandbox_of_code().begin(serve, channel=ours)
             try:
-                program = f"import prelude\nprelude.judge({setup!a}, {case.text!a})"
-                verdict = tests.run(program, channel=theirs)
+                judge = _call("judge", program.setup, program.prefix, case.entry, case.text)
+                verdict = tests.run(judge, channel=theirs)
             finally:
                 ended = answering.stop()
         if verdict.why == "exited" and verdict.code == BROKEN:
@@ -193,8 +217,28 @@ class PythonTests(Reward):
         self._code = self._judge = None
 
 
+# The sandbox takes one text, and these modules import each other.
+_LOADING = """
+import sys, types
+sys.modules["rlax_code"] = types.ModuleType("rlax_code")
+for name, text in {0!a}.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec", dont_inherit=True), module.__dict__)
+from rlax_code.inside import judge, serve
+"""
+
+
 def _prelude() -> str:
-    return files("rlax_code").joinpath("inside.py").read_text()
+    source = files("rlax_code")
+    texts = {
+        f"rlax_code.{name}": source.joinpath(f"{name}.py").read_text()
+        for name in ("plain", "names", "inside")
+    }
+    return _LOADING.format(texts)
+
+
+def _call(function: str, *arguments: str) -> str:
+    return f"import prelude\nprelude.{function}({', '.join(map(ascii, arguments))})"
 
 
 def _column(prompt: Prompt, name: str) -> str:

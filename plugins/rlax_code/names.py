@@ -1,0 +1,133 @@
+"""Who defines a name that the tests use: Python, the tests, what is given with them, or the code.
+
+It runs inside the sandbox of the tests, so it imports only Python's own library.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import symtable
+import sys
+from collections.abc import Iterable
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+_GIVEN = (*_DEFINITIONS, *_ASSIGNMENTS, ast.Import, ast.ImportFrom)
+
+
+def free_names(texts: Iterable[str]) -> set[str]:
+    """Global names that some of the texts use, and neither any of them nor Python defines.
+
+    Raises:
+      SyntaxError: a text is not valid Python.
+    """
+    used, own = set[str](), set(dir(builtins))
+    for text in texts:
+        tables = [symtable.symtable(text, "tests", "exec")]
+        while tables:
+            table = tables.pop()
+            tables += table.get_children()
+            for symbol in table.get_symbols():
+                if table.get_type() != "module" and not symbol.is_global():
+                    continue
+                bound = symbol.is_assigned() or symbol.is_imported()
+                (own if bound else used).add(symbol.get_name())
+    return used - own
+
+
+def modules_among(names: Iterable[str], texts: Iterable[str]) -> set[str]:
+    """Names of standard modules that the texts use as modules are used, which is for attributes."""
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    of_attributes = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    otherwise = {
+        node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in of_attributes
+    }
+    return (set(names) & sys.stdlib_module_names) - otherwise
+
+
+def given(prefix: str, entry: str) -> tuple[str, set[str]]:
+    """What a prefix defines for the tests as well, and the names that it leaves to the code.
+
+    The tests have its imports, its functions and its variables. To the code it leaves classes,
+    because the tests may pass their objects to it; the function that the completion continues;
+    functions without a body; the tested one; and whatever needs one of these to be defined, or
+    makes objects of such a class.
+
+    Args:
+      prefix: the beginning of a program, which may end within a statement.
+      entry: name of the tested function, or "".
+    """
+    statements = _complete(prefix)
+    left = {entry} if entry else set[str]()
+    kinds = set[str]()  # of these: what a function of the tests must not make or use
+    for place, statement in enumerate(statements):
+        last = place == len(statements) - 1 and not _ends(statement, prefix)
+        if last or _is_stub(statement) or not isinstance(statement, _GIVEN):
+            left |= bound(statement)
+            kinds |= set() if isinstance(statement, _DEFINITIONS) else bound(statement)
+    while more := [
+        one for one in statements if not bound(one) <= left and _needs(one, left, kinds)
+    ]:
+        for one in more:
+            left |= bound(one)
+            kinds |= bound(one)
+    kept = [
+        one
+        for one in statements
+        if isinstance(one, _GIVEN) and not bound(one) & left and not _needs(one, left, kinds)
+    ]
+    return ast.unparse(ast.Module(kept, [])), left
+
+
+def _complete(prefix: str) -> list[ast.stmt]:
+    """The statements before the first one, from the end, that is not Python without its rest."""
+    lines = prefix.splitlines(keepends=True)
+    starts = [i for i, line in enumerate(lines) if line.strip() and not line[0].isspace()]
+    for cut in (len(lines), *reversed(starts)):
+        try:
+            return ast.parse("".join(lines[:cut])).body
+        except SyntaxError:
+            continue
+    return []
+
+
+def _ends(statement: ast.stmt, prefix: str) -> bool:
+    """Whether no completion can continue this last statement."""
+    rest = prefix.splitlines()[(statement.end_lineno or 1) :]
+    if any(line.strip() and not line[0].isspace() for line in rest):
+        return True  # another statement begins, which was not complete
+    if isinstance(statement, _DEFINITIONS):
+        return isinstance(statement.body[-1], ast.Return | ast.Raise) and prefix.endswith("\n")
+    return prefix.endswith("\n")
+
+
+def _is_stub(statement: ast.stmt) -> bool:
+    if not isinstance(statement, _DEFINITIONS):
+        return False
+    return all(
+        isinstance(one, ast.Pass)
+        or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+        or (isinstance(one, ast.Raise) and "NotImplemented" in ast.unparse(one))
+        for one in statement.body
+    )
+
+
+def bound(statement: ast.stmt) -> set[str]:
+    """Global names that a statement may define."""
+    table = symtable.symtable(ast.unparse(statement), "statement", "exec")
+    symbols = table.get_symbols()
+    return {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
+
+
+def _needs(statement: ast.stmt, left: set[str], kinds: set[str]) -> bool:
+    """Whether it cannot be run without what is left to the code."""
+    if not isinstance(statement, _DEFINITIONS):
+        return bool(_used(statement) & left)
+    parts = (*statement.decorator_list, statement.args, statement.returns)
+    at_once = {name for part in parts if part is not None for name in _used(part)}
+    return bool(at_once & left or _used(statement) & kinds)
+
+
+def _used(part: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}

@@ -1,0 +1,220 @@
+"""Tasks as data sets of code have them: columns of a prompt, and code that solves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One prompt.
+
+    Attributes:
+      solved: a completion that passes every test.
+      prefix, entry: as in HumanEval; "": the data set has no such column.
+    """
+
+    tests: Any
+    solved: str
+    prefix: str = ""
+    entry: str = ""
+    setup: str = ""
+
+
+_POLY = '''import math
+from typing import List
+
+
+def poly(xs: List[float], x: float):
+    """
+    Evaluates polynomial with coefficients xs at point x.
+    """
+    return sum([coeff * math.pow(x, i) for i, coeff in enumerate(xs)])
+
+
+def find_zero(xs: List[float]):
+    """ xs are coefficients of a polynomial. find_zero returns x such that poly(x) = 0.
+    >>> round(find_zero([1, 2]), 2) # f(x) = 1 + 2x
+    -0.5
+    """
+'''
+_POLY_TEST = """METADATA = {}
+
+def check(candidate):
+    import math
+    import random
+    rng = random.Random(42)
+    import copy
+    for _ in range(5):
+        a, b = rng.randint(-9, 9), rng.choice((-3, 1, 7))
+        coeffs = [a, b]
+        solution = candidate(copy.deepcopy(coeffs))
+        assert math.fabs(poly(coeffs, solution)) < 1e-4
+"""
+_CYCLIC = '''def encode_cyclic(s: str):
+    """
+    returns encoded string by cycling groups of three characters.
+    """
+    groups = [s[(3 * i):min((3 * i + 3), len(s))] for i in range((len(s) + 2) // 3)]
+    groups = [(group[1:] + group[0]) if len(group) == 3 else group for group in groups]
+    return "".join(groups)
+
+
+def decode_cyclic(s: str):
+    """
+    takes as input string encoded with encode_cyclic function. Returns decoded string.
+    """
+'''
+_SHIFT = '''def encode_shift(s: str):
+    """
+    returns encoded string by shifting every character by 5 in the alphabet.
+    """
+    return "".join([chr(((ord(ch) + 5 - ord("a")) % 26) + ord("a")) for ch in s])
+
+
+def decode_shift(s: str):
+    """
+    takes as input string encoded with encode_shift function. Returns decoded string.
+    """
+'''
+_NODES = """class Node:
+    def __init__(self, value, rest=None):
+        self.value, self.rest = value, rest
+
+
+def chain(values):
+    first = None
+    for value in reversed(values):
+        first = Node(value, first)
+    return first
+
+
+def reverse(node):
+"""
+
+
+def _decoding(encode: str) -> str:
+    return (
+        "def check(candidate):\n    from random import choice\n    import string\n"
+        "    letters = string.ascii_lowercase\n    for _ in range(5):\n"
+        "        text = ''.join(choice(letters) for i in range(20))\n"
+        f"        encoded = {encode}(text)\n        assert candidate(encoded) == text\n"
+    )
+
+
+TASKS = {
+    "double": Task(
+        ["assert double(2) == 4", "assert double([1]) == [1, 1]", "assert double('a') == 'aa'"],
+        "def double(x):\n    return x * 2\n",
+    ),
+    "map": Task(["assert all(map(even, [2, 4, 6]))"], "def even(x): return x % 2 == 0"),
+    "any": Task(["assert not any(map(even, [1, 3]))"], "def even(x): return x % 2 == 0"),
+    "zip": Task(
+        ["for got, right in zip(map(twice, [1, 2]), [2, 4]):\n    assert got == right"],
+        "def twice(x): return 2 * x",
+    ),
+    "next": Task(["assert next(map(twice, [3]), 6) == 6"], "def twice(x): return 2 * x"),
+    "filter": Task(["assert all(x > 2 for x in filter(big, [1, 3]))"], "def big(x): return x > 2"),
+    "starmap": Task(
+        ["import itertools\nassert all(itertools.starmap(same, [(1, 1), (2, 2)]))"],
+        "def same(a, b): return a == b",
+    ),
+    "repeat": Task(["assert all(x == 1 for x in iter(one, 0))"], "a = [0, 1]\none = a.pop"),
+    "async": Task(
+        [
+            "import asyncio\n"
+            "class Twice:\n"
+            "    def __init__(self): self.left = [1, 2]\n"
+            "    def __aiter__(self): return self\n"
+            "    async def __anext__(self):\n"
+            "        if not self.left: raise StopAsyncIteration\n"
+            "        return twice(self.left.pop())\n"
+            "async def main():\n    async for one in Twice(): assert one in (2, 4)\n"
+            "asyncio.run(main())"
+        ],
+        "def twice(x): return 2 * x",
+    ),
+    "poly": Task(
+        _POLY_TEST,
+        "    a, b = xs\n    return -a / b\n",
+        _POLY,
+        "find_zero",
+    ),
+    "cyclic": Task(
+        _decoding("encode_cyclic"),
+        "    return encode_cyclic(encode_cyclic(s))\n",
+        _CYCLIC,
+        "decode_cyclic",
+    ),
+    "shift": Task(
+        _decoding("encode_shift"),
+        "    for _ in range(25):\n        s = encode_shift(s)\n    return s\n",
+        _SHIFT,
+        "decode_shift",
+    ),
+    "close": Task(["assert math.isclose(half(3), 1.5)"], "import math\ndef half(x): return x / 2"),
+    "near": Task(["assert abs(half(3) - 1.5) < 1e-6"], "def half(x): return x / 2"),
+    "sorted": Task(
+        ["assert sorted(some(3)) == [1, 2, 3]", "assert set(some(2)) == {1, 2}"],
+        "def some(n): return list(range(n, 0, -1))",
+    ),
+    "kinds": Task(
+        ["assert isinstance(some(3), list) and len(some(3)) == 3 and sum(some(3)) == 6"],
+        "def some(n): return [1, 2, 3]",
+    ),
+    "text": Task(["assert str(hello('a')) == 'hello a'"], "def hello(x): return f'hello {x}'"),
+    "date": Task(
+        ["assert after(datetime.date(2024, 2, 28)) == datetime.date(2024, 2, 29)"],
+        "import datetime\ndef after(day): return day + datetime.timedelta(1)",
+    ),
+    "unittest": Task(
+        "import unittest\nclass T(unittest.TestCase):\n"
+        "    def test(self): self.assertEqual(double(2), 4)\n"
+        "result = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T)"
+        ")\nassert result.wasSuccessful() and result.testsRun == 1\n",
+        "def double(x):\n    return x * 2\n",
+    ),
+    "random": Task(
+        ["import random, time\nx = random.random() + time.time()\nassert double(x) == x + x"],
+        "def double(x):\n    return x * 2\n",
+    ),
+    "warnings": Task(
+        [
+            "import warnings\nwith warnings.catch_warnings(record=True) as found:\n"
+            "    assert double(2) == 4 and not found"
+        ],
+        "def double(x):\n    return x * 2\n",
+    ),
+    "stack": Task(
+        [
+            "s = Stack()\ns.push(3)\ns.push((4, {'a': {5}}))\nassert s.pop() == (4, {'a': {5}})",
+            "s = Stack()\ns.push('x')\nassert len(s) == 1 and list(s) == ['x'] and s[0] == 'x'",
+        ],
+        "class Stack:\n"
+        "    def __init__(self): self.items = []\n"
+        "    def push(self, one): self.items.append(one)\n"
+        "    def pop(self): return self.items.pop()\n"
+        "    def __len__(self): return len(self.items)\n"
+        "    def __getitem__(self, place): return self.items[place]\n",
+    ),
+    "program": Task(
+        [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5", "output": "10"}],
+        "print(sum(map(int, input().split())))",
+    ),
+    "nodes": Task(
+        ["node = reverse(chain([1, 2]))\nassert (node.value, node.rest.value) == (2, 1)"],
+        "    rest = None\n    while node:\n        rest = Node(node.value, rest)\n"
+        "        node = node.rest\n    return rest\n",
+        _NODES,
+    ),
+    "raises": Task(
+        [
+            "try:\n    root(-1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError",
+            "assert root(9) == 3",
+        ],
+        "class Negative(ValueError): pass\n"
+        "def root(x):\n    if x < 0: raise Negative\n    return round(x ** 0.5)",
+    ),
+}
+"""Every task of the table of hacks, and each is solved by its own solution."""
