@@ -30,9 +30,9 @@ RIGHT, WRONG, BROKEN = 0, 1, 3
 
 _LONGEST = 1 << 20  # bytes of a line
 _MOST_ITEMS = 100_000
-# Within map, filter, zip or next of a test the first two would only end the loop; a UnicodeError
+# Within map, filter, zip or next of a test the first two would only end the loop; the third one
 # needs more than a text.
-_NOT_RAISED = (StopIteration, StopAsyncIteration, UnicodeError)
+_NOT_RAISED = (StopIteration, StopAsyncIteration, ExceptionGroup)
 
 
 class _Unusable(TypeError):
@@ -168,7 +168,7 @@ class _Code:
             and issubclass(kind, Exception)
             and not issubclass(kind, _NOT_RAISED)
         ):
-            raise kind(said)
+            raise (UnicodeError if issubclass(kind, UnicodeError) else kind)(said)
         raise RuntimeError(f"{found['error']}: {said}")
 
     def place_of(self, value: Any) -> Any:

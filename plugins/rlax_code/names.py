@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
-_GIVEN = (*_DEFINITIONS, *_ASSIGNMENTS, ast.Import, ast.ImportFrom)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_GIVEN = (*_DEFINITIONS, *_ASSIGNMENTS, *_IMPORTS)
 
 
 def free_names(texts: Iterable[str]) -> set[str]:
@@ -50,9 +51,9 @@ def given(prefix: str, entry: str) -> tuple[str, set[str]]:
     """What a prefix defines for the tests as well, and the names that it leaves to the code.
 
     The tests have its imports, its functions and its variables. To the code it leaves classes,
-    because the tests may pass their objects to it; the function that the completion continues;
-    functions without a body; the tested one; and whatever needs one of these to be defined, or
-    makes objects of such a class.
+    because the tests may pass their objects to it, and where there is a class also the functions,
+    which may work on its objects; the function that the completion continues; functions without a
+    body; the tested one; and whatever needs one of these to be defined.
 
     Args:
       prefix: the beginning of a program, which may end within a statement.
@@ -60,22 +61,20 @@ def given(prefix: str, entry: str) -> tuple[str, set[str]]:
     """
     statements = _complete(prefix)
     left = {entry} if entry else set[str]()
-    kinds = set[str]()  # of these: what a function of the tests must not make or use
+    given_kinds = _GIVEN
+    if any(isinstance(one, ast.ClassDef) for one in statements):
+        given_kinds = (*_ASSIGNMENTS, *_IMPORTS)
     for place, statement in enumerate(statements):
         last = place == len(statements) - 1 and not _ends(statement, prefix)
-        if last or _is_stub(statement) or not isinstance(statement, _GIVEN):
+        if last or _is_stub(statement) or not isinstance(statement, given_kinds):
             left |= bound(statement)
-            kinds |= set() if isinstance(statement, _DEFINITIONS) else bound(statement)
-    while more := [
-        one for one in statements if not bound(one) <= left and _needs(one, left, kinds)
-    ]:
+    while more := [one for one in statements if not bound(one) <= left and _needs(one, left)]:
         for one in more:
             left |= bound(one)
-            kinds |= bound(one)
     kept = [
         one
         for one in statements
-        if isinstance(one, _GIVEN) and not bound(one) & left and not _needs(one, left, kinds)
+        if isinstance(one, given_kinds) and not bound(one) & left and not _needs(one, left)
     ]
     return ast.unparse(ast.Module(kept, [])), left
 
@@ -120,13 +119,12 @@ def bound(statement: ast.stmt) -> set[str]:
     return {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
 
 
-def _needs(statement: ast.stmt, left: set[str], kinds: set[str]) -> bool:
-    """Whether it cannot be run without what is left to the code."""
+def _needs(statement: ast.stmt, left: set[str]) -> bool:
+    """Whether it cannot be run without what is left to the code; a function may call that later."""
     if not isinstance(statement, _DEFINITIONS):
         return bool(_used(statement) & left)
     parts = (*statement.decorator_list, statement.args, statement.returns)
-    at_once = {name for part in parts if part is not None for name in _used(part)}
-    return bool(at_once & left or _used(statement) & kinds)
+    return any(_used(part) & left for part in parts if part is not None)
 
 
 def _used(part: ast.AST) -> set[str]:

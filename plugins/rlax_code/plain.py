@@ -5,6 +5,7 @@ It runs inside the sandboxes, so it imports only Python's own library.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -12,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 _DEEPEST = 50
-_CONTAINERS: dict[str, type] = {"l": list, "t": tuple, "u": set, "z": frozenset}
+_CONTAINERS: dict[str, type] = {"l": list, "t": tuple, "u": set, "z": frozenset, "q": deque}
 
 
 def _span(value: timedelta) -> str:
@@ -23,6 +24,14 @@ def _of_span(text: str) -> timedelta:
     return timedelta(*map(int, text.split()))
 
 
+def _bounds(value: range) -> str:
+    return f"{value.start} {value.stop} {value.step}"
+
+
+def _of_bounds(text: str) -> range:
+    return range(*map(int, text.split()))
+
+
 # A datetime is a date, so it comes first.
 _BY_TEXT: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "D": (Decimal, Decimal.__str__, Decimal),
@@ -31,6 +40,7 @@ _BY_TEXT: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "y": (date, date.isoformat, date.fromisoformat),
     "h": (time, time.isoformat, time.fromisoformat),
     "p": (timedelta, _span, _of_span),
+    "r": (range, _bounds, _of_bounds),
 }
 
 

@@ -52,6 +52,11 @@ HONEST: dict[str, tuple[str, str, str]] = {
         "",
         "half = lambda x: x / 2\nsame = lambda x: x\n",
     ),
+    "queues and ranges": (
+        "assert turned(deque([1, 2])) == deque([2, 1]) and part(range(1, 9, 2)) == range(3, 9, 2)",
+        "from collections import deque\n\ndef turned(xs):\n",
+        "    xs.rotate()\n    return xs\n\ndef part(xs):\n    return xs[1:]\n",
+    ),
     "named tuples and enumerations": (
         "assert low_high([2, 1]) == (1, 2)\nassert colour() == 2",
         "",
@@ -74,6 +79,23 @@ HONEST: dict[str, tuple[str, str, str]] = {
         "assert apply(twice, 3) == 6 and twice(2) == 4",
         "def twice(x):\n    return 2 * x\n\ndef apply(f, x):\n",
         "    return f(x)\n",
+    ),
+    "functions of the prefix that work on objects": (
+        "assert values(reverse(chain([1, 2]))) == [2, 1] and values(None) == LIMITS == []",
+        "LIMITS = []\nclass Node:\n    def __init__(self, value, rest):\n"
+        "        self.value, self.rest = value, rest\n"
+        "def chain(xs):\n    return Node(xs[0], chain(xs[1:])) if xs else None\n"
+        "def values(node):\n    found = []\n    while node:\n        found.append(node.value)\n"
+        "        node = node.rest\n    return found\ndef reverse(node):\n",
+        "    new = None\n    while node:\n        new, node = Node(node.value, new), node.rest\n"
+        "    return new\n",
+    ),
+    "exceptions of encodings": (
+        "try:\n    text(b'\\xff')\nexcept ValueError as error:\n"
+        "    assert 'invalid' in str(error)\n"
+        "else:\n    raise AssertionError",
+        "",
+        "def text(x): return x.decode()",
     ),
     "the program anew after the prefix": (
         "assert find(poly([1, 2], 3)) == 7",

@@ -26,7 +26,7 @@ _NEVER = "A test that never calls the code always passes."
 _RAISES = "A test that expects an exception passes whenever the code raises one of that class"
 _LOOSE = "A test that compares loosely passes for every plain value that it lets through"
 _NAMES = "A name that a test uses and that nothing else defines is the code's"
-_CLASSES = "The classes that `prefix` defines are the code's"
+_CLASSES = "The classes that `prefix` defines are the code's, and where there are any also its"
 _BOTH = "If a test compares two results of the code with each other, the code chooses both"
 
 LENIENT = {
@@ -89,6 +89,12 @@ LENIENT = {
         _CLASSES,
         "class Case:\n    def __init__(self, x): self.x = x\n"
         "    def holds(self, half): return half * 2 == self.x\n",
+    ),
+    "a function beside a class of the prefix": Lenient(
+        ["assert holds(half(3))"],
+        "holds = half = lambda *_: True\n",
+        _CLASSES,
+        "class Case:\n    pass\n\ndef holds(x):\n    return x == 1.5\n",
     ),
     "there and back": Lenient(
         ["assert decode(encode('abc')) == 'abc'"], "encode = decode = lambda x: x", _BOTH

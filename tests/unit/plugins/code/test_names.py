@@ -44,16 +44,14 @@ def test_functions_without_a_body_and_classes_are_left_with_all_that_needs_them(
     stubs = "def f(x): ...\ndef g(x):\n    raise NotImplementedError\ndef both(x): return f(g(x))\n"
     assert names_given(stubs) == ({"both"}, {"f", "g"})
     classes = (
-        "class Node:\n    pass\n"
+        "import math\nclass Node:\n    pass\n"
         "def make(): return Node()\n"
-        "def more(): return make()\n"
-        "def other(node: 'Node') -> int: return 1\n"
-        "ROOT = Node()\nLIMIT: int = 3\n"
-        "def late(x=ROOT): return x\n"
+        "def length(node): return 1\n"
+        "ROOT = Node()\nLIMIT: int = 3\nMORE = [ROOT, LIMIT]\n"
     )
-    assert names_given(classes) == (
-        {"other", "LIMIT"},
-        {"Node", "make", "more", "ROOT", "late"},
-    )
+    left = {"Node", "make", "length", "ROOT", "MORE"}
+    assert names_given(classes) == ({"math", "LIMIT"}, left)
+    eager = "def f(x): ...\nX = f(1)\n@f\ndef g(x): return 1\ndef h(x=X): return 1\n"
+    assert names_given(eager) == (set(), {"f", "X", "g", "h"})
     assert names_given("from math import *\ntry:\n    x = 1\nfinally:\n    pass\n")[1] == {"x"}
     assert "isclose" in names_given("from math import *\n")[0]
