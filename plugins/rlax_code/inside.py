@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
@@ -91,7 +91,9 @@ def serve(setup: str, code: str) -> None:
         return ["o", len(held) - 1]
 
     def kept(place: int | str) -> Any:
-        return namespace[place] if isinstance(place, str) else held[place]
+        if isinstance(place, str):
+            return namespace[place] if place in namespace else vars(builtins)[place]
+        return held[place]
 
     exec(compile(setup, "setup.py", "exec", dont_inherit=True), namespace)
     exec(compile(code, "solution.py", "exec", dont_inherit=True), namespace)
@@ -101,16 +103,14 @@ def serve(setup: str, code: str) -> None:
         except EOFError:
             os._exit(0)
         try:
-            value = encode(_done(asked, kept), keep)
-            answer = {"value": value}
+            found = namespace[asked["name"]] if "name" in asked else _done(asked, kept)
+            answer = {"value": encode(found, keep)}
         except BaseException as error:  # noqa: BLE001  the tests may expect it
             answer = {"error": _kind(error), "said": _said(error)}
         lines.send(answer)
 
 
-def _done(asked: dict[str, Any], kept: Any) -> Any:
-    if "name" in asked:
-        return kept(asked["name"])
+def _done(asked: dict[str, Any], kept: Callable[[Any], Any]) -> Any:
     target, what = kept(asked["of"]), asked["do"]
     arguments = [decode(one, kept) for one in asked["arguments"]]
     named = {name: decode(one, kept) for name, one in asked["named"].items()}
@@ -149,7 +149,8 @@ class _Code:
     """The code, as the tests reach it.
 
     Attributes:
-      given: functions that the tests share with the code, which knows them by their names.
+      given: functions that the tests share with the code, which knows them by their names, as
+        it knows Python's own.
     """
 
     def __init__(self, lines: _Lines):
@@ -177,6 +178,9 @@ class _Code:
         for name, function in self.given.items():
             if value is function:
                 return ["o", name]
+        name = getattr(value, "__name__", None)
+        if isinstance(name, str) and getattr(builtins, name, None) is value:
+            return ["o", name]
         raise _Unusable(f"a test can give the code plain data only, not {type(value).__name__}")
 
 

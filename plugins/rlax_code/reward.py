@@ -114,9 +114,9 @@ class PythonTests(Reward):
     What remains: code may find out from its arguments which test it is in, and answer from a list;
     no sandbox can tell. A test that calls nothing always holds. Arguments are copies, so a test of
     what a function does to its argument fails; and a test can give plain data only (numbers, texts,
-    bytes, times, lists, tuples, sets, dicts), objects that the code made, and functions of the
-    setup or the prefix. One that gives anything else, or is no Python, raises a ValueError, and the
-    sample is unscored. docs/sandbox.md has the whole list.
+    bytes, times, lists, tuples, sets, dicts), objects that the code made, and functions of Python,
+    the setup or the prefix. One that gives anything else, or is no Python, raises a ValueError, and
+    the sample is unscored. docs/sandbox.md has the whole list.
     """
 
     def __init__(self, config: PythonTestsConfig):

@@ -97,6 +97,13 @@ HONEST: dict[str, tuple[str, str, str]] = {
         "",
         "def text(x): return x.decode()",
     ),
+    "types and functions of Python as arguments": (
+        "assert of_kind((4, 'a', 7.7), int) == [4] and apply(len, 'abc') == 3\n"
+        "assert apply(abs, -1) == 1 and kind_of(3, ValueError) == 'ValueError'",
+        "",
+        "def of_kind(xs, kind): return [x for x in xs if isinstance(x, kind)]\n"
+        "def apply(f, x): return f(x)\ndef kind_of(x, error): return error.__name__\n",
+    ),
     "the program anew after the prefix": (
         "assert find(poly([1, 2], 3)) == 7",
         "def poly(xs, x):\n    return sum(c * x ** i for i, c in enumerate(xs))\n\ndef find(x):\n"
