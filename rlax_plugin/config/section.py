@@ -63,9 +63,9 @@ class Deadlines(Section):
 
     startup_s: Seconds = Field(
         default=180.0,
-        description="two limits of this length: for a worker, from its start, to build its engine "
-        "and compile its programs; and for the controller to wait for the first worker that has "
-        "loaded weights",
+        description="three limits of this length: for a worker, from its start, to build its "
+        "engine and compile its programs; for the controller to wait for the first worker that has "
+        "loaded weights; and for the process that renders chat templates to start",
     )
     heartbeat_s: Seconds = Field(default=2.0, description="time between two heartbeats of a worker")
     heartbeats_lost: PositiveInt = Field(
@@ -74,6 +74,11 @@ class Deadlines(Section):
     prompts_s: Seconds = Field(
         default=120.0,
         description="time without progress after which preparing a data set of prompts fails",
+    )
+    template_s: Seconds = Field(
+        default=10.0,
+        description="limit for the model's chat template to render one conversation, and for the "
+        "tokenizer to encode it; many conversations together have six times as long",
     )
     rpc_s: Seconds = Field(default=10.0, description="limit for a single control RPC")
     group_s: Seconds = Field(

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.prompts.preparing import prepare
+from rlax_plugin.tokens.rendering import RenderLimits
 from rlax_plugin.tokens.tokenizer import Tokenizer
 
 _EVERY_S = 0.5  # between two lines of progress
@@ -48,7 +49,12 @@ def _run(asked: dict[str, Any], say: BinaryIO) -> dict[str, Any]:
     try:
         source = _class(asked["source"])(
             _class(asked["config_class"]).model_validate_json(json.dumps(asked["config"])),
-            Tokenizer.load(tokenizer["directory"], tokenizer["key"], tokenizer["arguments"]),
+            Tokenizer.load(
+                tokenizer["directory"],
+                tokenizer["key"],
+                tokenizer["arguments"],
+                RenderLimits(**asked["template_limits"]),
+            ),
             max_tokens=asked["max_tokens"],
         )
         gc.freeze()  # what was imported lives on: collections need not look at it

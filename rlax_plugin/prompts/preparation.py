@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -64,7 +65,9 @@ def tables_of(
         with tempfile.TemporaryDirectory(prefix=".", dir=found.parent) as beside:
             filled = Path(beside, "filled")
             filled.mkdir()
-            _ask({**asked, "directory": str(filled)}, deadline_s, progress)
+            limits = dataclasses.asdict(source.tokenizer.chat.limits)
+            told = {**asked, "directory": str(filled), "template_limits": limits}
+            _ask(told, deadline_s, progress)
             _remove_unused(found.parent)
             if not found.exists():  # else another process was faster
                 filled.rename(found)

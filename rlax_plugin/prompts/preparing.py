@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 TOO_LONG, DUPLICATE, BROKEN = "too long", "duplicate", "broken"
 _TOGETHER = 512  # questions that are encoded at once
-_TOGETHER_S = 60.0  # for these; one by one each has a deadline of its own
 _TOKENS = 2000  # characters of a question, for each token that it may have, that are worth encoding
 
 
@@ -146,9 +143,8 @@ class _Preparing:
         most = _TOKENS * self._source.max_tokens
         if all(not isinstance(q, str) or len(q) <= most for q in questions):
             try:
-                with _alarm(_TOGETHER_S):
-                    return self._source.encode_all(questions)
-            except (RlaxError, ValueError, TimeoutError):
+                return self._source.encode_all(questions)
+            except (RlaxError, ValueError):
                 pass  # one by one it shows which
         found: list[list[int] | str] = []
         for question in questions:
@@ -212,19 +208,3 @@ class _Preparing:
 
 def _hash(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-@contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Ends Python code that runs on and on, such as that of a chat template."""
-
-    def late(number: int, frame: Any) -> None:
-        raise TimeoutError(f"took longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlax_plugin.errors import RlaxError
-from rlax_plugin.text.harmless import one_line
+from rlax_plugin.tokens.rendering import RenderError, RenderLimits, Template, rendered
 
-RENDER_S = 10.0
-"""Seconds that a template may take for one conversation; most take less than a thousandth."""
+TOGETHER = 6
+"""So many times the limit of one conversation is the limit of many together."""
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _ANSWER = "sampled7answer"  # stands for what was sampled, in conversations that are tried
@@ -36,32 +32,38 @@ class ChatTemplateError(RlaxError, ValueError):
     """A chat template failed, or cannot do what is asked of it.
 
     Args:
-      name: of the template: the directory of its tokenizer.
+      file: that has the template.
     """
 
-    def __init__(self, name: str, reason: str):
-        super().__init__(f"the chat template of {name} {reason}")
+    def __init__(self, file: Path, reason: str):
+        super().__init__(f"the chat template in {file} {reason}")
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer.
+    """The chat template of a tokenizer, which a process of its own renders.
 
     Args:
       fast: the tokenizer.
-      name: the tokenizer's directory, for errors.
-      lock: held while the tokenizer encodes.
+      directory: of the tokenizer.
       arguments: what the template is given beside the messages.
+      limits: what it may take.
+
+    Attributes:
+      limits: as given.
     """
 
-    def __init__(self, fast: Any, name: str, lock: threading.RLock, arguments: Mapping[str, Any]):
-        self._fast, self._name, self._lock = fast, name, lock
-        self._arguments = dict(arguments)
+    def __init__(
+        self, fast: Any, directory: Path, arguments: Mapping[str, Any], limits: RenderLimits
+    ):
+        self._fast, self._file, self.limits = fast, _file_in(directory), limits
+        source = fast.chat_template
+        self._template = Template(directory, source, dict(arguments), limits) if source else None
         self._independent: set[tuple[str, ...]] = set()  # roles of turns that were tried
 
     @property
     def exists(self) -> bool:
         """Whether the tokenizer has a chat template at all."""
-        return bool(self._fast.chat_template)
+        return self._template is not None
 
     def render(self, messages: Sequence[Message], generation_prompt: bool = True) -> list[int]:
         """Tokens of a conversation, ready for the model.
@@ -74,48 +76,41 @@ class ChatTemplate:
           generation_prompt: whether the beginning of the policy's answer follows.
 
         Raises:
-          ChatTemplateError: there is no template, it raised something, or it took ``RENDER_S``.
+          ChatTemplateError: there is no template, it raised something, or it needs more than its
+            limits.
           ValueError: these are no messages.
         """
-        return self._rendered([messages], generation_prompt, RENDER_S)[0]
+        return self._rendered([messages], generation_prompt, self.limits.render_s)[0]
 
     def render_all(self, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
-        """``render`` of many conversations, several times as fast, and without a deadline.
+        """``render`` of many conversations, several times as fast.
 
         Raises:
-          ChatTemplateError, ValueError: see ``render``; it does not say for which conversation.
+          ChatTemplateError, ValueError: see ``render``; it does not say for which conversation. All
+            together may take ``TOGETHER`` times as long as one.
         """
-        return self._rendered(conversations, True, None)
+        return self._rendered(conversations, True, TOGETHER * self.limits.render_s)
 
     def _rendered(
         self,
         conversations: Sequence[Sequence[Message]],
         generation_prompt: bool,
-        deadline_s: float | None,
+        limit_s: float,
     ) -> list[list[int]]:
-        if not self.exists:
+        if self._template is None:
             raise ChatTemplateError(
-                self._name, "is missing: chat_template.jinja, or chat_template in tokenizer_config"
+                self._file, "is missing: chat_template.jinja, or chat_template in tokenizer_config"
             )
         checked = [[_checked(message) for message in messages] for messages in conversations]
         if not all(checked):
             raise ValueError("a conversation has at least one message")
         render = self._fast.apply_chat_template
         if "sanitize_control_tokens" not in inspect.signature(render).parameters:
-            raise ChatTemplateError(self._name, "needs transformers 5.20 or newer")  # else ignored
-        limit = nullcontext() if deadline_s is None else _deadline(deadline_s)
+            raise ChatTemplateError(self._file, "needs transformers 5.20 or newer")  # else ignored
         try:
-            with self._lock, limit:
-                return render(
-                    checked,
-                    add_generation_prompt=generation_prompt,
-                    return_dict=False,
-                    sanitize_control_tokens=True,
-                    **self._arguments,
-                )
-        except Exception as error:  # a template runs any expression
-            reason = one_line(str(error)) or type(error).__name__
-            raise ChatTemplateError(self._name, f"failed: {reason}") from error
+            return rendered(self._template, checked, generation_prompt, limit_s)
+        except RenderError as error:
+            raise ChatTemplateError(self._file, f"failed: {error}") from error
 
     @cached_property
     def _ending(self) -> list[int]:
@@ -181,7 +176,7 @@ class ChatTemplate:
             if other != found:
                 what = "a message of the system" if before[0] is _SYSTEM else "earlier messages"
                 raise ChatTemplateError(
-                    self._name,
+                    self._file,
                     f"writes what follows an answer otherwise after {what}, so no further turn can "
                     "be given as tokens behind those that were sampled",
                 )
@@ -202,7 +197,7 @@ class ChatTemplate:
                 low = middle
         if not self._text(tokens[:high]).endswith(_ANSWER):
             raise ChatTemplateError(
-                self._name, "does not write an answer as it is, so nothing can be put behind one"
+                self._file, "does not write an answer as it is, so nothing can be put behind one"
             )
         return tokens[high:]
 
@@ -220,25 +215,7 @@ def _checked(message: Message) -> dict[str, Any]:
     return dict(message)
 
 
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Ends a template that runs on and on, between two of its lines.
-
-    Templates have no endless loops, but a few loops within each other take as good as forever.
-    """
-    until_s = time.monotonic() + seconds
-
-    def line(frame: FrameType, event: str, arg: Any) -> Any:
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"it took longer than {seconds:g} s for one conversation")
-        return line
-
-    def call(frame: FrameType, event: str, arg: Any) -> Any:
-        return line if frame.f_code.co_filename == "<template>" else None
-
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+def _file_in(directory: Path) -> Path:
+    """The file of a tokenizer that has the chat template."""
+    own = directory / "chat_template.jinja"
+    return own if own.exists() else directory / "tokenizer_config.json"

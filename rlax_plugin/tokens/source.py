@@ -12,6 +12,7 @@ import numpy as np
 
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.tokens.chat import Message
+from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
 from rlax_plugin.tokens.stopping import end_of
 from rlax_plugin.tokens.tokenizer import Tokenizer
 from rlax_plugin.types.generation import EMPTY, Prompt
@@ -174,4 +175,8 @@ def model_tokenizer(
         raise ConfigError(key, path, reason)
     if kind != "huggingface":
         raise ConfigError("tokenizer_type", kind, "must be huggingface for this prompt source")
-    return Tokenizer.load(str(path), key, template_arguments)
+    limits = DEFAULT_LIMITS
+    if context.section is not None:  # else this is a test of a source
+        deadlines = context.section.deadlines
+        limits = RenderLimits(render_s=deadlines.template_s, start_s=deadlines.startup_s)
+    return Tokenizer.load(str(path), key, template_arguments, limits)

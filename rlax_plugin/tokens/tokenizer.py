@@ -21,6 +21,7 @@ import numpy as np
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.tokens.chat import ChatTemplate
+from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
 from rlax_plugin.types.generation import EMPTY
 
 _WITH_STOP_IDS = ("config.json", "generation_config.json")
@@ -47,7 +48,14 @@ class Tokenizer:
       pad_id: token that fills rows; an end token where the tokenizer has none for it.
     """
 
-    def __init__(self, fast: Any, directory: Path, key: str, arguments: Mapping[str, Any] = EMPTY):
+    def __init__(
+        self,
+        fast: Any,
+        directory: Path,
+        key: str,
+        arguments: Mapping[str, Any] = EMPTY,
+        limits: RenderLimits = DEFAULT_LIMITS,
+    ):
         self._fast, self._backend = fast, fast.backend_tokenizer
         self._key, self.directory = key, directory
         # Encoding changes settings of the tokenizer, which must not be in use meanwhile.
@@ -55,11 +63,15 @@ class Tokenizer:
         self._is_plain = _encodes_as_its_backend(fast)
         self.size = 1 + max(fast.get_vocab().values())
         self.bos_ids = _put_in_front(fast)
-        self.chat = ChatTemplate(fast, str(directory), self._lock, arguments)
+        self.chat = ChatTemplate(fast, directory, arguments, limits)
 
     @classmethod
     def load(
-        cls, directory: str | Path, key: str, template_arguments: Mapping[str, Any] = EMPTY
+        cls,
+        directory: str | Path,
+        key: str,
+        template_arguments: Mapping[str, Any] = EMPTY,
+        limits: RenderLimits = DEFAULT_LIMITS,
     ) -> Tokenizer:
         """Reads the tokenizer's files.
 
@@ -68,34 +80,13 @@ class Tokenizer:
           key: dotted config key that names the directory, for errors.
           template_arguments: what the chat template is given beside the messages, such as
             ``{"enable_thinking": False}``.
+          limits: of the chat template.
 
         Raises:
           ConfigError: there is no such directory, or no fast tokenizer can be read from it.
         """
         found = Path(directory).expanduser()
-        if not found.is_dir():
-            reason = "must be a local directory with a tokenizer's files, such as tokenizer.json"
-            raise ConfigError(key, str(directory), reason)
-        # Importing transformers prints advice about torch otherwise.
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        from transformers import AutoTokenizer
-
-        try:
-            fast = AutoTokenizer.from_pretrained(
-                str(found), local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # the Rust library raises this very class
-            reason = _damage(found) or (
-                f"no tokenizer can be read from this directory: {one_line(str(error))}"
-            )
-            raise ConfigError(key, str(directory), reason) from error
-        if not fast.is_fast:
-            reason = (
-                _damage(found)
-                or f"has a {type(fast).__name__}, and must have a fast tokenizer (tokenizer.json)"
-            )
-            raise ConfigError(key, str(directory), reason)
-        return cls(fast, found, key, template_arguments)
+        return cls(load_fast(found, key), found, key, template_arguments, limits)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -218,6 +209,37 @@ class Tokenizer:
     ) -> list[int]:
         """See ``ChatTemplate.next_turn``."""
         return self.chat.next_turn(messages, after, self.stop_ids)
+
+
+def load_fast(directory: Path, key: str) -> Any:
+    """Reads a fast tokenizer of ``transformers``; see ``Tokenizer.load``.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    if not directory.is_dir():
+        reason = "must be a local directory with a tokenizer's files, such as tokenizer.json"
+        raise ConfigError(key, str(directory), reason)
+    # Importing transformers prints advice about torch otherwise.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        fast = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # the Rust library raises this very class
+        reason = _damage(directory) or (
+            f"no tokenizer can be read from this directory: {one_line(str(error))}"
+        )
+        raise ConfigError(key, str(directory), reason) from error
+    if not fast.is_fast:
+        reason = (
+            _damage(directory)
+            or f"has a {type(fast).__name__}, and must have a fast tokenizer (tokenizer.json)"
+        )
+        raise ConfigError(key, str(directory), reason)
+    return fast
 
 
 def _put_in_front(fast: Any) -> tuple[int, ...]:

@@ -365,7 +365,8 @@ class Run(RuleBasedStateMachine):
             self.run_.recorder._taken()
         if self.waiting is not None:
             self.waiting.cancel()
-        self.do(self._end())
+        self.loop.run_until_complete(self._end())
+        assert killed or not self.run_.errors, self.run_.errors
 
     async def _end(self):
         await self.run_.supervision.close()

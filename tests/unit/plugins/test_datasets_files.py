@@ -14,13 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_sets import jsonl, tables, tokenizer, write_lines
-from rlax_datasets import ParquetConfig, ParquetSource
+from rlax_datasets import JsonlConfig, JsonlSource, ParquetConfig, ParquetSource
+from small_tokenizers import byte_level
 
-from rlax_plugin.api import BuildContext, ConfigError, PromptTable
+from rlax_plugin.api import BuildContext, ConfigError, PromptTable, Tokenizer
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.ports.manager import Manager
-from rlax_plugin.prompts import preparing
+from rlax_plugin.tokens.rendering import RenderLimits
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
 TEXT = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
@@ -224,22 +225,16 @@ def test_paths_that_are_wrong_are_found_before_anything_is_read(tmp_path: Path) 
     )
 
 
-def test_a_chat_template_that_runs_on_names_the_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rlax_plugin.tokens import chat
-
-    monkeypatch.setattr(preparing, "_TOGETHER_S", 0.3)
-    monkeypatch.setattr(chat, "RENDER_S", 0.3)
-    source = jsonl(write_lines(tmp_path / "a.jsonl", ROWS), chat=True)
-    fast = source.tokenizer._fast
+def test_a_chat_template_that_runs_on_names_the_row(tmp_path: Path) -> None:
     slow = (
         "{% for m in messages %}{% if m.content == '5+1=' %}"
         + "".join(f"{{% for i{n} in range(9999) %}}" for n in range(5))
         + "{% endfor %}" * 5
         + "{% endif %}{{ m.content }}{% endfor %}"
     )
-    monkeypatch.setattr(fast, "chat_template", slow)
-    said = refusal(source)
-    assert f"{tmp_path}/a.jsonl, line 6, cannot be encoded: the chat template of" in said
-    assert "it took longer than 0.3 s for one conversation" in said
+    model = byte_level(tmp_path / "model", template=slow)
+    limited = Tokenizer.load(model, "tokenizer_path", limits=RenderLimits(render_s=0.3))
+    path = write_lines(tmp_path / "a.jsonl", ROWS)
+    said = refusal(JsonlSource(JsonlConfig(path=str(path)), limited, max_tokens=1000))
+    assert f"{path}, line 6, cannot be encoded: the chat template in {model}" in said
+    assert "it took longer than 0.3 s (rlax.deadlines.template_s)" in said

@@ -8,7 +8,6 @@ import pytest
 from small_tokenizers import CHATML, END, START, byte_fallback, byte_level
 
 from rlax_plugin.api import ChatTemplateError, Tokenizer
-from rlax_plugin.tokens import chat
 
 QUESTION = {"role": "user", "content": "1+1?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -137,8 +136,9 @@ def test_a_template_that_depends_on_what_was_before_is_refused_by_name(tmp_path:
     with pytest.raises(ChatTemplateError) as raised:
         tokenizer.next_turn([{"role": "user", "content": "more"}], [5])
     assert str(raised.value) == (
-        f"the chat template of {tmp_path} writes what follows an answer otherwise after a message "
-        "of the system, so no further turn can be given as tokens behind those that were sampled"
+        f"the chat template in {tmp_path}/chat_template.jinja writes what follows an answer "
+        "otherwise after a message of the system, so no further turn can be given as tokens behind "
+        "those that were sampled"
     )
 
 
@@ -158,17 +158,8 @@ def test_a_template_that_fails_is_one_error_with_its_name_and_message(
     tokenizer = load(tmp_path, template)
     with pytest.raises(ChatTemplateError) as raised:
         tokenizer.render([QUESTION])
-    assert str(raised.value).startswith(f"the chat template of {tmp_path} {message}")
-
-
-def test_a_template_that_runs_on_and_on_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loops = "{% for i in range(99999) %}" * 3 + "{% set x = i %}" + "{% endfor %}" * 3
-    tokenizer = load(tmp_path, loops)
-    monkeypatch.setattr(chat, "RENDER_S", 0.1)
-    with pytest.raises(ChatTemplateError, match=r"failed: it took longer than 0.1 s"):
-        tokenizer.render([QUESTION])
+    file = "tokenizer_config.json" if template is None else "chat_template.jinja"
+    assert str(raised.value).startswith(f"the chat template in {tmp_path}/{file} {message}")
 
 
 def test_a_template_that_changes_an_answer_is_refused_for_further_turns(tmp_path: Path) -> None:

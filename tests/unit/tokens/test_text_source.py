@@ -18,6 +18,7 @@ from rlax_plugin.api import (
     Tokenizer,
     model_tokenizer,
 )
+from rlax_plugin.config import Deadlines
 
 ROWS = {
     "train": [
@@ -83,12 +84,15 @@ def test_an_unknown_split_is_rejected(tmp_path: Path) -> None:
 
 
 def test_the_models_tokenizer(tmp_path: Path) -> None:
+    section = SimpleNamespace(deadlines=Deadlines(template_s=3, startup_s=40))
+
     def context(**maxtext: str) -> BuildContext:
-        return BuildContext(tmp_path, 0, None, SimpleNamespace(maxtext=maxtext))  # pyright: ignore
+        return BuildContext(tmp_path, 0, section, SimpleNamespace(maxtext=maxtext))  # pyright: ignore
 
     path = str(byte_level(tmp_path))
     found = model_tokenizer(context(tokenizer_path=path, tokenizer_type="huggingface"))
     assert found.directory == tmp_path
+    assert (found.chat.limits.render_s, found.chat.limits.start_s) == (3, 40)
     with pytest.raises(ConfigError, match=r"tokenizer_path: must be the directory"):
         model_tokenizer(context())
     with pytest.raises(ConfigError, match=r"tokenizer_type: must be huggingface"):

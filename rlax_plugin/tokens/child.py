@@ -1,0 +1,114 @@
+"""The process that renders chat templates: ``python -m rlax_plugin.tokens.child``.
+
+It is given lines of JSON on standard input and answers each with one on standard output. It ends
+with the process that asks, or if it is asked nothing for ``_IDLE_S``. What a template may take is
+limited here by the system, so that it ends even if nobody is left to end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.tokens.tokenizer import load_fast
+
+_IDLE_S = 600.0
+_MOST_TOKENS = 1 << 24  # of all conversations of a line
+_UNLIMITED = resource.RLIM_INFINITY
+
+Loaded = dict[int, tuple[Any, dict[str, Any]]]
+"""Number of a template -> its tokenizer, and further arguments."""
+
+
+def _load(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
+    fast = load_fast(Path(asked["directory"]), "tokenizer_path")
+    fast.chat_template = asked["source"]
+    with contextlib.suppress(Exception):  # its alphabet may be another one
+        fast(["a", "b"])  # starts the threads that encode, whose memory is not the template's
+    loaded[asked["number"]] = (fast, asked["arguments"])
+    return {"done": True}
+
+
+def _render(asked: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
+    fast, arguments = loaded[asked["number"]]
+    _limit(**asked["limits"])
+    try:
+        found = fast.apply_chat_template(
+            asked["given"],
+            add_generation_prompt=asked["prompt"],
+            return_dict=False,
+            sanitize_control_tokens=True,
+            **arguments,
+        )
+    except MemoryError:
+        found = None
+    finally:
+        _unlimit()
+    if found is None:
+        return {"error": f"it needs more than {asked['limits']['memory_bytes'] >> 20} MB"}
+    if sum(map(len, found)) > _MOST_TOKENS:
+        return {"error": f"it writes more than {_MOST_TOKENS} tokens"}
+    return {"tokens": found}
+
+
+def _limit(limit_s: float, memory_bytes: int) -> None:
+    """Limits what this process may use from now on, beyond what it has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _set(resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
+    # The process that asks ends this one after ``limit_s``, if it is still there.
+    used_s = time.process_time()
+    _set(resource.RLIMIT_CPU, int(used_s + limit_s * (os.cpu_count() or 1)) + 2)
+
+
+def _unlimit() -> None:
+    for what in (resource.RLIMIT_AS, resource.RLIMIT_CPU):
+        _set(what, _UNLIMITED)
+
+
+def _set(what: int, soft: int) -> None:
+    """Sets a limit that can be raised again, within the one that is there from outside."""
+    hard = resource.getrlimit(what)[1]
+    within = hard if soft == _UNLIMITED else soft if hard == _UNLIMITED else min(soft, hard)
+    resource.setrlimit(what, (within, hard))
+
+
+def _answer(line: bytes, loaded: Loaded) -> dict[str, Any]:
+    try:
+        asked = json.loads(line)
+        return (_render if "given" in asked else _load)(asked, loaded)
+    except Exception as error:  # noqa: BLE001  a template runs any expression
+        return {"error": one_line(str(error)) or type(error).__name__}
+
+
+def _serve(asked: BinaryIO, say: BinaryIO) -> None:
+    loaded: Loaded = {}
+    while select.select([asked], [], [], _IDLE_S)[0]:  # nothing is sent before the last answer
+        line = asked.readline()
+        if not line.endswith(b"\n"):
+            return
+        say.write(json.dumps(_answer(line, loaded)).encode() + b"\n")
+        say.flush()
+
+
+def main() -> None:
+    # A Ctrl-C is for the process that asks, which goes on for a while.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # What libraries print goes where errors go.
+    say, asked = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _serve(asked, say)
+
+
+if __name__ == "__main__":
+    main()
