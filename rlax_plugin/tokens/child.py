@@ -65,7 +65,7 @@ def _limit(limit_s: float, memory_bytes: int) -> None:
     _set(resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
     # The process that asks ends this one after ``limit_s``, if it is still there.
     used_s = time.process_time()
-    _set(resource.RLIMIT_CPU, int(used_s + limit_s * (os.cpu_count() or 1)) + 2)
+    _set(resource.RLIMIT_CPU, int(used_s + limit_s * (os.cpu_count() or 1)) + 1)
 
 
 def _unlimit() -> None:

@@ -18,12 +18,13 @@ from rlax_plugin.api import ChatTemplateError, Tokenizer
 from rlax_plugin.tokens.rendering import RenderLimits
 
 QUESTION = {"role": "user", "content": "1+1?"}
-LIMITS = RenderLimits(render_s=0.5, memory_bytes=256 << 20)
+LIMITS = RenderLimits(render_s=60.0, memory_bytes=64 << 20)
+SHORT = RenderLimits(render_s=0.3, memory_bytes=64 << 20)
 
 _LOOPS = "{% for i in range(99999) %}" * 3 + "{% set x = i %}" + "{% endfor %}" * 3
 _ITSELF = "{% macro again(n) %}{{ again(n + 1) }}{% endmacro %}{{ again(0) }}"
 _DOUBLES = "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}"
-MEMORY, TIME = "needs more than 256 MB", r"took longer than 0\.5 s \(rlax\.deadlines\.template_s\)"
+MEMORY, TIME = "needs more than 64 MB", r"took longer than 0\.3 s \(rlax\.deadlines\.template_s\)"
 BOMBS = {
     "a constant, which is computed by compiling": ("{{ 'a' * 10**10 }}", MEMORY),
     "a product": ("{% set n = messages | length %}{{ 'a' * (n * 10**10) }}", MEMORY),
@@ -31,7 +32,6 @@ BOMBS = {
     "doubling": (_DOUBLES + "{% endfor %}{{ ns.x }}", MEMORY),
     "a filter": ("{{ 'a' | center(10**10) }}", MEMORY),
     "a large range": ("{{ range(10**9) | list | length }}", "Range too big"),
-    "nested loops": (_LOOPS, TIME),
     "recursion": (_ITSELF, "maximum recursion depth"),
     "a large power": ("{{ (messages | length + 9) ** (10**8) }}", TIME),
     "deep brackets": ("{{ " + "(" * 10**5 + "1" + ")" * 10**5 + " }}", "failed: "),
@@ -48,7 +48,7 @@ def load(directory: Path, template: str = CHATML, limits: RenderLimits = LIMITS)
 def test_a_bomb_is_one_error_with_the_file_of_the_template(
     tmp_path: Path, template: str, message: str
 ) -> None:
-    tokenizer = load(tmp_path, template)
+    tokenizer = load(tmp_path, template, SHORT if message is TIME else LIMITS)
     with pytest.raises(ChatTemplateError, match=message) as raised:
         tokenizer.render([QUESTION])
     assert str(raised.value).startswith(f"the chat template in {tmp_path}/chat_template.jinja ")
