@@ -12,11 +12,12 @@ class Pauses:
 
     Args:
       within_s: time for everything, from now on.
+      longest_s: no pause is longer.
     """
 
-    def __init__(self, within_s: float):
+    def __init__(self, within_s: float, longest_s: float = _PAUSE_S[1]):
         self._end_s = time.monotonic() + within_s
-        self._next_s, self._longest_s = _PAUSE_S
+        self._next_s, self._longest_s = min(_PAUSE_S[0], longest_s), longest_s
 
     @property
     def over(self) -> bool:

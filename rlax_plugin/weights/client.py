@@ -25,6 +25,7 @@ log = logging.getLogger("rlax.parameter_server")
 
 _WATCH_S = 300.0  # one Watch stream; it is opened again when this is over
 # First and longest pause before a broken Watch is opened again, or a lease renewed that was not.
+# Other calls have the same longest one: to ask in vain costs nothing, unlike writing weights.
 _BACKOFF_S = (0.1, 2.0)
 # The server is away, or is being ended: another one may take its place.
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -236,7 +237,7 @@ class ParameterServerClient:
           DeadlineError: it did not answer within ``rpc_s``, or it was away for ``outage_s``.
           WeightsError: it answered, and rejected the call.
         """
-        pauses, tries = Pauses(self._outage_s), 0
+        pauses, tries = Pauses(self._outage_s, _BACKOFF_S[1]), 0
         where = f"the parameter server at {self._address}"
         while True:
             tries += 1

@@ -67,6 +67,24 @@ def test_an_outage_that_is_too_long_names_the_deadline_and_no_damage():
     run(main())
 
 
+def test_a_server_that_is_being_ended_or_hangs_is_away_too():
+    async def main():
+        async with serving(Deleted()) as (service, address):
+            await service.close()
+            async with client_of(address, outage_s=0.3) as client:
+                with pytest.raises(DeadlineError, match=r"being ended.*rlax\.deadlines\.weights_s"):
+                    await client.publish(version(0))
+        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        async with client_of(f"127.0.0.1:{port}", rpc_s=0.1, outage_s=0.7) as client:
+            expected = r"\(2 failed.*no answer within 0\.1 s.*rlax\.deadlines\.weights_s"
+            with pytest.raises(DeadlineError, match=expected):
+                await client.publish(version(0))
+        silent.close()
+
+    run(main())
+
+
 def test_a_wrong_answer_is_not_waited_out():
     async def main():
         async with (

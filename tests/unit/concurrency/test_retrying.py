@@ -14,3 +14,8 @@ def test_pauses_double_and_end_before_the_time_is_over(monkeypatch: pytest.Monke
         now_s += slept[-1]
     assert slept == [0.5, 1, 2, 4, 8, 10, 10]  # together 35.5 s: the last try is just in time
     assert retrying.Pauses(0.4).over
+
+
+def test_pauses_have_a_longest_one() -> None:
+    pauses = retrying.Pauses(60.0, longest_s=2.0)
+    assert [pauses.next_s() for _ in range(5)] == [0.5, 1, 2, 2, 2]
