@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import finished, process
-from runs import digests, free_port, lines
+from runs import Run, digests, free_port, lines
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.commands.replay import replay
@@ -31,6 +31,7 @@ STEPS = 8
 # Of a step; mini-batches are dealt out by chance, which must be the same chance in each process.
 UPDATES = 2
 ROWS, LENGTH = 16, 32
+RESTORING = "restoring from this run's directory step"
 FEW = "test_problems: 5, validation_problems: 5"
 
 pytestmark = pytest.mark.slow
@@ -69,6 +70,16 @@ def settings(directory: Path) -> tuple[str, ...]:
 
 def train(*settings: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
     return finished("train", CONFIG, *settings, cwd=ROOT, kill_at=kill_at)
+
+
+def kill_while_restoring(directory: Path, where: tuple[str, ...]) -> None:
+    """Begins to resume a run, and kills the trainer when MaxText has begun to restore."""
+    log = directory / "logs/trainer.log"
+    assert RESTORING not in log.read_text()
+    run = Run(ROOT, *where, config=CONFIG)
+    run.until(lambda: RESTORING in log.read_text(), "restoring")
+    run.process.kill()
+    run.process.communicate()
 
 
 def final_weights(run: Path) -> dict[str, bytes]:
@@ -162,6 +173,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path, undisturbed):
         # Step 4 is recorded and trained, its snapshot has no checkpoint and step 2's has one.
         killed = train(*where, kill_at="snapshot-written:2")
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        kill_while_restoring(tmp_path / "maxtext", where)
         done = train(*where)
         assert done.returncode == 0, done.stdout + done.stderr
         assert worker.wait(60) == 0, log.read_text()  # one process served all the trainers
@@ -170,7 +182,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path, undisturbed):
     assert len(expected) > 10 and weights == expected
     assert digests(run) == digests(undisturbed)
     assert all(len(found) == 1 for found in digests(run).values())
-    assert audited(run) == 1
+    assert audited(run) == 1  # the one that was killed while it restored has recorded nothing
 
 
 @pytest.mark.timeout(400)
