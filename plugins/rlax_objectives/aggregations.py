@@ -46,7 +46,11 @@ def sequence_sum(inputs: TokenInputs) -> tuple[Any, Any]:
 class ConstantLength(Section):
     """agg = 1/(N L_max): the sum over tokens, divided by a constant length and by N.
 
-    The divisor of the loss is N, the number of sequences.
+    The divisor of the loss is N, the number of sequences. A sequence is a trajectory: an episode of
+    three trajectories counts three times in N, and the sum over all of its tokens is divided by
+    N L_max like that of an episode of one. L_max does not depend on how many trajectories an
+    episode has: its default is the largest number of tokens that one trajectory may sample, so that
+    all trajectories of an episode together may have more than L_max.
 
     Dr. GRPO, https://arxiv.org/abs/2503.20783, as most libraries implement it.
     """
@@ -54,7 +58,9 @@ class ConstantLength(Section):
     max_tokens: PositiveInt | None = Field(
         None,
         description="L_max, the constant that divides the sums over tokens; null: "
-        "rlax.rollouts.max_new_tokens, or all that an episode of several turns may sample",
+        "rlax.rollouts.max_new_tokens; with several turns, the tokens that one trajectory may "
+        "sample: the smaller one of rlax.episodes.max_turns x rlax.rollouts.max_new_tokens and "
+        "rlax.episodes.max_tokens",
     )
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import rlax_objectives
+from sections import section_with
 
+from rlax_plugin.api import BuildContext, TokenInputs
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.objective.advantages import Outcomes, of_batch, of_groups, per_group
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS, build_arrays, sizes
@@ -201,3 +206,27 @@ def test_what_is_paid_at_tokens_lies_on_them_and_not_in_the_reward_of_the_whole(
     assert arrays["rl_rewards"][0].tolist() == [0, 0.25, 0.25, 0, 0, 0, 0.25, 0]
     np.testing.assert_array_equal(arrays["rl_rewards"][1:], EXPECTED["rl_rewards"][1:])
     assert "rl_token_rewards" not in build_arrays(batch(), rows=3, length=8)
+
+
+@pytest.mark.parametrize("sequences_per_row", [1, 3])
+def test_constant_length_counts_trajectories(sequences_per_row):
+    """3 and 1 + 3 tokens in three trajectories: N is 3, and not the 2 episodes."""
+    section = section_with(
+        environment={"name": "x"},
+        rollouts={"max_new_tokens": 4, "group_size": 2},
+        episodes={"max_turns": 3, "max_tokens": 9},
+    )
+    assert section.sampled_tokens == 9  # of 3 turns of 4 tokens, which a trajectory cannot hold
+    context = BuildContext(Path(), 0, section)
+    extension = rlax_objectives.rlax_register_aggregation()["constant_length"]
+    for options, longest in ({}, 9), ({"max_tokens": 5}, 5):
+        aggregation = extension.build(extension.config_class(**options), context)
+        arrays = build_arrays(batch(), rows=3, length=24, sequences_per_row=sequences_per_row)
+        mask_bt, none_bt = jnp.asarray(arrays["rl_mask"], jnp.float32), jnp.zeros((3, 24))
+        sequence_bt = jnp.where(mask_bt > 0, arrays["targets_segmentation"], 0)
+        inputs = TokenInputs(*[none_bt] * 7, mask_bt, sequence_bt, sequences_per_row)
+        weights_bt, count = aggregation(inputs)
+        assert float(count) == 3
+        assert float(weights_bt.sum()) == pytest.approx(7 / longest)
+        # With A = 1 the objective is the sum over tokens by N L_max.
+        assert float(weights_bt.sum() / count) == pytest.approx(7 / (3 * longest))
