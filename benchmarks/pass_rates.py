@@ -2,11 +2,13 @@
 
     .venv/bin/python benchmarks/pass_rates.py costs --count 10000 1000000
     .venv/bin/python benchmarks/pass_rates.py coverage
+    .venv/bin/python benchmarks/pass_rates.py shapes
 
 ``costs``: all prompts are measured. A step chooses 64 prompts with draws from their posteriors and
 observes 64 groups. A snapshot has a part on the event loop, the copy, and the rest on another
 thread; meanwhile a ticker on the loop measures the longest time for which nothing else could run.
-Each count has a process of its own. ``coverage``: see ``tests/helpers/drifting_rates.py``.
+Each count has a process of its own. ``coverage``: see ``tests/helpers/drifting_rates.py``;
+``shapes``: the same for rates that are not uniform.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.types import SamplingParams
 
 STEPS, PROMPTS = 50, 64
+SHAPES = ((1.0, 1.0), (0.5, 0.5), (0.3, 0.3), (0.1, 0.1), (0.2, 0.6), (3.0, 3.0))
 TAUS = (50, 100, 200, 400, 800, 1600)
 
 
@@ -199,9 +202,23 @@ def show_coverage(prompts: int, visits: int) -> None:
             print(f"| {tau} | {samples} | {half_life:.1f} | {cells} |", flush=True)
 
 
+def show_shapes(prompts: int, visits: int) -> None:
+    """Rates that are not uniform, with the default prior and with one of the same shape."""
+    print("| rates | tau | prior | half-life | coverage |\n| --- | --- | --- | --- | --- |")
+    for shape in SHAPES:
+        for tau in (200, 1600):
+            of = {"prompts": prompts, "visits": visits, "shape": shape}
+            for prior in dict.fromkeys([(1.0, 1.0), shape]):
+                half_life = fitted_half_life(simulated(tau, **of, seed=0).observed, prior=prior)
+                one = coverage(simulated(tau, **of, seed=1), half_life, prior=prior)
+                found = f"{one.when_asked:.3f}, {one.when_scored:.3f}"
+                row = f"| Beta{shape} | {tau} | Beta{prior} | {half_life:.1f} | {found} |"
+                print(row, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=["costs", "coverage"])
+    parser.add_argument("part", choices=["costs", "coverage", "shapes"])
     parser.add_argument("--count", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--prompts", type=int, default=2000)
     parser.add_argument("--visits", type=int, default=20)
@@ -209,6 +226,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.part == "coverage":
         show_coverage(given.prompts, given.visits)
+    elif given.part == "shapes":
+        show_shapes(given.prompts, given.visits)
     elif given.here:
         with tempfile.TemporaryDirectory() as name:
             print(json.dumps(asyncio.run(costs(given.count[0], Path(name)))))

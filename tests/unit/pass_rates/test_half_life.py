@@ -48,3 +48,20 @@ def test_forgetting_too_slowly_or_too_fast_would_be_seen() -> None:
 
 def test_a_policy_that_does_not_drift_forgets_nothing() -> None:
     assert fitted_half_life(simulated(1e9, prompts=500, visits=10, seed=0).observed) == 65536
+
+
+def test_intervals_need_a_prior_like_the_rates():
+    """As docs/curation.md says: most prompts always or never pass, and moments give the prior."""
+    of = {"prompts": 1000, "visits": 8, "shape": (0.3, 0.3)}
+    observed = simulated(200, **of, seed=0).observed
+    passed, n = observed.passed_m, 8
+    m, q = passed.mean() / n, (passed * (passed - 1.0)).mean() / (n * (n - 1))
+    samples = (m - q) / (q - m**2)
+    assert samples == pytest.approx(0.6, rel=0.15) and m == pytest.approx(0.5, abs=0.05)
+    shares = {}
+    for prior in ((1.0, 1.0), (samples * m, samples * (1 - m))):
+        half_life = fitted_half_life(observed, prior=prior)
+        found = coverage(simulated(200, **of, seed=1), half_life, prior=prior)
+        shares[prior] = found.when_asked
+    default, like_the_rates = shares.values()
+    assert default < 0.65 and 0.87 < like_the_rates < 0.93
