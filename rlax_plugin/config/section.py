@@ -208,6 +208,12 @@ class RlaxSection(Section):
         "with weight 0 is only recorded. The list may be empty if an environment of several turns "
         "gives the rewards",
     )
+    reward_limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1e6,
+        description="largest absolute value that a reward may return for a sample or for a token, "
+        "and an environment for a turn, before weights. A sample for which one returns more is "
+        "unscored, with an error that names it",
+    )
     reward_processes: Processes = Field(
         default=1, description="number of processes that compute rewards"
     )

@@ -17,6 +17,7 @@ from rlax_plugin.rewards.messages import (
     checked_metrics,
     prompt_to,
     unpacked,
+    within,
 )
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Prompt, Unscored
@@ -60,7 +61,15 @@ class PlayJob(Job):
     limit_key = "rlax.deadlines.episode_s"
     plays = True
 
-    def __init__(self, prompt: Prompt, played: PlayedEpisode, limit_s: float, counts: PlayCounts):
+    def __init__(
+        self,
+        prompt: Prompt,
+        played: PlayedEpisode,
+        limit_s: float,
+        counts: PlayCounts,
+        reward_limit: float = math.inf,
+    ):
+        self._reward_limit = reward_limit
         self._questions: set[asyncio.Task[None]] = set()
         self._played, self._counts = played, counts
         self._turns, self.number = 1, 0
@@ -106,7 +115,8 @@ class PlayJob(Job):
         return "call" not in message
 
     def _outcome(self, said: Mapping[str, Any]) -> Outcome:
-        rewards = tuple(map(float, said["rewards"]))
+        limit = self._reward_limit
+        rewards = tuple(within(one, limit, "the environment") for one in said["rewards"])
         if not isinstance(said["text"], str):
             raise TypeError("the text of an outcome is no text")
         text, ended = harmless(said["text"]), said["ended"]
@@ -116,8 +126,6 @@ class PlayJob(Job):
             raise ValueError("an outcome is neither done nor cut")
         if len(rewards) not in (0, self._turns):
             raise ValueError(f"an outcome has {len(rewards)} rewards of {self._turns} turns")
-        if not all(map(math.isfinite, rewards)):
-            raise ValueError("the rewards of an outcome are not all finite")
         return Outcome(text, rewards, ended, checked_metrics(said["metrics"]))
 
     def _ask(self, message: Mapping[str, Any]) -> None:

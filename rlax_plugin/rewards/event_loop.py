@@ -85,6 +85,7 @@ class WaitingJobs:
 
     Args:
       environment: plays episodes; None where there is none.
+      reward_limit: of what it pays for a turn.
     """
 
     def __init__(
@@ -95,9 +96,12 @@ class WaitingJobs:
         main_thread: MainThread,
         send: Send,
         failures: Failures,
+        *,
+        reward_limit: float,
     ):
         self._loop, self._forms, self._environment = loop, forms, environment
         self._main_thread, self._send, self._failures = main_thread, send, failures
+        self._reward_limit = reward_limit
         self._jobs = JobReader()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sessions: dict[int, ProcessSession] = {}
@@ -152,7 +156,7 @@ class WaitingJobs:
             message, lambda question: self._send({"job": job, **question})
         )
         try:
-            outcome = await outcome_of(self._environment, prompt, session)
+            outcome = await outcome_of(self._environment, prompt, session, self._reward_limit)
         # As with rewards, a failure is data.
         except BaseException as error:  # noqa: BLE001
             said = self._failures("an environment", prompt.id, error)

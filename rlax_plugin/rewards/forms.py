@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,24 +23,30 @@ class Form:
       method: takes the prompt, and that.
       waits: whether it is an ``async`` function, of which many run at a time.
       weight: of its value in the total; see ``RewardChoice``.
+      name: for messages.
+      limit: largest absolute value that it may return.
     """
 
     what: What
     method: Callable[..., Any]
     waits: bool
     weight: float = 1.0
+    name: str = "the reward"
+    limit: float = math.inf
 
     def arguments(self, prompt: Prompt, episode: Episode) -> tuple[Any, ...]:
         """To score one episode with."""
         return prompt, episode.text if self.what == "text" else episode
 
 
-def form_of(reward: Any, weight: float = 1.0) -> Form:
+def form_of(
+    reward: Any, weight: float = 1.0, name: str = "the reward", limit: float = math.inf
+) -> Form:
     """The form of a reward: ``score_group``, ``score``, or the reward itself if it has neither."""
-    for what, name in _METHODS:
-        if callable(method := getattr(reward, name, None)):
-            return Form(what, method, _waits(method), weight)
-    return Form("text", reward, _waits(reward), weight)
+    for what, attribute in _METHODS:
+        if callable(method := getattr(reward, attribute, None)):
+            return Form(what, method, _waits(method), weight, name, limit)
+    return Form("text", reward, _waits(reward), weight, name, limit)
 
 
 def _waits(function: Any) -> bool:

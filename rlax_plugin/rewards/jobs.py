@@ -173,7 +173,8 @@ class ScoreJob(Job):
     Args:
       shown: ``prompt_to`` of the prompt.
       scores: get what it finds, from place ``first`` on.
-      rewards: how many there are.
+      weights: of the rewards.
+      reward_limit: see ``RlaxSection``.
       tokens: whether they see tokens.
     """
 
@@ -186,14 +187,15 @@ class ScoreJob(Job):
         first: int,
         *,
         reward_s: float,
-        rewards: int,
+        weights: Sequence[float],
+        reward_limit: float,
         tokens: bool,
         on_loop: bool,
     ):
         super().__init__(prompt, reward_s * len(episodes), on_loop=on_loop)
         self._episodes, self.scores, self._first = episodes, scores, first
         self._shown = shown
-        self._rewards, self._tokens = rewards, tokens
+        self._weights, self._limit, self._tokens = weights, reward_limit, tokens
         self._lengths = [lengths_of(episode) for episode in episodes]
         self._succeeded = False
 
@@ -209,7 +211,7 @@ class ScoreJob(Job):
             if "error" in said:
                 found.append(Unscored(one_line(said["error"], LONGEST_ERROR)))
             else:
-                found.append(score_from(said, self._rewards, lengths))
+                found.append(score_from(said, self._weights, lengths, self._limit))
         if size > 0:
             raise ValueError("an answer is too long")
         self._succeeded = any(isinstance(one, Score) for one in found)

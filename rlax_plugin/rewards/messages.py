@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ ON_LOOP = b"~"
 
 MOST_METRICS = 32
 _LONGEST_NAME = 64
+_ROUNDED = 1 + 1e-9  # sums of products may be a little larger than the bound of each
 _NONE = np.zeros(0, np.float32), np.zeros(0, np.int32)  # log-probs, versions
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -157,23 +159,38 @@ def score_to(score: Score) -> dict[str, Any]:
     return shown
 
 
-def score_from(message: Mapping[str, Any], rewards: int, lengths: Sequence[int]) -> Score:
+def score_from(
+    message: Mapping[str, Any],
+    weights: Sequence[float],
+    lengths: Sequence[int],
+    limit: float = math.inf,
+) -> Score:
     """What ``score_to`` was given, if it is a score.
 
     Args:
-      rewards: how many there are.
+      weights: of each reward.
       lengths: sampled tokens of each turn.
+      limit: largest absolute value of what a reward returns.
 
     Raises:
       ValueError, TypeError, LookupError: it is not.
     """
     parts = tuple(map(float, message["parts"]))
-    if len(message) == 2 and len(parts) == rewards and math.isfinite(sum(parts)):  # most of them
-        return Score(finite(message["total"]), parts)
+    if len(parts) != len(weights):
+        raise ValueError(f"{len(parts)} parts of {len(weights)} rewards")
+    for part in parts:
+        within(part, limit)
+    total = finite(message["total"])
+    if total != weighted(weights, parts):
+        raise ValueError("the total is not that of its parts")
+    if len(message) == 2:  # most of them
+        return Score(total, parts)
     found = [unpacked(one, "<f8") for one in message.get("tokens", ())]
-    if len(parts) != rewards or not all(map(math.isfinite, parts)):
-        raise ValueError(f"{len(parts)} parts of {rewards} rewards")
-    score = checked(message["total"], message.get("metrics", EMPTY), found, lengths)
+    score = checked(total, message.get("metrics", EMPTY), found, lengths)
+    most = limit * sum(map(abs, weights)) * _ROUNDED if math.isfinite(limit) else limit
+    for one in score.token_rewards:
+        if one.size:
+            within(np.abs(one).max(), most, "token_rewards")
     return Score(score.total, parts, score.metrics, score.token_rewards)
 
 
@@ -187,6 +204,32 @@ def finite(total: Any) -> float:
     if not math.isfinite(total):
         raise ValueError(f"the reward is {total}")
     return total
+
+
+def weighted(weights: Sequence[float], parts: Sequence[float]) -> float:
+    """The total of what rewards have returned."""
+    return sum(map(operator.mul, weights, parts), 0.0)
+
+
+def within(value: Any, limit: float, name: str = "a reward") -> float:
+    """What a reward has returned, if it is in bounds.
+
+    Args:
+      limit: ``rlax.reward_limit``.
+      name: whose it is, for the message.
+
+    Raises:
+      ValueError, TypeError: it is not; says why.
+    """
+    value = float(value)
+    if not math.isfinite(value):
+        raise ValueError(f"the reward is {value}: {name} must return a finite number")
+    if abs(value) > limit:
+        raise ValueError(
+            f"the reward is {value:g}: {name} may return from {-limit:g} to {limit:g} "
+            "(rlax.reward_limit)"
+        )
+    return value
 
 
 def checked(

@@ -16,6 +16,7 @@ from rlax_plugin.rewards.messages import (
     checked_metrics,
     line,
     packed,
+    within,
 )
 from rlax_plugin.types import Prompt
 
@@ -103,7 +104,9 @@ def _tokens(given: Any) -> np.ndarray:
     return tokens.astype(np.int32)
 
 
-async def outcome_of(environment: Any, prompt: Prompt, session: ProcessSession) -> dict[str, Any]:
+async def outcome_of(
+    environment: Any, prompt: Prompt, session: ProcessSession, reward_limit: float
+) -> dict[str, Any]:
     """Plays an episode; its outcome as JSON. Raises what the environment raises."""
     try:
         outcome = await environment.play(prompt, session)
@@ -113,7 +116,7 @@ async def outcome_of(environment: Any, prompt: Prompt, session: ProcessSession) 
         raise TypeError(f"play returned a {type(outcome).__name__}, and must return an Outcome")
     shown = {
         "text": session.text if outcome.text is None else str(outcome.text),
-        "rewards": [float(reward) for reward in outcome.rewards],
+        "rewards": [within(one, reward_limit, "the environment") for one in outcome.rewards],
         "ended": str(outcome.ended),
         "metrics": dict(checked_metrics(outcome.metrics)),
     }

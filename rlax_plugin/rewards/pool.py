@@ -112,7 +112,8 @@ class RewardPool:
                 scores,
                 first,
                 reward_s=self._section.deadlines.reward_s,
-                rewards=len(self._section.rewards),
+                weights=[choice.weight for choice in self._section.rewards],
+                reward_limit=self._section.reward_limit,
                 tokens=needs.tokens,
                 on_loop=needs.waits,
             )
@@ -129,7 +130,13 @@ class RewardPool:
         Raises:
           RlaxError: see ``score``; or what ``played`` raises.
         """
-        job = PlayJob(prompt, played, self._section.deadlines.episode_s, self.played)
+        job = PlayJob(
+            prompt,
+            played,
+            self._section.deadlines.episode_s,
+            self.played,
+            self._section.reward_limit,
+        )
         return await self._result([job], job.result)
 
     async def _result(self, jobs: Sequence[Job], result: Any) -> Any:

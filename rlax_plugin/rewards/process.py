@@ -104,8 +104,8 @@ def main() -> None:
         for i, choice in enumerate(section.rewards)
     ]
     forms = [
-        form_of(reward, choice.weight)
-        for reward, choice in zip(rewards, section.rewards, strict=True)
+        form_of(reward, choice.weight, f"{start['key']}.{i} ({choice.name})", section.reward_limit)
+        for i, (reward, choice) in enumerate(zip(rewards, section.rewards, strict=True))
     ]
     needs = Needs.of(forms)
     environment = None
@@ -114,7 +114,15 @@ def main() -> None:
         environment = build_part("environment", section.environment, key, context)
     if needs.waits or environment is not None:
         loop = loop_with(witness)
-        waiting = WaitingJobs(loop, forms, environment, main_thread, connection.send, failures)
+        waiting = WaitingJobs(
+            loop,
+            forms,
+            environment,
+            main_thread,
+            connection.send,
+            failures,
+            reward_limit=section.reward_limit,
+        )
     connection.send({"ready": True, **asdict(needs)})
     main_thread.run(forms)
 

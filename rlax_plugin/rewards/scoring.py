@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import operator
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.rewards.forms import Form
-from rlax_plugin.rewards.messages import checked, checked_metrics, finite, score_to
+from rlax_plugin.rewards.messages import (
+    checked,
+    checked_metrics,
+    finite,
+    score_to,
+    weighted,
+    within,
+)
 from rlax_plugin.text.harmless import harmless, one_line
 from rlax_plugin.types import Episode, Prompt, Score
 
@@ -74,17 +80,22 @@ class _Sum:
     def fail(self, error: BaseException) -> None:
         self.error = self.error or self._said(error)
 
-    def add(self, given: Any, weight: float) -> None:
+    def add(self, given: Any, form: Form) -> None:
         """Adds what a reward has returned, which may be anything.
 
         Parts and metrics are recorded as they are; the total and token rewards are weighted.
         """
+        weight = form.weight
         try:
             if not isinstance(given, Score):
-                self._add(float(given), weight)
+                self._add(within(given, form.limit, form.name), weight)
                 return
-            score = checked(given.total, given.metrics, given.token_rewards, self._lengths)
-            self._add(score.total, weight)
+            total = within(given.total, form.limit, form.name)
+            score = checked(total, given.metrics, given.token_rewards, self._lengths)
+            for one in score.token_rewards:
+                if one.size:
+                    within(one[np.abs(one).argmax()], form.limit, f"{form.name} for a token")
+            self._add(total, weight)
             for name, value in score.metrics.items():
                 self._metrics[name] = self._metrics.get(name, 0.0) + value
             if score.token_rewards and weight:
@@ -101,7 +112,7 @@ class _Sum:
 
     def shown(self) -> dict[str, Any]:
         """As JSON."""
-        total = sum(map(operator.mul, self._weights, self._parts), 0.0)
+        total = weighted(self._weights, self._parts)
         try:
             if not self.error:
                 finite(total)
@@ -144,7 +155,7 @@ async def scores_of(
         except BaseException as error:  # noqa: BLE001
             to.fail(error)
         else:
-            to.add(given, form.weight)
+            to.add(given, form)
 
     sums = [_Sum(one, said) for one in lengths]
     for number, form in enumerate(forms):
@@ -175,4 +186,4 @@ async def _add_group(
     else:
         for one, value in zip(sums, given, strict=True):
             if not one.error:
-                one.add(value, form.weight)
+                one.add(value, form)

@@ -15,7 +15,11 @@ OUTCOME = {"text": "", "rewards": [], "ended": "done", "metrics": {}}
 QUESTION = {"call": 1, "trajectory": 0}
 # What each says -> the error, and what must stand in it.
 MESSAGES = {
-    "infinite reward": ({"outcome": OUTCOME | {"rewards": [1e999]}}, ValueError, "not all finite"),
+    "infinite reward": (
+        {"outcome": OUTCOME | {"rewards": [1e999]}},
+        ValueError,
+        "must return a finite number",
+    ),
     "no text": ({"outcome": OUTCOME | {"text": 7}}, TypeError, "is no text"),
     "long text": (
         {"outcome": OUTCOME | {"text": "x" * ((1 << 20) + 1)}},

@@ -75,7 +75,7 @@ def test_the_samples_of_one_group_are_scored_in_all_processes_at_once():
         found = totals(await pool.score(prompt(), episodes(*["4"] * 4)))
         assert len(set(found)) == 4 and pool.replaced == 0
 
-    with_pool(section("together", reward_processes=4), work)
+    with_pool(section("together", reward_processes=4, reward_limit=1e9), work)
 
 
 def test_a_reward_sees_turns_and_pays_tokens_and_several_add_up():

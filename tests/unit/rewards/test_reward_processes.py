@@ -254,12 +254,13 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
     "answer",
     [
         {"total": 9},
-        {"total": 9, "parts": []},
         {"total": 9, "parts": [4, 5, 0]},
+        {"total": 8, "parts": [4, 5]},  # not their sum
+        {"total": 10, "parts": [4, 6]},  # beyond the limit
+        {"total": 9, "parts": [4, 5], "tokens": ["AAAAAAAAAAA=", "AAAAAAAAJkA="]},  # 11
         {"total": float("nan"), "parts": [4, 5]},
         {"total": 9, "parts": [4, float("inf")]},
         {"total": 9, "parts": [4, 5], "metrics": {"a/b": 1}},
-        {"total": 9, "parts": [4, 5], "metrics": {"\x1b": 1}},
         {"total": 9, "parts": [4, 5], "metrics": {"x" * 65: 1}},
         {"total": 9, "parts": [4, 5], "metrics": {"a": float("nan")}},
         {"total": 9, "parts": [4, 5], "metrics": {str(i): i for i in range(33)}},
@@ -270,11 +271,11 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
 def test_what_is_no_score(answer):
     """Of two rewards, for two turns of one token each."""
     good = {"total": 9, "parts": [4, 5], "metrics": {"a": 1}, "tokens": ["AAAAAAAAAAA="] * 2}
-    found = score_from(good, 2, [1, 1])
+    found = score_from(good, [1.0, 1.0], [1, 1], 5.0)
     assert (found.total, found.parts, found.metrics) == (9.0, (4.0, 5.0), {"a": 1.0})
     assert [one.tolist() for one in found.token_rewards] == [[0.0], [0.0]]
     with pytest.raises((ValueError, LookupError)):
-        score_from(answer, 2, [1, 1])
+        score_from(answer, [1.0, 1.0], [1, 1], 5.0)
 
 
 def test_an_idle_process_that_dies_costs_no_sample():
