@@ -82,19 +82,17 @@ class TokenParityConfig(NoOptions):
 
 
 class TokenParity(Reward):
-    """1.0 if the completion's ids have an odd sum, otherwise 0.0.
+    """1.0 if the completion's ids have an odd sum, otherwise 0.0, also for what is no list of ids.
 
     Samples of one prompt differ in it about half of the time whatever the model, so that a group
     has a gradient and none is filtered for agreeing.
     """
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
-        """Scores one completion.
-
-        Raises:
-          ValueError: the completion is not ids with spaces between.
-        """
-        return float(sum(int(token) for token in completion.split()) % 2)
+        ids = completion.split()
+        if not all(one.isascii() and one.isdigit() for one in ids):
+            return 0.0
+        return float(sum(int(one[-1]) for one in ids) % 2)
 
 
 def _build_source(config: SyntheticConfig, context: BuildContext) -> SyntheticSource:

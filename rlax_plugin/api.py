@@ -90,6 +90,9 @@ from rlax_plugin.prompts.table import Domains, PromptTable
 from rlax_plugin.records.files import PREPARED, RunFiles
 from rlax_plugin.records.places import check_file_writable, check_readable, new_directory
 
+# Functions that an answer can make compute without end.
+from rlax_plugin.rewards.limited import LimitedFunction, OverLimitError
+
 # Continuous batching, for rollout engines.
 from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, Job, rejection
 from rlax_plugin.rollouts.requests import completion_text, stop_strings_of
@@ -182,6 +185,7 @@ __all__ = [
     "Job",
     "Key",
     "Launcher",
+    "LimitedFunction",
     "Limits",
     "Loaded",
     "NoOptions",
@@ -190,6 +194,7 @@ __all__ = [
     "Observer",
     "Outcome",
     "Outcomes",
+    "OverLimitError",
     "PassRates",
     "PathText",
     "PositiveInt",

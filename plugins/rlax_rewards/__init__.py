@@ -9,10 +9,20 @@ from __future__ import annotations
 from rlax_plugin.api import Extension, hookimpl
 from rlax_rewards.exact_match import ExactMatch, ExactMatchConfig
 from rlax_rewards.length import LengthConfig, build_length
-from rlax_rewards.mathematics import MathVerify, MathVerifyConfig
+from rlax_rewards.mathematics import (
+    MathVerify,
+    MathVerifyConfig,
+    build_math_verify,
+    check_math_verify,
+)
 from rlax_rewards.numeric import Numeric, NumericConfig
 from rlax_rewards.pattern import Format, FormatConfig
-from rlax_rewards.reasoning import ReasoningGym, ReasoningGymConfig, check_installed
+from rlax_rewards.reasoning import (
+    ReasoningGym,
+    ReasoningGymConfig,
+    build_reasoning_gym,
+    check_reasoning_gym,
+)
 
 __all__ = [
     "ExactMatch",
@@ -35,12 +45,14 @@ def rlax_register_reward() -> dict[str, Extension]:
         "exact_match": Extension(ExactMatchConfig, lambda config, context: ExactMatch(config)),
         "format": Extension(FormatConfig, lambda config, context: Format(config)),
         "length": Extension(LengthConfig, build_length),
-        "math_verify": Extension(MathVerifyConfig, lambda config, context: MathVerify(config)),
+        "math_verify": Extension(
+            MathVerifyConfig, build_math_verify, check_start=check_math_verify
+        ),
         "numeric": Extension(NumericConfig, lambda config, context: Numeric(config)),
         "reasoning_gym": Extension(
             ReasoningGymConfig,
-            lambda config, context: ReasoningGym(config),
-            check_start=check_installed,
+            build_reasoning_gym,
+            check_start=check_reasoning_gym,
             needs_model=True,  # and the prompts of a task
         ),
     }

@@ -1,7 +1,9 @@
 """Expressions that are too large to compute, seen before anything computes them.
 
 A completion can write a number that no machine holds in ten characters. math-verify parses it
-without computing it, but comparing it would. The limits lie far beyond any answer.
+without computing it, but comparing it would; and the time that parsing itself takes doubles with
+each level of some nested expressions. The limits lie beyond any ordinary answer. What passes them
+and takes long nevertheless meets the reward's limit of CPU time.
 """
 
 from __future__ import annotations
@@ -13,13 +15,20 @@ from typing import Any
 _MOST_NODES = 2000
 _MOST_DIGITS = 1000  # of a number, written or computed
 _MOST_TERMS = 500  # of a sum that is multiplied out
-_MOST_STEPS = 1000  # ends of a sum or product
+_MOST_STEPS = 1000  # ends of a sum or product; of nested ones, multiplied
 _MOST_FACTORIAL = 300
-_DEEPEST = 40  # nested braces
+_DEEPEST = 14  # nested braces
+_MOST_FUNCTIONS = 12  # sines, logarithms and so on, whose sums sympy tries to simplify
+_DEEPEST_FUNCTIONS = 5  # of each other
+_MOST_SUMS = 2  # sums and products over an index
 
 # Parsing itself computes these.
 _COMPUTED = re.compile(r"binom|choose|\\?[gl]c[dm]|mod|pmatrix|bmatrix|vmatrix|matrix|floor|ceil")
 _LONG_NUMBER = re.compile(r"\d{5}")
+_SUMS = re.compile(r"\\(?:sum|prod)")
+_OPENING, _CLOSING, _BETWEEN = "{([", "})]", "+-,=&"
+_FUNCTIONS = r"sinh?|cosh?|tanh?|coth?|sec|csc|lo?g|ln|exp|Gamma|zeta"
+_NESTING = re.compile(rf"(?:arc)?(?:{_FUNCTIONS})|[-{{(\[}})\]+,=&]")
 _MUCH_TOO_LONG = re.compile(rf"\d{{{_MOST_DIGITS}}}")
 
 
@@ -27,11 +36,34 @@ def may_be_parsed(text: str) -> bool:
     """Whether parsing a text, at most as long as an answer, ends soon."""
     if _MUCH_TOO_LONG.search(text) or (_COMPUTED.search(text) and _LONG_NUMBER.search(text)):
         return False
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "{([") - (character in "})]")
-        deepest = max(deepest, depth)
-    return deepest <= _DEEPEST
+    if len(_SUMS.findall(text)) > _MOST_SUMS or "\\int" in text:
+        return False
+    return _nesting_is_small(text)
+
+
+def _nesting_is_small(text: str) -> bool:
+    """Whether neither too many brackets lie in each other nor too many functions."""
+    functions = waiting = 0  # all; those whose argument comes next
+    around: list[int] = []  # for each open bracket, the functions that it is an argument of
+    for match in _NESTING.finditer(text):
+        token = match[0]
+        inside = around[-1] if around else 0
+        if token in _OPENING:
+            around.append(inside + waiting)
+            waiting = 0
+        elif token in _CLOSING:
+            if around:
+                around.pop()
+            waiting = 0
+        elif token in _BETWEEN:
+            waiting = 0
+        else:
+            functions, waiting = functions + 1, waiting + 1
+            if inside + waiting > _DEEPEST_FUNCTIONS:
+                return False
+        if len(around) > _DEEPEST or functions > _MOST_FUNCTIONS:
+            return False
+    return True
 
 
 def is_small(expression: Any) -> bool:
@@ -49,6 +81,7 @@ class _Sizes:
     def __init__(self) -> None:
         self._digits: dict[Any, float] = {}
         self._terms: dict[Any, float] = {}
+        self._steps: dict[Any, float] = {}
 
     def are_small(self, expression: Any) -> bool:
         import sympy
@@ -62,6 +95,9 @@ class _Sizes:
                 return False
             self._digits[node], self._terms[node] = self._digits_of(node), self._terms_of(node)
             if self._digits[node] > _MOST_DIGITS or self._terms[node] > _MOST_TERMS:
+                return False
+            self._steps[node] = self._steps_of(node)
+            if self._steps[node] > _MOST_STEPS:
                 return False
         return True
 
@@ -87,6 +123,16 @@ class _Sizes:
             base, exponent = node.args
             return max(1.0, self._digits[base]) * self._power(exponent) + self._digits[exponent]
         return sum(self._digits.get(one, 0.0) for one in node.args)
+
+    def _steps_of(self, node: Any) -> float:
+        """Steps of the longest loop, those inside each other multiplied."""
+        import sympy
+
+        steps = max((self._steps.get(one, 1.0) for one in node.args), default=1.0)
+        if isinstance(node, sympy.Sum | sympy.Product):
+            for _, *ends in node.limits:
+                steps *= max([1.0, *(_value(end) for end in ends if not end.is_infinite)])
+        return steps
 
     def _terms_of(self, node: Any) -> float:
         """Terms of the sum that it is if it is multiplied out."""

@@ -10,6 +10,9 @@ from pydantic import Field
 from rlax_plugin.api import Prompt, Reward
 from rlax_rewards.answers import AnswerConfig, answer_in
 
+# Characters of a text that are at most one after normalising, see ``_normal``.
+_MOST_COMPOSED = 4
+
 
 class ExactMatchConfig(AnswerConfig):
     """1 if the answer equals the prompt's reference, else 0."""
@@ -47,9 +50,21 @@ class ExactMatch(Reward):
             raise ValueError(f"prompt {prompt.id} has no reference to compare with")
         config = self._config
         answer = answer_in(completion, config.answer, marker=config.marker, tag=config.tag)
-        return float(answer is not None and self._normal(answer) == expected)
+        if answer is None:
+            return 0.0
+        if config.ignore_spaces:
+            answer = " ".join(answer.split())
+        # To put marks in order takes time quadratic in their number: of a long text it is not done.
+        if len(answer) > _MOST_COMPOSED * len(expected):
+            return 0.0
+        return float(self._normal(answer) == expected)
 
     def _normal(self, text: str) -> str:
+        """A text as it is compared.
+
+        NFC and NFKC compose at most four characters to one; nothing else makes a text shorter, but
+        for white space.
+        """
         config = self._config
         if config.unicode != "exact":
             text = unicodedata.normalize(config.unicode.upper(), text)

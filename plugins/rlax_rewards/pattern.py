@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Literal
 
 import regex
@@ -32,7 +33,7 @@ class FormatConfig(Section):
         (), description="texts that must occur exactly once, such as tags"
     )
     timeout_s: Seconds = Field(
-        1.0, description="limit for one match; a sample that takes longer has no reward"
+        1.0, description="limit for one match; a completion that takes longer does not match"
     )
 
 
@@ -45,20 +46,25 @@ class Format(Reward):
 
     def __init__(self, config: FormatConfig):
         self._config, self._pattern = config, regex.compile(config.pattern)
+        self._said = False
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
-        """Scores one completion.
-
-        Raises:
-          TimeoutError: the pattern backtracks without end on this completion.
-        """
+        """Scores one completion; one on which the pattern backtracks without end does not match."""
         config = self._config
         if any(completion.count(text) != 1 for text in config.once):
             return 0.0
         match = self._pattern.fullmatch if config.match == "full" else self._pattern.search
         try:
             return float(match(completion, timeout=config.timeout_s) is not None)
-        except TimeoutError:
-            raise TimeoutError(
-                f"matching the pattern took longer than timeout_s = {config.timeout_s:g} s"
-            ) from None
+        except (TimeoutError, MemoryError):
+            return self._given_up()
+
+    def _given_up(self) -> float:
+        if not self._said:
+            self._said = True
+            print(
+                f"matching {self._config.pattern!r} took longer than timeout_s = "
+                f"{self._config.timeout_s:g} s, or too much memory: such completions get 0",
+                file=sys.stderr,
+            )
+        return 0.0

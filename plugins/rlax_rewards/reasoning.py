@@ -7,24 +7,28 @@ and give a part of the reward.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import inspect
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from rlax_plugin.api import BuildContext, ConfigError, Prompt, Reward
+from rlax_plugin.api import (
+    BuildContext,
+    ConfigError,
+    LimitedFunction,
+    OverLimitError,
+    Prompt,
+    Reward,
+)
 from rlax_rewards.answers import PLACES, AnswerConfig, Place, answer_in
-from rlax_rewards.executed import is_harmless_arithmetic, is_harmless_literal
+from rlax_rewards.budget import CpuBudget, check_budget
 
 PACKAGE = "reasoning_gym"
 _TASK = "source_dataset"  # in an entry's metadata
 
 
-class ReasoningGymConfig(AnswerConfig):
+class ReasoningGymConfig(AnswerConfig, CpuBudget):
     """What the task's own scorer gives: 0 to 1. It needs the extra reasoning-gym."""
 
     answer: Place = Field("tag", description=f"which part of the completion it is. {PLACES}")
@@ -45,17 +49,12 @@ class ReasoningGym(Reward):
 
     Scorers that execute the answer as Python get it only if it is data or arithmetic, see
     ``executed``; other answers get 0.0. They may execute parts of the entry as well, so train only
-    on entries that reasoning-gym has generated.
+    on entries that reasoning-gym has generated. They run in a process with a limit on CPU time and
+    memory: an answer that needs more, or for which its scorer raises or gives no number, gets 0.0.
     """
 
-    def __init__(self, config: ReasoningGymConfig):
-        self._config = config
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it imports
-            from reasoning_gym import factory
-        self._factory = factory
-        self._scorer = functools.cache(self._scorer_of)
-        self._wants_tuples: dict[str, bool] = {}  # task -> whether lists are to be tuples
+    def __init__(self, config: ReasoningGymConfig, score: LimitedFunction):
+        self._config, self._score = config, score
 
     def __call__(self, prompt: Prompt, completion: str) -> float:
         """Scores one completion.
@@ -71,31 +70,17 @@ class ReasoningGym(Reward):
                 f"prompt {prompt.id} has no {_TASK!r} in its metadata; it has "
                 f"{sorted(map(str, prompt.metadata))[:20]}"
             )
-        score, is_harmless = self._scorer(name)
         answer = answer_in(completion, config.answer, marker=config.marker, tag=config.tag)
-        if not answer or not (answer == prompt.reference or is_harmless(answer)):
+        try:
+            score, wrong = self._score(name, entry, answer or "")
+        except OverLimitError:
+            if answer is None:
+                raise
+            self._score(name, entry, None)  # unless the entry is to blame
             return 0.0
-        return float(score(answer=answer, entry=self._as_generated(name, score, entry)))
-
-    def _as_generated(
-        self, name: str, score: Callable[..., float], entry: dict[str, Any]
-    ) -> dict[str, Any]:
-        tuples = entry | {"metadata": _with_tuples(entry["metadata"])}
-        if name not in self._wants_tuples and (own := entry["answer"]):
-            self._wants_tuples[name] = score(answer=own, entry=tuples) > score(
-                answer=own, entry=entry
-            )
-        return tuples if self._wants_tuples.get(name) else entry
-
-    def _scorer_of(self, name: str) -> tuple[Callable[..., float], Callable[[str], bool]]:
-        """Scores an answer; and says whether it may be given one."""
-        if name not in self._factory.DATASETS:
-            raise ValueError(f"reasoning-gym has no task {name!r}")
-        score: Any = self._factory.get_score_answer_fn(name)
-        source = inspect.getsource(score)
-        if "parse_expr(" in source:
-            return score, is_harmless_arithmetic
-        return score, is_harmless_literal if "eval(" in source else lambda answer: True
+        if wrong:
+            raise ValueError(f"prompt {prompt.id}: {wrong}")
+        return score
 
 
 def _entry(prompt: Prompt) -> dict[str, Any]:
@@ -105,20 +90,17 @@ def _entry(prompt: Prompt) -> dict[str, Any]:
     return {"question": question, "answer": prompt.reference, "metadata": dict(metadata)}
 
 
-def _with_tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_with_tuples, value))
-    if isinstance(value, Mapping):
-        return {name: _with_tuples(one) for name, one in value.items()}
-    return value
+def build_reasoning_gym(config: ReasoningGymConfig, context: BuildContext) -> ReasoningGym:
+    """With a process that scores."""
+    return ReasoningGym(config, config.limited("rlax_rewards.scorers:score", context))
 
 
-def check_installed(config: ReasoningGymConfig, context: BuildContext) -> None:
-    """Whether the package is there.
-
+def check_reasoning_gym(config: ReasoningGymConfig, context: BuildContext) -> None:
+    """
     Raises:
-      ConfigError: it is not.
+      ConfigError: the package is not there; or see ``check_budget``.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         reason = "needs the package reasoning-gym: pip install '.[reasoning-gym]' in a checkout"
         raise ConfigError("rlax.rewards", PACKAGE, reason)
+    check_budget(config, context, "reasoning_gym")

@@ -114,7 +114,7 @@ class EvenConfig(Section):
 
 
 class Even(Reward):
-    """1.0 if the completion's first character is an even token, else 0.0."""
+    """1.0 if the completion's first character is an even token, else 0.0, also if it is none."""
 
     def __init__(self, config: EvenConfig):
         self._config = config
@@ -126,4 +126,5 @@ class Even(Reward):
             raise ValueError("cannot judge this")
         if int(prompt.text) % 5 == 0:
             time.sleep(self._config.slow_s)
-        return float(bool(completion) and int(encode(completion[0])[0]) % 2 == 0)
+        first = completion[:1]
+        return float(bool(first) and first in CHARACTERS and int(encode(first)[0]) % 2 == 0)

@@ -6,9 +6,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from sections import section_with
+
 from rlax_plugin.api import BuildContext
 
-CONTEXT = BuildContext(run_dir=Path("unused"), seed=0, section=None)
+CONTEXT = BuildContext(run_dir=Path("unused"), seed=0, section=section_with())
 
 
 def built(plugin: ModuleType, kind: str, name: str, **options: Any) -> Any:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import rlax_rewards
 from plugin_parts import built
+from rlax_rewards import MathVerifyConfig
+from rlax_rewards.bounds import may_be_parsed
+from sections import section_with
 from test_rewards_text import MEGABYTE, asked
+
+from rlax_plugin.api import BuildContext, ConfigError
 
 RIGHT, WRONG = 1.0, 0.0
 VERDICTS = [  # reference, answer, verdict
@@ -106,10 +112,68 @@ HOSTILE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def score():
-    reward = built(rlax_rewards, "reward", "math_verify")
+# Deep or long, and still to be scored: reference, a right answer and a wrong one.
+ORDINARY = [
+    # A continued fraction of eight levels: a ratio of Fibonacci numbers.
+    (r"\frac{55}{34}", r"1+\cfrac{1}{" * 8 + "1" + "}" * 8, r"1+\cfrac{1}{" * 7 + "1" + "}" * 7),
+    ("1", r"\sqrt{" * 10 + "1" + "}" * 10, r"\sqrt{" * 10 + "2" + "}" * 10),
+    (
+        r"\begin{pmatrix}1&0&0\\0&1&0\\0&0&\frac{1}{2}\end{pmatrix}",
+        r"\begin{bmatrix}1&0&0\\0&1&0\\0&0&0.5\end{bmatrix}",
+        r"\begin{bmatrix}1&0&0\\0&1&0\\0&0&2\end{bmatrix}",
+    ),
+    (
+        r"(-\infty,-2)\cup[0,\frac{3}{2})\cup(5,\infty)",
+        r"(-\infty, -2) \cup [0, 1.5) \cup (5, \infty)",
+        r"(-\infty, -2] \cup [0, 1.5) \cup (5, \infty)",
+    ),
+    (
+        r"\{" + ",".join(map(str, range(1, 31))) + r"\}",
+        ",".join(map(str, range(30, 0, -1))),
+        ",".join(map(str, range(29, -1, -1))),
+    ),
+    ("2^{300}", str(2**300), str(2**300 + 1)),
+    (str(3**200), "3^{200}", "3^{201}"),
+    (str(10**99 + 7), f"{10**99 + 7:,}", str(10**99 + 8)),
+    ("20!", "2432902008176640000", "2432902008176640001"),
+    (r"\sum_{k=1}^{100} k", "5050", "5051"),
+    (r"\sum_{i=1}^{10}\sum_{j=1}^{10} ij", "3025", "3026"),
+    (r"\sin 2x + \cos 2x", r"2\sin x\cos x+\cos^2 x-\sin^2 x", r"2\sin x\cos x+\cos^2 x"),
+    (r"\ln(\ln(\ln(5)))", r"\ln{\ln{\ln{5}}}", r"\ln{\ln{5}}"),
+    (r"\frac{\sqrt{6}+\sqrt{2}}{4}", r"\frac{\sqrt{2+\sqrt{3}}}{2}", r"\frac{\sqrt{2}}{4}"),
+    (
+        "x^5+5x^4+10x^3+10x^2+5x+1",
+        "(x+1)^5",
+        "(x+1)^4",
+    ),
+    (r"\left(\left(\frac{a}{b}\right)^2\right)^3", r"\frac{a^6}{b^6}", r"\frac{a^5}{b^6}"),
+    (r"(\frac{1}{2}, -\sqrt{3}, 7)", r"(0.5, -\sqrt{3}, 7)", r"(0.5, \sqrt{3}, 7)"),
+]
+# Each took longer than a deadline of 10 s before: sympy does not see them.
+TYPICAL = [
+    r"\frac{" * 39 + "1" + "}{2}" * 39,
+    r"\sum_{i=1}^{1000}\sum_{j=1}^{1000}\sum_{k=1}^{1000} ijk",
+    r"\sin(" * 38 + "x" + ")" * 38,
+    r"\log{" * 38 + "x" + "}" * 38,
+    r"\sin" * 38 + "x",
+    "+".join(rf"\sin({i}x)\cos({i}y)" for i in range(1, 31)),
+    r"\int_0^1 x dx",
+]
+# These look small, and take many seconds of CPU time.
+SLOW = [
+    r"\sum_{i=1}^{1000} \sin(i^2)",
+    r"\sum_{i=1}^{\infty} \frac{\sin(i)}{i^3+1}",
+    r"\prod_{i=1}^{1000} (x+i)",
+]
 
+
+@pytest.fixture(scope="module")
+def reward():
+    return built(rlax_rewards, "reward", "math_verify")
+
+
+@pytest.fixture(scope="module")
+def score(reward):
     def of(answer: str, reference: str) -> float:
         return reward(asked(reference), f"So the answer is $\\boxed{{{answer}}}$.")
 
@@ -126,6 +190,33 @@ def test_verdicts_from_a_thread(score):
     with ThreadPoolExecutor(1) as thread:
         found = [thread.submit(score, answer, reference) for reference, answer, _ in VERDICTS]
         assert [one.result() for one in found] == [verdict for *_, verdict in VERDICTS]
+
+
+@pytest.mark.parametrize(("reference", "right", "wrong"), ORDINARY)
+def test_ordinary_answers_are_within_the_bounds(score, reference, right, wrong):
+    assert [score(one, reference) for one in (right, reference, wrong)] == [RIGHT, RIGHT, WRONG]
+
+
+@pytest.mark.parametrize("answer", TYPICAL, ids=range(len(TYPICAL)))
+def test_typical_attacks_are_never_parsed(score, answer):
+    assert not may_be_parsed(answer) and score(answer, "42") == WRONG
+
+
+def test_what_takes_more_than_its_cpu_time_is_wrong_and_the_next_is_scored():
+    reward = built(rlax_rewards, "reward", "math_verify", cpu_s=0.3)
+    for answer in SLOW:
+        assert may_be_parsed(answer)
+        found = [reward(asked("42"), rf"\boxed{{{one}}}") for one in (answer, "41+1")]
+        assert found == [WRONG, RIGHT]
+
+
+def test_a_budget_must_leave_time_of_the_deadline():
+    check = rlax_rewards.rlax_register_reward()["math_verify"].check_start
+    chosen = [{"name": "x"}, {"name": "math_verify", "cpu_s": 6.0}]
+    context = BuildContext(Path(), 0, section_with(rewards=chosen))
+    check(MathVerifyConfig(cpu_s=5.0), context)
+    with pytest.raises(ConfigError, match=r"rlax.rewards.1.cpu_s = 6.0: must be at most 5, half"):
+        check(MathVerifyConfig(cpu_s=6.0), context)
 
 
 @pytest.mark.parametrize("reference", ["42", "x^2+1", r"\{1,2\}"])
@@ -147,8 +238,7 @@ def test_what_nobody_can_compute_is_wrong_at_once(score, answer, reference):
         ("", WRONG),
     ],
 )
-def test_the_last_box_counts(completion, verdict):
-    reward = built(rlax_rewards, "reward", "math_verify")
+def test_the_last_box_counts(reward, completion, verdict):
     assert reward(asked("42"), completion) == verdict
 
 

@@ -8,6 +8,7 @@ import json
 import warnings
 from typing import Any
 
+import hostile_answers
 import numpy as np
 import pytest
 import rlax_rewards
@@ -135,6 +136,47 @@ def test_no_answer_is_executed(reward, task, tmp_path, monkeypatch):
     assert reward(prompt, said(prompt.reference)) == 1.0
     assert all(reward(prompt, said(code)) < 0.5 for code in CODE)
     assert not (tmp_path / "ran").exists()
+
+
+# Of complex_arithmetic "nan" was right; that of boxnet raises on a number, and has no answer.
+HOSTILE = ["complex_arithmetic", "boxnet", "coin_flip", "polynomial_equations", "countdown"]
+SLOW_TO_GENERATE = {"composite"}  # which needs options as well
+
+
+def check_hostile_answers(reward, task) -> None:
+    prompt = prompt_of(task)
+    for text in hostile_answers.ALL:
+        given = reward(prompt, said(text))
+        right = text in ("1e-999", "-0.0")  # which may be 0, as it should be
+        assert 0.0 <= given < 1.0 or right, (text[:60], given)
+
+
+@pytest.mark.parametrize("task", HOSTILE)
+def test_hostile_answers_are_not_right_and_raise_nothing(reward, task):
+    check_hostile_answers(reward, task)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - set(HOSTILE) - SLOW_TO_GENERATE))
+def test_hostile_answers_of_all_tasks(reward, task):
+    check_hostile_answers(reward, task)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_finite"), [("nan", 0), ("[nan, 1]", 0), ("nan+infj", 0), ("Nan and Bo", 1)]
+)
+def test_numbers_that_are_none_are_wrong_unless_they_are_words(reward, answer, is_finite):
+    prompt = prompt_of("spell_backward")
+    assert (reward(prompt, said(answer)) > 0) <= bool(is_finite)
+
+
+def test_an_entry_that_cannot_be_scored_has_no_reward_and_says_why(reward):
+    prompt = prompt_of("n_queens")
+    broken = {"source_dataset": "n_queens"}
+    broken = Prompt("p", prompt.tokens, prompt.text, prompt.reference, broken)
+    with pytest.raises(ValueError, match=r"prompt p: its entry cannot be scored: KeyError"):
+        reward(broken, said("_ Q"))
 
 
 def test_data_and_arithmetic_pass():

@@ -45,8 +45,9 @@ def test_parity_by_hand_and_near_even_on_random_completions():
     rng = np.random.default_rng(0)
     scores = [reward(prompt, task.decode(rng.integers(512, size=16))) for _ in range(1000)]
     assert 0.45 < np.mean(scores) < 0.55
-    with pytest.raises(ValueError):
-        reward(prompt, "1 x")
+    wrong = ("1 x", "\u0661", "1.5", "-1")
+    assert [reward(prompt, text) for text in wrong] == [0.0] * 4
+    assert reward(prompt, "9" * 5000) == 1.0
 
 
 def test_an_unknown_split_names_the_known_ones():

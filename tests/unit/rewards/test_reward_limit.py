@@ -64,7 +64,8 @@ def test_rewards_of_tokens():
     assert f"the reward is -1001: {NAME} for a token may return" in found[1]["error"]
 
 
-def test_a_pool_of_processes():
+def test_a_pool_of_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     chosen = {"name": "length", "shape": "linear", "unit": "characters", "cost": 1, "most": 9}
 
     async def work(pool):

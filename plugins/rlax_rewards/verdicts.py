@@ -1,0 +1,51 @@
+"""Whether two texts are the same mathematics; runs in a process of its own, with limits."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import math_verify  # imports sympy, which takes a second
+
+from rlax_rewards.bounds import is_small, may_be_parsed
+
+_KEPT = 1024  # parsed references
+_PLACES = [
+    math_verify.LatexExtractionConfig(boxed_match_priority=0),
+    math_verify.ExprExtractionConfig(),
+]
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its limits are off
+
+
+def is_readable(reference: str) -> bool:
+    """Whether a reference is an expression, and small enough to compute."""
+    return bool(_parsed_reference(reference))
+
+
+def verdict(reference: str, answer: str | None) -> bool:
+    """Whether an answer equals a reference; without an answer, whether that can be read."""
+    if answer is None:
+        return is_readable(reference)
+    expected = _parsed_reference(reference)
+    try:
+        found = _parsed(answer)
+        return bool(found) and bool(math_verify.verify(expected, found, timeout_seconds=None))
+    # The reference can be read, so the answer is to blame, for which sympy may raise anything.
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def _parsed(text: str) -> list[object]:
+    """The expressions that a text may mean; empty if it is none, or too large to compute."""
+    if not may_be_parsed(text):
+        return []
+    found = math_verify.parse(
+        f"\\boxed{{{text}}}",
+        extraction_config=_PLACES,
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )
+    return found if all(map(is_small, found)) else []
+
+
+_parsed_reference = functools.lru_cache(_KEPT)(_parsed)

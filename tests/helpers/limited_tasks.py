@@ -1,0 +1,42 @@
+"""What a function with limits may do."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+
+def does(what: str, value: Any) -> Any:
+    """Does something that is expensive, wrong or fine, and returns the value."""
+    if what == "loop":
+        while True:
+            pass
+    elif what == "swallow":
+        while True:
+            try:
+                while True:
+                    pass
+            except BaseException:  # noqa: BLE001  as libraries do
+                pass
+    elif what == "c code":
+        10**10**10
+    elif what == "memory":
+        bytearray(1 << 40)
+    elif what == "crash":
+        os.kill(os.getpid(), 11)
+    elif what == "kill":
+        os.kill(os.getpid(), value)
+    elif what == "wait":
+        time.sleep(value)
+    elif what == "work":
+        end_s = time.process_time() + value
+        while time.process_time() < end_s:
+            pass
+    elif what == "raise":
+        raise ValueError(value)
+    elif what == "print":
+        print(value)
+    elif what == "parent":
+        return os.getppid()
+    return value

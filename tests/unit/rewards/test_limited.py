@@ -1,0 +1,88 @@
+"""Functions with limits: the system ends them wherever they are, and the next call works."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rlax_plugin.api import DeadlineError, LimitedFunction, OverLimitError, RlaxError
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[LimitedFunction]:
+    found = LimitedFunction("limited_tasks:does", cpu_s=0.2, wait_s=60.0, memory_bytes=256 * MIB)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("loop", "more than 0.2 s of CPU time"),
+        ("swallow", "more than 0.2 s of CPU time"),
+        ("c code", "more than 0.2 s of CPU time"),
+        ("memory", f"more than {256 * MIB} bytes"),
+        ("crash", "crashed with SIGSEGV"),
+    ],
+)
+def test_what_is_over_a_limit_says_so_and_the_next_call_works(limited, what, said):
+    for _ in range(2):
+        with pytest.raises(OverLimitError, match=said):
+            limited(what, 0)
+        assert limited("echo", [1, "\ud800", {"a": None}]) == [1, "\ud800", {"a": None}]
+
+
+def test_time_in_which_it_waits_does_not_count(limited):
+    assert limited("wait", 0.4) == 0.4
+
+
+def test_each_call_has_the_whole_time(limited):
+    assert [limited("work", 0.12) for _ in range(4)] == [0.12] * 4
+
+
+def test_what_it_raises_and_prints(capfd):
+    limited = LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=60.0)
+    with pytest.raises(RlaxError, match="ValueError: no such number") as error:
+        limited("raise", "no such number")
+    assert not isinstance(error.value, OverLimitError)
+    assert limited("print", "not an answer") == "not an answer"
+    limited.close()
+    assert "not an answer" in capfd.readouterr().err
+
+
+def test_calls_of_several_threads_and_long_arguments(limited):
+    texts = [str(n) * 100_000 for n in range(6)]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda text: limited("echo", text), texts)) == texts
+
+
+def test_one_that_is_killed_from_outside_is_not_to_blame(limited):
+    with pytest.raises(RlaxError, match="was ended from outside") as error:
+        limited("kill", signal.SIGKILL)
+    assert not isinstance(error.value, OverLimitError)
+    assert limited("echo", 1) == 1
+
+
+def test_deadlines_and_a_process_that_is_gone():
+    limited = LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=0.3)
+    limited.start()
+    with pytest.raises(DeadlineError, match="reward_s"):
+        limited("wait", 60)
+    assert limited("echo", 1) == 1  # by another process
+    os.kill(limited("parent", 0), signal.SIGKILL)
+    with pytest.raises(RlaxError, match="the process of limited_tasks:does has ended"):
+        limited("kill", signal.SIGKILL)
+    assert limited("echo", 2) == 2
+    limited.close()
+
+
+def test_a_function_that_is_not_there():
+    limited = LimitedFunction("limited_tasks:is_missing", cpu_s=1.0, wait_s=5.0)
+    with pytest.raises(RlaxError, match="process of limited_tasks:is_missing has ended"):
+        limited("echo", 1)
