@@ -25,14 +25,21 @@ def python(cwd: Path, *arguments: str, path: Path | str = "") -> str:
     return done.stdout
 
 
-def installed(package: Path, directory: Path) -> Path:
-    """Where pip has installed a package's wheel, and nothing else; below ``directory``."""
-    source, wheels, site = directory / "source", directory / "wheels", directory / "site"
-    shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__"))
+def installed(directory: Path, *packages: Path) -> Path:
+    """Where pip has installed the wheels of packages, and nothing else; below ``directory``.
+
+    pip takes seconds to start, so all wheels are built by one process and installed by another.
+    """
+    wheels, site = directory / "wheels", directory / "site"
+    for package in packages:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package, directory / "source" / package.name, ignore=ignored)
+    sources = [str(directory / "source" / package.name) for package in packages]
     quietly = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
     here = ("--no-build-isolation", "--no-cache-dir")  # hatchling is part of the environment
-    python(source, "pip", "wheel", ".", *quietly, *here, "--wheel-dir", str(wheels))
-    (wheel,) = wheels.iterdir()
-    assert wheel.name == f"{package.name}-0.1.0-py3-none-any.whl"
-    python(directory, "pip", "install", *quietly, "--target", str(site), str(wheel))
+    python(directory, "pip", "wheel", *sources, *quietly, *here, "--wheel-dir", str(wheels))
+    built = sorted(wheels.iterdir())
+    expected = sorted(f"{package.name}-0.1.0-py3-none-any.whl" for package in packages)
+    assert [wheel.name for wheel in built] == expected
+    python(directory, "pip", "install", *quietly, "--target", str(site), *map(str, built))
     return site

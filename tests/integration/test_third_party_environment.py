@@ -1,12 +1,14 @@
 """A third-party environment, written from docs/environments.md alone, trains the toy policy.
 
 It lies below ``tests/third_party`` and is used from elsewhere: copied, built, installed and run in
-directories of its own, beside an ``rlax-plugin`` that knows nothing of it.
+directories of its own, beside an ``rlax-plugin`` that knows nothing of it. The other package there,
+which trains MaxText in ``tests/maxtext/test_third_party.py``, is installed and checked with it.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import re
 import shutil
@@ -26,14 +28,14 @@ from rlax_plugin.testing import make_arrays
 from rlax_plugin.testing.task import encode
 from rlax_plugin.types import TrainBatch
 
-PACKAGE = ROOT / "tests" / "third_party" / "rlax_guessing"
+PACKAGES = {name: ROOT / "tests/third_party" / name for name in ("rlax_guessing", "rlax_variety")}
 STEPS, ROW = 40, 4 + 16
 RULES = 6  # of the contract of environments, for one that is deterministic
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    return installed(PACKAGE, tmp_path_factory.mktemp("stranger"))
+    return installed(tmp_path_factory.mktemp("stranger"), *PACKAGES.values())
 
 
 @pytest.fixture(scope="module")
@@ -76,24 +78,44 @@ def batches(run) -> list[TrainBatch]:
     return [as_batch(step, from_table(table)) for step, table in enumerate(tables(run), start=1)]
 
 
-def test_the_package_is_small_and_stands_on_the_installed_project_alone(site):
-    modules = sorted(PACKAGE.rglob("*.py"))
-    assert [path.name for path in modules] == ["rlax_guessing.py", "test_rlax_guessing.py"]
-    assert sum(len(path.read_text().splitlines()) for path in modules) <= 60
-    tree = ast.parse((site / "rlax_guessing.py").read_text())
+@pytest.mark.parametrize(
+    ("name", "lines", "names"),
+    [
+        ("rlax_guessing", 60, {"numpy", "pydantic.Field", "rlax_plugin.api"}),
+        ("rlax_variety", 50, {"pydantic.Field", "rlax_plugin.api"}),
+    ],
+)
+def test_a_package_is_small_and_stands_on_the_installed_project_alone(site, name, lines, names):
+    modules = sorted(PACKAGES[name].rglob("*.py"))
+    assert [path.name for path in modules] == [f"{name}.py", f"test_{name}.py"]
+    assert sum(len(path.read_text().splitlines()) for path in modules) <= lines
+    tree = ast.parse((site / f"{name}.py").read_text())
     found = {
-        f"{node.module}.{name.name}" if isinstance(node, ast.ImportFrom) else name.name
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in node.names
+        for alias in node.names
     }
-    assert found == {"numpy", "pydantic.Field", "rlax_plugin.api"}
+    assert found == names
 
 
-def test_it_keeps_every_rule_of_the_contract(site, tmp_path):
-    shutil.copy(PACKAGE / "test_rlax_guessing.py", tmp_path)
-    out = python(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), path=site)
-    assert "1 passed" in out
+def test_what_is_installed_is_each_plug_in_and_nothing_else(site):
+    assert sorted(path.stem for path in site.glob("*.py")) == list(PACKAGES)
+    found = sorted(importlib.metadata.distributions(path=[str(site)]), key=lambda one: one.name)
+    assert [one.requires for one in found] == [["rlax-plugin"]] * 2
+    entries = [entry for one in found for entry in one.entry_points]
+    assert [(e.group, e.name) for e in entries] == [("rlax_plugin", name) for name in PACKAGES]
+
+
+def test_each_passes_its_own_test_against_what_was_installed(site, tmp_path):
+    for name, package in PACKAGES.items():
+        shutil.copy(package / f"test_{name}.py", tmp_path)
+    out = python(tmp_path, "pytest", "-v", "-p", "no:cacheprovider", str(tmp_path), path=site)
+    passed = re.findall(r"^test_(\w+)\.py::\S+ PASSED", out, re.MULTILINE)
+    assert passed == ["rlax_guessing", "rlax_variety", "rlax_variety"] and "3 passed" in out
+
+
+def test_the_environment_keeps_every_rule_of_the_contract(site, tmp_path):
     out = python(tmp_path, "rlax_plugin", "check-plugin", "rlax_guessing", path=site)
     assert len(re.findall(r"- \S", out)) == RULES and "environment" in out
 
