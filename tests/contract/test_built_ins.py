@@ -33,7 +33,7 @@ SMALL = {"train_problems": 30, "test_problems": 20, "validation_problems": 20}
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """Of which the verifier and the judge ask for a reward."""
-    verdict = {"reward": 1.0, "choices": [{"message": {"content": "Score: 10"}}]}
+    verdict = {"reward": 1.0, "choices": [{"message": {"content": '{"score": 10}'}}]}
     with serving(lambda asked: asked.json(verdict)) as found:
         yield found.url
 
@@ -46,7 +46,7 @@ def test_built_ins_keep_their_contracts(name: str, tmp_path: Path, server: str) 
         "rlax_datasets": DATA_SETS,
         "rlax_http": {
             "reward/http_verifier": {"url": server},
-            "reward/llm_judge": {"base_url": server, "model": "m"},
+            "reward/llm_judge": {"base_url": server, "model": "m", "verdict": "json"},
         },
         # Its database takes seconds to set up, and has tests of its own.
         "rlax_mlflow": {"tracker/mlflow": {"tracking_uri": (tmp_path / "mlflow").as_uri(), **slow}},
