@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_jetstream.capabilities import capabilities
-from rlax_jetstream.swaps import Swaps
+from rlax_jetstream.swaps import TOTALS, Swaps
 from rlax_plugin.api import (
     AllWaitedFor,
     Arrays,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlax.jetstream")
 
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens
-_COUNTS = ("tokens_total", "steps_total", "prefill_tokens_total", "prefill_computed_total")
 _CLOSE_S = 10.0  # longest wait for the thread to leave a decode call
 
 
@@ -86,8 +85,7 @@ class JetstreamEngine(RolloutEngine):
         self._make_slots, self._store, self._config = make_slots, store, config
         self._deterministic, self._fingerprint = deterministic, fingerprint
         self._max_context = max_context or rollouts.max_prompt_tokens
-        self._waited_for = AllWaitedFor()
-        self._changed = threading.Condition()
+        self._waited_for, self._changed = AllWaitedFor(), threading.Condition()
         # Guarded by _changed:
         self._waiting: list[Job] = []
         self._swaps, self._closing = Swaps(), False
@@ -146,8 +144,7 @@ class JetstreamEngine(RolloutEngine):
     async def load(self, version: WeightVersion) -> Loaded:
         """See ``RolloutEngine``; on a background thread, while samples are generated."""
         await self.prepare()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._loading, self._read, version)
+        return await asyncio.get_running_loop().run_in_executor(self._loading, self._read, version)
 
     async def use(self, loaded: Loaded) -> None:
         """Returns when the engine has swapped; nothing shortens what running samples take.
@@ -200,7 +197,7 @@ class JetstreamEngine(RolloutEngine):
             "waiting": float(waiting),
             "decode_s_total": self._decode_s,
             "silent_tokens": float(self._config.longest_call(self.rollouts)),
-            **{name: float(getattr(slots, name, 0)) for name in _COUNTS},
+            **{name: float(getattr(slots, name, 0)) for name in TOTALS},
         }
 
     def progress(self) -> dict[Attempt, int]:
@@ -227,6 +224,11 @@ class JetstreamEngine(RolloutEngine):
     def ready(self) -> bool:
         """Whether requests can be generated: built, compiled, and holding weights."""
         return self._error is None and self.version >= 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether no sample may be put into a slot: weights wait, or are being verified."""
+        return self._swaps.paused
 
     @property
     def backlog(self) -> int:
@@ -356,10 +358,9 @@ class JetstreamEngine(RolloutEngine):
 
     def _interrupt(self, scheduler: Scheduler) -> None:
         """New weights are there: puts what runs back in front of the queue, unless it finishes."""
-        if self.rollouts.on_new_weights == "finish":
-            return
-        back = scheduler.interrupt(keep_tokens=self.rollouts.on_new_weights == "continue")
-        self._waiting = list(dict.fromkeys(back + self._waiting))
+        if (mode := self.rollouts.on_new_weights) != "finish":
+            back = scheduler.interrupt(keep_tokens=mode == "continue")
+            self._waiting = list(dict.fromkeys(back + self._waiting))
 
     def _report(self, scheduler: Scheduler) -> None:
         if time.monotonic() < self._report_at_s:

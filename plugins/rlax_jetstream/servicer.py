@@ -79,7 +79,7 @@ def servicer_class(orchestrator: ModuleType) -> type:
     return Servicer
 
 
-class _Forwarder(grpc.GenericRpcHandler):
+class Forwarder(grpc.GenericRpcHandler):
     """Stands for a service that is still being imported; answers UNAVAILABLE until then."""
 
     def __init__(self, service: str):
@@ -117,7 +117,7 @@ def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
       Done once the service answers; an ImportError if JetStream is not installed, or whatever else
       its import raises.
     """
-    forwarder = _Forwarder(SERVICE)
+    forwarder = Forwarder(SERVICE)
     server.add_generic_rpc_handlers((forwarder,))
     answers: Future[None] = Future()
     answers.set_running_or_notify_cancel()  # from here on nobody can cancel it

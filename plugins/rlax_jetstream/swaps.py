@@ -10,7 +10,7 @@ import numpy as np
 
 from rlax_plugin.api import Arrays, DecodeSlots, Loaded, Prefill, SamplingParams
 
-_TOTALS = ("steps_total", "tokens_total", "prefill_tokens_total", "prefill_computed_total")
+TOTALS = ("steps_total", "tokens_total", "prefill_tokens_total", "prefill_computed_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _decode_greedy(
 
     What the slots have counted stays as it was, as it tells of samples.
     """
-    totals = {name: getattr(slots, name) for name in _TOTALS}
+    totals = {name: getattr(slots, name) for name in TOTALS}
     sampling = SamplingParams(temperature=0.0, max_new_tokens=count)
     slots.insert(weights, [Prefill(tokens, (0,), (0,), sampling)])
     (generated,) = slots.decode(weights, count, True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-
-_PAUSE_S = (0.5, 10.0)  # first and longest
+from collections.abc import Callable
 
 
 class Pauses:
@@ -12,17 +11,26 @@ class Pauses:
 
     Args:
       within_s: time for everything, from now on.
+      first_s: the first pause.
       longest_s: no pause is longer.
+      clock: tells the time in seconds.
     """
 
-    def __init__(self, within_s: float, longest_s: float = _PAUSE_S[1]):
-        self._end_s = time.monotonic() + within_s
-        self._next_s, self._longest_s = min(_PAUSE_S[0], longest_s), longest_s
+    def __init__(
+        self,
+        within_s: float,
+        longest_s: float = 10.0,
+        *,
+        first_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._clock, self._end_s = clock, clock() + within_s
+        self._next_s, self._longest_s = min(first_s, longest_s), longest_s
 
     @property
     def over(self) -> bool:
         """Whether the time would have ended before the next try."""
-        return time.monotonic() + self._next_s > self._end_s
+        return self._clock() + self._next_s > self._end_s
 
     def next_s(self) -> float:
         """Seconds until the next try; the pause after it is twice as long."""

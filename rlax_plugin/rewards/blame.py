@@ -10,10 +10,8 @@ from rlax_plugin.rewards.handle import NO_ANSWER
 from rlax_plugin.rewards.jobs import Job
 from rlax_plugin.rewards.runner import Runner
 
-_MOST_IN_VAIN, _MOST_IN_VAIN_AT_FIRST, _PROMPTS_IN_VAIN = 40, 8, 3
-"""The run ends after so many processes in a row that ended, or were killed, without a result
-between them: once there has been one; before that; and how many prompts it must concern, as a
-single one may be at fault."""
+MOST_IN_VAIN = 8, 40  # see ``RewardPool``
+_PROMPTS_IN_VAIN = 3  # that it must concern, as a single one may be at fault
 
 
 class Blame:
@@ -23,7 +21,7 @@ class Blame:
       processes: how many there are.
       names: of the rewards, for messages; ``environment`` is that of the environment.
       log: the file that has what rewards print, for messages.
-      note: see ``RewardPool``.
+      note, most_in_vain: see ``RewardPool``.
 
     Attributes:
       replaced: see ``RewardPool``.
@@ -36,7 +34,9 @@ class Blame:
         environment: str,
         log: Path,
         note: Callable[[str], None],
+        most_in_vain: tuple[int, int] = MOST_IN_VAIN,
     ):
+        self._most_in_vain = most_in_vain
         self._processes, self._names, self._environment = processes, names, environment
         self._log, self._note = log, note
         self._slowest_s = 0.0  # of the answers so far
@@ -119,7 +119,7 @@ class Blame:
 
     def _count(self, prompt_id: str, said: str) -> None:
         self._in_vain.append(prompt_id)
-        most = _MOST_IN_VAIN if self._succeeded else _MOST_IN_VAIN_AT_FIRST
+        most = self._most_in_vain[self._succeeded]
         most *= self._processes  # processes that wait for one judge expire together
         if len(self._in_vain) >= most and len(set(self._in_vain)) >= _PROMPTS_IN_VAIN:
             raise RlaxError(

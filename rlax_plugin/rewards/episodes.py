@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from rlax_plugin.ports.environment import EpisodeLimit, Given, Outcome, PlayedEpisode
-from rlax_plugin.rewards.jobs import LONGEST_ERROR, Job, Send
+from rlax_plugin.rewards.jobs import LONGEST_ERROR, Clock, Job, Send
 from rlax_plugin.rewards.messages import (
     LONGEST,
     answer_to,
@@ -77,12 +77,12 @@ class PlayJob(Job):
         super().__init__(prompt, limit_s, on_loop=True)
         self.result: asyncio.Future[Outcome | Unscored] = asyncio.get_running_loop().create_future()
 
-    def begin(self, number: int, expired: Callable[[], None], send: Send) -> None:
+    def begin(self, number: int, clock: Clock, send: Send) -> None:
         self._stop_questions()
         if self.number and number:
             self._played.begin_again()
         self._turns = 1
-        super().begin(number, expired, send)
+        super().begin(number, clock, send)
 
     def _stop_questions(self) -> None:
         for question in self._questions:

@@ -105,12 +105,12 @@ class Job:
         self.priority, self.place = Priority(0), 0
         self.deaths = self.number = 0
         self.alone = self.abandoned = False
-        self.begin(0, lambda: None, lambda message: None)
+        self.begin(0, self.clock, lambda message: None)
 
-    def begin(self, number: int, expired: Callable[[], None], send: Send) -> None:
+    def begin(self, number: int, clock: Clock, send: Send) -> None:
         """A process gets it; once more, perhaps."""
         self.clock.stop()
-        self.number, self.clock, self._send = number, Clock(self.limit_s, expired), send
+        self.number, self.clock, self._send = number, clock, send
         self.reward = 0
         self.late: DeadlineError | None = None
         self.cancelling = False
@@ -146,6 +146,15 @@ class Job:
     def succeeded(self) -> bool:
         """Whether it has a result that is no failure."""
         raise NotImplementedError
+
+
+Clocks = Callable[[Job, Callable[[], None]], Clock]
+"""Makes the clock of one attempt at a job, from what it calls when the time is over."""
+
+
+def clock_of(job: Job, expired: Callable[[], None]) -> Clock:
+    """One that goes by the time of this machine."""
+    return Clock(job.limit_s, expired)
 
 
 class Scores:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rlax_plugin.text.harmless import harmless
 
-_MOST = 256 << 20  # bytes of the file: a tool may print a megabyte in every episode
 _FULL = b"\nthis file is full: what is printed from here on is not kept\n"
 _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray process is left
 
@@ -18,15 +17,16 @@ _CLOSE_S = 2.0  # for what is still in the pipe; what is held open by a stray pr
 class RewardOutput:
     """Copies to the end of a file what is written to ``descriptor``, on a thread of its own.
 
-    A file of 256 MiB gets no more.
+    Args:
+      most_bytes: of the file, which then gets no more: a tool may print a megabyte in each episode.
 
     Attributes:
       descriptor: the pipe's end for reward processes.
       path: the file.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, most_bytes: int = 256 << 20):
+        self.path, self._most_bytes = path, most_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab", buffering=0)
         source, self.descriptor = os.pipe()
@@ -37,7 +37,7 @@ class RewardOutput:
 
     def _copy(self, source: int, file) -> None:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        room = _MOST - os.fstat(file.fileno()).st_size
+        room = self._most_bytes - os.fstat(file.fileno()).st_size
         with file, open(source, "rb", buffering=0) as pipe:
             while data := pipe.read(1 << 16):
                 text = harmless(decode(data)).encode()

@@ -10,11 +10,11 @@ from typing import Any
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.environment import Outcome, PlayedEpisode
-from rlax_plugin.rewards.blame import Blame
+from rlax_plugin.rewards.blame import MOST_IN_VAIN, Blame
 from rlax_plugin.rewards.episodes import PlayCounts, PlayJob
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.rewards.handle import RewardProcess
-from rlax_plugin.rewards.jobs import Job, ScoreJob, Scores
+from rlax_plugin.rewards.jobs import Clocks, Job, ScoreJob, Scores, clock_of
 from rlax_plugin.rewards.messages import prompt_to
 from rlax_plugin.rewards.output import RewardOutput
 from rlax_plugin.rewards.runner import Runner
@@ -41,6 +41,9 @@ class RewardPool:
       run_dir: where ``logs/rewards.log`` gets what rewards print.
       key: dotted key of the list of rewards, for messages.
       note: told at once, in one line, that a process had to be replaced.
+      clocks: by which jobs are late.
+      most_in_vain: the run ends after so many processes in a row that ended, or were killed,
+        without a result between them: before the first result, and once there has been one.
 
     Attributes:
       played: how episodes have ended.
@@ -53,6 +56,8 @@ class RewardPool:
         *,
         key: str = "rlax.rewards",
         note: Callable[[str], None] = log.warning,
+        clocks: Clocks = clock_of,
+        most_in_vain: tuple[int, int] = MOST_IN_VAIN,
     ):
         self._section = section
         self._output = RewardOutput(run_dir / "logs" / "rewards.log")
@@ -65,18 +70,23 @@ class RewardPool:
         startup_s, path = section.deadlines.startup_s, self._output.path
         scheduler = self._scheduler = Scheduler(section.reward_concurrency, path, note)
         scheduler.runners = [
-            Runner(RewardProcess(hello, self._output, startup_s), scheduler)
+            Runner(RewardProcess(hello, self._output, startup_s), scheduler, clocks)
             for _ in range(section.reward_processes)
         ]
         names = [f"{key}.{i} ({choice.name})" for i, choice in enumerate(section.rewards)]
         environment = f"rlax.environment ({section.environment.name})"
         processes = section.reward_processes
-        scheduler.blame = Blame(processes, names, environment, path, note)
+        scheduler.blame = Blame(processes, names, environment, path, note, most_in_vain)
 
     @property
     def replaced(self) -> int:
         """How often a process ended, or was killed for being late."""
         return self._scheduler.blame.replaced
+
+    @property
+    def under_way(self) -> int:
+        """Jobs that processes have at this moment."""
+        return sum(runner.load for runner in self._scheduler.runners)
 
     @property
     def needs(self) -> Needs:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.rewards.handle import NO_ANSWER, RewardProcess
-from rlax_plugin.rewards.jobs import Job, Send
+from rlax_plugin.rewards.jobs import Clocks, Job, Send, clock_of
 from rlax_plugin.rewards.messages import ON_LOOP, line
 
 _GRACE_S = 0.1  # for a line that is there when its deadline has passed
@@ -50,8 +50,8 @@ class Runner:
       reserved: the job that must have it alone.
     """
 
-    def __init__(self, process: RewardProcess, owner: Owner):
-        self.process, self._owner = process, owner
+    def __init__(self, process: RewardProcess, owner: Owner, clocks: Clocks = clock_of):
+        self.process, self._owner, self._clocks = process, owner, clocks
         self.on_main: deque[Job] = deque()  # the first one runs
         self.on_loop: dict[int, Job] = {}
         self.begun = 0
@@ -92,7 +92,8 @@ class Runner:
     def give(self, job: Job) -> None:
         """Has it do a job; ``flush`` sends it."""
         self._numbers += 1
-        job.begin(self._numbers, lambda: self._expired(job), self._sender())
+        clock = self._clocks(job, lambda: self._expired(job))
+        job.begin(self._numbers, clock, self._sender())
         with_prompt = self._told.get(job.on_loop) is not job.prompt
         data = line(job.message(with_prompt=with_prompt))
         if not job.plays:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
 
+from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollouts.capabilities import Needs, of_proto
@@ -33,7 +33,7 @@ class Worker:
 
     Attributes:
       version: the weights it has proved to hold; -1: none of this trainer process.
-      last_seen: of time.monotonic, its last heartbeat.
+      last_seen: of the fleet's clock, its last heartbeat.
       assigned: samples sent to it and not yet answered.
       requests: that they belong to.
       keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
@@ -120,6 +120,7 @@ class Fleet(rpc.FleetServicer):
       config: handed to workers that ask for it, see ``config/handing.py``.
       needs: workers that lack any of it are rejected.
       note: shows one line to people: why a worker was rejected.
+      clock: by which workers are silent for too long.
 
     Attributes:
       latest_version: the newest published version, which workers learn from each heartbeat's reply;
@@ -141,6 +142,7 @@ class Fleet(rpc.FleetServicer):
         config: bytes = b"",
         needs: Needs | None = None,
         note: Callable[[str], None] = lambda line: None,
+        clock: Clock | None = None,
     ):
         self.workers: dict[str, Worker] = {}
         self.seen: set[str] = set()
@@ -153,11 +155,10 @@ class Fleet(rpc.FleetServicer):
         self.training = True
         self._pin = -1
         self._closing: set[asyncio.Future[None]] = set()
-        self._deadlines = deadlines
-        self._config_hash = config_hash
-        self._parameter_server = parameter_server
+        self._deadlines, self._clock = deadlines, clock or Clock()
+        self._config_hash, self._parameter_server = config_hash, parameter_server
         self._config, self._needs, self._note = config, needs or Needs(), note
-        self._noted: set[str] = set()
+        self._noted = set[str]()
         self.latest_version = -1
         self.listeners: list[FleetListener] = []
 
@@ -180,7 +181,7 @@ class Fleet(rpc.FleetServicer):
         holder = self.workers.get(request.worker)
         if holder is None or holder.process == request.process:
             return None
-        heard_s = time.monotonic() - holder.last_seen
+        heard_s = self._clock.now_s() - holder.last_seen
         return (
             f"is already used by a worker at {holder.address} (last heartbeat {heard_s:.1f} s "
             "ago): choose another --name, or stop that worker"
@@ -225,7 +226,7 @@ class Fleet(rpc.FleetServicer):
             process=request.process,
             channel=channel,
             stub=rpc.RolloutStub(channel),
-            last_seen=time.monotonic(),
+            last_seen=self._clock.now_s(),
             progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
         )
         self.workers[worker.name] = worker
@@ -255,7 +256,7 @@ class Fleet(rpc.FleetServicer):
                 return pb.HeartbeatReply(known=False)
             worker.capabilities = capabilities
         before = worker.ready, worker.kept
-        now = time.monotonic()
+        now = self._clock.now_s()
         elapsed_s, worker.last_seen = now - worker.last_seen, now
         worker.version = request.version
         worker.draining = request.draining
@@ -372,24 +373,25 @@ class Fleet(rpc.FleetServicer):
         """Loses workers whose heartbeats stay away; runs until cancelled."""
         limit_s = self._deadlines.lost_s
         while True:
-            now = time.monotonic()
+            now = self._clock.now_s()
             for worker in list(self.workers.values()):
                 if now - worker.last_seen > limit_s:
                     self.lose(worker, f"no heartbeat for {limit_s:g} s")
             oldest = min((w.last_seen for w in self.workers.values()), default=now)
             sleep_s = max(0.05, oldest + limit_s - now)
-            await asyncio.sleep(sleep_s)
-            if time.monotonic() - now - sleep_s > self._deadlines.heartbeat_s:
+            await self._clock.sleep(sleep_s)
+            if self._clock.now_s() - now - sleep_s > self._deadlines.heartbeat_s:
                 # This very process was paused: heartbeats that came meanwhile are read first.
-                await asyncio.sleep(self._deadlines.heartbeat_s)
+                await self._clock.sleep(self._deadlines.heartbeat_s)
 
     async def dismiss(self) -> None:
         """Tells the workers that the run is over; each hears it with its next heartbeat."""
         self.stopping = True
         # One that has missed a beat is not lost yet, and would wait for a trainer that is gone.
-        end = time.monotonic() + (self._deadlines.heartbeats_lost + 1) * self._deadlines.heartbeat_s
-        while self.workers and (left := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, self._deadlines.heartbeat_s / 4))
+        beat_s, clock = self._deadlines.heartbeat_s, self._clock
+        end = clock.now_s() + (self._deadlines.heartbeats_lost + 1) * beat_s
+        while self.workers and (left := end - clock.now_s()) > 0:
+            await clock.sleep(min(left, beat_s / 4))
 
     async def close(self) -> None:
         for worker in list(self.workers.values()):

@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities
@@ -127,6 +128,7 @@ class ScriptedEngine(RolloutEngine):
       store: where weight versions are read from.
       section: the run's config: slots, and what to do on new weights.
       decode: tokens to text, to find stop strings.
+      clock: of the times that the script says.
     """
 
     def __init__(
@@ -135,11 +137,12 @@ class ScriptedEngine(RolloutEngine):
         store: WeightStore,
         section: RlaxSection,
         decode: Decode = decode,
+        clock: Clock | None = None,
     ):
         if config.broken:
             raise WorkerError("this engine is broken")
         self._config, self._store, self._decode_text = config, store, decode
-        self._rollouts = section.rollouts
+        self._rollouts, self._clock = section.rollouts, clock or Clock()
         self._unseeded = np.random.default_rng()
         self._held = _Held(-1, {})
         self._changed = asyncio.Condition()
@@ -152,6 +155,11 @@ class ScriptedEngine(RolloutEngine):
     @property
     def version(self) -> int:
         return self._held.version
+
+    @property
+    def paused(self) -> bool:
+        """Whether no group may begin, because new weights wait for running ones to end."""
+        return self._swaps > 0
 
     def health(self) -> dict[str, float]:
         return {
@@ -201,7 +209,7 @@ class ScriptedEngine(RolloutEngine):
 
     async def load(self, version: WeightVersion) -> Loaded:
         """Reads a version on another thread; see ``RolloutEngine``."""
-        await asyncio.sleep(self._config.load_s)
+        await self._clock.sleep(self._config.load_s)
         fault = self._fault(version.version)
         return await asyncio.to_thread(
             read_weights,
@@ -335,7 +343,7 @@ class ScriptedEngine(RolloutEngine):
         def sampled() -> list[Sampled]:
             return [s.sampled(request.sampling) for s in one.samples]
 
-        await asyncio.sleep(self._config.latency_s)
+        await self._clock.sleep(self._config.latency_s)
         reported_s = loop.time()
         while open_samples := [s for s in one.samples if s.unfinished]:
             if mode == "continue" and loop.time() - reported_s >= self._rollouts.progress_s:
@@ -351,7 +359,7 @@ class ScriptedEngine(RolloutEngine):
                     continue
             began_s = loop.time()
             self._decode(request, held, open_samples)
-            await asyncio.sleep(self._config.token_s)
+            await self._clock.sleep(self._config.token_s)
             self._decode_s += loop.time() - began_s
             self._steps_total += 1
         on_reply(request.key, sampled())

@@ -68,6 +68,7 @@ class Publisher:
       on_published: called on the event loop once a version is visible.
       deadline_s: for one version.
       pace: is told how large versions are and how long they take, and knows what they need.
+      pauses: given ``deadline_s``, says when a save that failed is repeated.
     """
 
     def __init__(
@@ -81,10 +82,11 @@ class Publisher:
         deadline_s: float,
         pace: Pace | None = None,
         on_published: Callable[[WeightVersion], None] = lambda version: None,
+        pauses: Callable[[float], Pauses] = Pauses,
     ):
         self._loop, self._store, self._directory = loop, store, directory.rstrip("/")
         self._announcer, self._failures, self._on_published = announcer, failures, on_published
-        self._deadline_s, self._pace = deadline_s, pace
+        self._deadline_s, self._pace, self._pauses = deadline_s, pace, pauses
         self._doing = ""  # what takes its time, for a message
         self._closed = threading.Event()
         self._worker = BackgroundWorker("publish", most_waiting=1)
@@ -133,7 +135,7 @@ class Publisher:
 
     def _save(self, step: int, arrays: Arrays) -> str:
         """Returns the path at which they are."""
-        pauses, tries = Pauses(self._deadline_s), 0
+        pauses, tries = self._pauses(self._deadline_s), 0
         while True:
             # A run that is continued writes the version it starts from once more.
             path = f"{self._directory}/{step:08d}-{time.time_ns():x}"

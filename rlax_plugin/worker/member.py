@@ -53,6 +53,8 @@ class Member:
       on_quarantine: called as soon as ``quarantine`` is set, to generate nothing more.
       progress: given the engine's figures and whether weights are being loaded, says how far the
         open requests have come.
+      pauses: given a deadline in seconds, says when a load that failed is repeated.
+      process: tells this process from every other one of its name.
 
     Attributes:
       draining: told to the controller, which then sends nothing more.
@@ -71,13 +73,15 @@ class Member:
         reading: Reading | None = None,
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
+        pauses: Callable[[float], Pauses] = Pauses,
+        process: str = PROCESS,
     ):
         self._name, self._address, self._engine = name, address, engine
         self._section, self._config_hash = section, config_hash
         self._deadlines: Deadlines = section.deadlines
         self._on_quarantine, self._progress = on_quarantine, progress
         self._reading = reading or Reading()
-        self._process = PROCESS
+        self._pauses, self._process = pauses, process
         self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
         self._fleet = rpc.FleetStub(self._channel)
         self._beat, self._newer = asyncio.Event(), asyncio.Event()
@@ -223,7 +227,7 @@ class Member:
         self._restarted.clear()
         client = ParameterServerClient(self._parameter_server, rpc_s=self._deadlines.rpc_s)
         watch = asyncio.ensure_future(self._watch(client))
-        follow = asyncio.ensure_future(self._follow(client))
+        follow = asyncio.ensure_future(self.follow(client))
         restarted = asyncio.ensure_future(self._restarted.wait())
         tasks = (watch, follow, restarted)
         try:
@@ -258,7 +262,7 @@ class Member:
         due = behind >= self._section.staleness.reload_every or self._wanted > self._held
         return behind > 0 and due
 
-    async def _follow(self, client: ParameterServerClient) -> None:
+    async def follow(self, client: ParameterServerClient) -> None:
         """Loads every ``reload_every``-th version, what requests wait for, what is to be kept."""
         while True:
             await self._newer.wait()
@@ -302,7 +306,7 @@ class Member:
           DeadlineError: it could not be read for ``weights_s``, whatever the reason. Nothing says
             that this worker is at fault.
         """
-        pauses, tries, damaged = Pauses(self._deadlines.weights_s), 0, 0
+        pauses, tries, damaged = self._pauses(self._deadlines.weights_s), 0, 0
         while True:
             async with self._acquire(client) as version:
                 tries += 1

@@ -9,11 +9,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
 from rlax_plugin.build import registry_for
+from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.handing import for_worker
 from rlax_plugin.config.identity import sample_hash
@@ -55,11 +56,13 @@ async def work(
     config_hash: str,
     terminated: asyncio.Event,
     prometheus_port: int | None = None,
+    pauses: Callable[[float], Pauses] = Pauses,
 ) -> None:
     """A worker's life on the event loop: until its run ends, it fails, or it has drained.
 
     Args:
       terminated: once set, the worker drains and leaves.
+      pauses: see ``Member``.
 
     Raises:
       RlaxError: what made it fail; the controller has been told if its weights were wrong.
@@ -76,6 +79,7 @@ async def work(
             reading=endpoint.reading,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
+            pauses=pauses,
         )
         service = RolloutService(
             engine, section, on_wanted=member.want, has_weights=lambda: member.holds_weights

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.rollouts.capabilities import Needs
 from rlax_plugin.rollouts.dispatch import Dispatcher
@@ -110,7 +111,11 @@ class Losses(FleetListener):
 
 
 def make(
-    refresh: Any = refresh, needs: Needs | None = None, **deadlines: float
+    refresh: Any = refresh,
+    needs: Needs | None = None,
+    clock: Clock | None = None,
+    note: Callable[[str], None] = lambda line: None,
+    **deadlines: float,
 ) -> tuple[Fleet, Dispatcher, list[str]]:
 
     settings = Deadlines(**({"heartbeat_s": 0.02, "startup_s": 600.0} | deadlines))
@@ -119,6 +124,8 @@ def make(
         config_hash="abc",
         parameter_server="127.0.0.1:1",
         needs=needs,
+        clock=clock,
+        note=note,
     )
     fleet.latest_version = 9
     reissued, losses = Reissued(refresh), Losses()

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import pytest
+from rlax_plugin.concurrency.clock import Clock
 
 
-class Steps:
-    """``asyncio`` for the engine: behind each decode step, where it sleeps, it waits to be let on.
+class Steps(Clock):
+    """An engine's clock: behind each decode step, where it sleeps, it waits to be let on.
 
     Args:
       allowed: so many steps may pass at once.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: int = 0) -> None:
+    def __init__(self, allowed: int = 0) -> None:
         self._allowed, self._free = asyncio.Semaphore(allowed), False
-        monkeypatch.setattr("rlax_plugin.testing.engine.asyncio", self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
 
     async def sleep(self, seconds: float) -> None:
         if seconds and not self._free:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,11 +49,16 @@ def with_pool(
     config: RlaxSection,
     work: Callable[[RewardPool], Awaitable[None]],
     note: Callable[[str], None] = lambda line: None,
+    **options: Any,
 ) -> None:
-    """Does some work with a pool that is started, and closes it."""
+    """Does some work with a pool that is started, and closes it.
+
+    Args:
+      options: further ones of the pool.
+    """
 
     async def main() -> None:
-        pool = RewardPool(config, Path(), note=note)
+        pool = RewardPool(config, Path(), note=note, **options)
         try:
             await pool.start()
             await work(pool)
@@ -67,16 +73,17 @@ Work = Callable[[RewardPool], Awaitable[None]]
 
 @contextmanager
 def shared_pool(
-    config: RlaxSection, directory: Path, code: str
+    config: RlaxSection, directory: Path, code: str, **options: Any
 ) -> Iterator[Callable[[Work], None]]:
     """Does the work of several tests with one pool, whose process costs a second to start.
 
     Args:
       code: see ``write_plugin``.
+      options: further ones of the pool.
     """
 
     async def started() -> RewardPool:
-        pool = RewardPool(config, directory, note=lambda line: None)
+        pool = RewardPool(config, directory, note=lambda line: None, **options)
         await pool.start()
         return pool
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from waiting import eventually
 from worker_harness import (
     Counting,
     Worker,
@@ -80,8 +81,7 @@ def test_groups_wait_for_weights_as_long_as_these_are_loaded():
             await one.publish(1)
 
             async def generate(requests: Any, on_reply: Any) -> None:
-                while worker.engine.version < 1:
-                    await asyncio.sleep(0.01)
+                await eventually(lambda: worker.engine.version >= 1)
                 await Hanging.generate(worker.engine, requests, on_reply)
 
             worker.engine.generate = generate

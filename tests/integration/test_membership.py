@@ -24,14 +24,14 @@ def test_a_name_belongs_to_the_process_that_was_heard_last():
     async def main():
         settings = section()
         async with trainer(settings) as one:
-            holder, newcomer = member(settings, one.address), member(settings, one.address)
-            newcomer._process = "another"
+            holder = member(settings, one.address, process="holder")
+            newcomer = member(settings, one.address, process="another")
             await holder.register()
             beats = asyncio.ensure_future(holder.heartbeat())
             watch = asyncio.ensure_future(one.fleet.watch())
             with pytest.raises(ConfigError, match=r"--name = 'w': is already used by a worker"):
                 await newcomer.register()
-            assert one.lost == [] and one.fleet.workers["w"].process == holder._process
+            assert one.lost == [] and one.fleet.workers["w"].process == "holder"
             await newcomer.leave()  # which is none of the holder's business
             await holder.register()  # the same process may always register again
             assert one.lost == ["w: registered again"]
@@ -45,8 +45,8 @@ def test_a_restarted_worker_waits_until_its_predecessor_counts_as_lost():
     async def main():
         settings = section()
         async with trainer(settings) as one:
-            killed, restarted = member(settings, one.address), member(settings, one.address)
-            restarted._process = "another"
+            killed = member(settings, one.address)
+            restarted = member(settings, one.address, process="another")
             watch = asyncio.ensure_future(one.fleet.watch())
             await killed.register()  # and was killed: no heartbeat follows
             await restarted.register()
@@ -89,9 +89,9 @@ def test_a_process_that_was_rejected_does_not_deregister_its_namesake():
     async def main():
         settings = section()
         async with trainer(settings) as one:
-            good, stranger = member(settings, one.address), member(settings, one.address)
+            good = member(settings, one.address)
+            stranger = member(settings, one.address, config_hash="xyz")
             await good.register()
-            stranger._config_hash = "xyz"
             with pytest.raises(WorkerError, match="another config"):
                 await stranger.register()
             await stranger.leave()

@@ -28,6 +28,7 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
+from rlax_plugin.worker.member import Member
 
 
 @pytest.mark.parametrize("number", [5, 7, 9])  # lower than what the worker holds, the same, higher
@@ -61,18 +62,17 @@ def test_a_parameter_server_that_outlives_the_trainer_does_not_serve_its_version
     async def main():
         settings = section()
         store = ParameterServer(NoBytes(), keep=4, lease_s=60)
-        async with trainer(settings) as apart:  # its parameter server stands alone
-            server = grpc.aio.server(options=SERVER_OPTIONS)
-            store.add_to(server)
-            address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-            await server.start()
-            apart.parameters, apart.fleet._parameter_server = store, address
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        store.add_to(server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        alone: dict[str, Any] = {"parameters": store, "parameter_server": address}
+        async with trainer(settings, **alone) as apart:
             for number in (6, 7):
                 await apart.publish(number)
             old = Worker("old", Counting(5), settings, apart.address)
             await until(lambda: apart.held("old") == 7)
-        async with trainer(settings, port=port_of(apart)) as two:
-            two.parameters, two.fleet._parameter_server = store, address
+        async with trainer(settings, port=port_of(apart), **alone) as two:
             new = Worker("new", Counting(5), settings, two.address)
             await until(lambda: two.held("old") == two.held("new") == -1)
             for name in ("old", "new"):
@@ -128,13 +128,14 @@ def test_a_mismatch_ends_the_worker_also_if_its_trainer_is_restarted_meanwhile()
         settings = section()
         async with trainer(settings) as one:
             await one.publish(0)
-            bad = member(settings, one.address)
+            bad = member(settings, one.address, engine=(engine := Counting(5)))
 
             async def load(version: WeightVersion) -> Loaded:
-                bad._restarted.set()
+                one.fleet.incarnation = "another"
+                await bad.register()
                 raise WeightsMismatchError("a canary died")
 
-            bad._engine.load = load
+            engine.load = load
             with pytest.raises(WeightsMismatchError, match="a canary died"):
                 await bad.live()
             assert bad.quarantine == "a canary died"
@@ -147,13 +148,14 @@ def test_what_ended_the_following_is_seen_before_a_restart_of_the_trainer():
     async def main():
         settings = section()
         async with trainer(settings) as one:
-            worker = member(settings, one.address)
 
-            async def follow(client: Any) -> None:
-                worker._restarted.set()
-                raise DeadlineError("loading a weight version", 1, "rlax.deadlines.weights_s")
+            class Overtaken(Member):
+                async def follow(self, client: Any) -> None:
+                    one.fleet.incarnation = "another"
+                    await self.register()  # nothing runs between this one's end and the error
+                    raise DeadlineError("loading a weight version", 1, "rlax.deadlines.weights_s")
 
-            worker._follow = follow
+            worker = member(settings, one.address, kind=Overtaken)
             with pytest.raises(DeadlineError):
                 await worker.live()
             await worker.leave()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from runs import free_port
 from sections import section_with
 
+from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
@@ -33,6 +35,7 @@ from rlax_plugin.worker.serve import work
 LIMIT_S = 150.0
 TOKEN_S = 0.005
 STOP = 10**6
+SHORT = functools.partial(Pauses, first_s=0.05, longest_s=0.1)
 CONTINUE = {"on_new_weights": "continue", "progress_s": 30.0}
 
 
@@ -120,21 +123,32 @@ class NoBytes:
 class Trainer(FleetListener, Reissuing):
     """The controller's half: fleet, dispatcher and parameter server behind one port.
 
+    Args:
+      parameter_server: its address, if it is not behind that port.
+
     Attributes:
       became_ready: the version of a worker each time that it became ready.
     """
 
-    def __init__(self, settings: RlaxSection, parameters: ParameterServer | None = None):
+    def __init__(
+        self,
+        settings: RlaxSection,
+        port: int = 0,
+        parameters: ParameterServer | None = None,
+        parameter_server: str = "",
+    ):
         self.became_ready: list[int] = []
         self.lost: list[str] = []
         self.quarantined: list[tuple[str, str]] = []
         self.again: list[tuple[int, int, str]] = []
         self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        bound = self.server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
+        self.address = f"127.0.0.1:{bound}"
         self.parameters = parameters or ParameterServer(NoBytes(), keep=2, lease_s=60)
         self.fleet = Fleet(
             deadlines=settings.deadlines,
             config_hash="abc",
-            parameter_server="",
+            parameter_server=parameter_server or self.address,
         )
         self.dispatcher = Dispatcher(self.fleet, settings.deadlines, self)
         self.fleet.listeners += [self, self.dispatcher]
@@ -164,11 +178,9 @@ class Trainer(FleetListener, Reissuing):
 
 @contextlib.asynccontextmanager
 async def trainer(settings: RlaxSection, port: int = 0, **kwargs: Any) -> AsyncIterator[Trainer]:
-    one = Trainer(settings, **kwargs)
+    one = Trainer(settings, port, **kwargs)
     one.parameters.add_to(one.server)
     rpc.add_FleetServicer_to_server(one.fleet, one.server)
-    bound = one.server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
-    one.address = one.fleet._parameter_server = f"127.0.0.1:{bound}"
     await one.server.start()
     try:
         yield one
@@ -185,7 +197,9 @@ def port_of(one: Trainer) -> int:
 class Worker:
     """A worker as ``rlax serve`` runs it."""
 
-    def __init__(self, name: str, engine: Any, settings: RlaxSection, controller: str):
+    def __init__(
+        self, name: str, engine: Any, settings: RlaxSection, controller: str, **options: Any
+    ):
         self.engine, self.terminated = engine, asyncio.Event()
         self.life = asyncio.ensure_future(
             work(
@@ -195,6 +209,7 @@ class Worker:
                 controller=controller,
                 config_hash="abc",
                 terminated=self.terminated,
+                **options,
             )
         )
 
@@ -204,14 +219,15 @@ class Worker:
         await self.life
 
 
-def member(settings: RlaxSection, address: str, name: str = "w") -> Member:
-    return Member(
+def member[M: Member](
+    settings: RlaxSection, address: str, name: str = "w", kind: type[M] = Member, **options: Any
+) -> M:
+    return kind(
         name=name,
         address="127.0.0.1:1",
         controller=address,
-        engine=Counting(5),
         section=settings,
-        config_hash="abc",
+        **({"engine": Counting(5), "config_hash": "abc"} | options),
     )
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.threads import BackgroundWorker
@@ -59,8 +60,7 @@ def test_trackers_close_side_by_side_and_each_says_what_it_lost(
 ) -> None:
     async def two_have_ended(futures: Collection[asyncio.Future[Any]], timeout: float) -> Any:
         assert timeout == 55.0
-        while sum(future.done() for future in futures) < 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: sum(future.done() for future in futures) >= 2)
         return await asyncio.wait(futures, timeout=0)
 
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ import pytest
 from rlax_jetstream import JetstreamConfig, rlax_register_rollout_engine
 from rlax_jetstream.driver import JetStreamDriver
 from rlax_jetstream.engine import JetstreamEngine
-from rlax_jetstream.servicer import _Forwarder
+from rlax_jetstream.servicer import Forwarder
 from scripted_slots import (
     DEADLINE_S,
     ScriptedSlots,
@@ -23,6 +23,7 @@ from scripted_slots import (
     until,
     version,
 )
+from waiting import eventually
 
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
@@ -153,7 +154,7 @@ def test_running_samples_finish_on_the_old_weights():
         await until(slots.decoding)
         swap = asyncio.ensure_future(take_version(engine, version(2)))
         late = asyncio.ensure_future(generated(engine, request(1, [3])))
-        while engine._swaps.next is None:
+        while not engine.paused:
             await asyncio.sleep(0)
         assert engine.version == 1
         slots.gate.set()
@@ -179,8 +180,7 @@ def test_cancelled_generation_frees_its_slots():
         await asyncio.gather(lost, gated, return_exceptions=True)
         slots.gate.set()
         assert len((await generated(engine, request(1, [1, 2, 3, 4])))[1]) == 4
-        while engine.health()["active"] or engine.health()["waiting"]:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: not (engine.health()["active"] or engine.health()["waiting"]))
 
     play(scenario)
 
@@ -355,7 +355,7 @@ def test_the_forwarder_answers_until_the_service_is_there():
         def service(self, details):
             return "handler" if details is Details else None
 
-    forwarder = _Forwarder("jetstream_proto.Orchestrator")
+    forwarder = Forwarder("jetstream_proto.Orchestrator")
     assert forwarder.service(Details) is not None and forwarder.service(Other) is None
     forwarder.add_generic_rpc_handlers((Handler(),))
     assert forwarder.service(Details) == "handler" and forwarder.service(Other) is None

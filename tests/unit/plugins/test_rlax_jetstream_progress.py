@@ -51,7 +51,7 @@ def test_every_group_gets_on_while_a_swap_waits():
         running = asyncio.ensure_future(generated(engine, request(0, [1, 2], new=600)))
         await until(slots.decoding)
         swap = asyncio.ensure_future(take_version(engine, version(2)))
-        while engine._swaps.next is None:
+        while not engine.paused:
             await asyncio.sleep(0)
         late = asyncio.ensure_future(generated(engine, request(1, [3], new=600)))
         newer = asyncio.ensure_future(generated(engine, request(2, [4], new=600, min_version=2)))

@@ -2,12 +2,24 @@
 
 import asyncio
 import dataclasses
+import queue
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rlax_jetstream.driver import JetStreamDriver
-from scripted_slots import ScriptedSlots, generated, make_engine, play, request, tokens_of, version
+from scripted_slots import (
+    DEADLINE_S,
+    ScriptedSlots,
+    generated,
+    make_engine,
+    play,
+    request,
+    tokens_of,
+    until,
+    version,
+)
+from waiting import eventually
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rollouts.jobs import Job
@@ -85,10 +97,9 @@ def test_new_weights_in_between_change_nothing_of_where_a_sample_ends():
         await take_version(engine, version(3))
         slots.gate.clear()
         going = asyncio.ensure_future(generated(engine, asked(0, [100], 40, "119|1")))
-        while not slots.decoding.is_set():
-            await asyncio.sleep(0.01)
+        await until(slots.decoding)
         swap = asyncio.ensure_future(take_version(engine, version(4)))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: engine.paused)
         slots.gate.set()
         await swap
         ((sample,),) = (await going).values()
@@ -129,7 +140,10 @@ def test_jetstreams_own_requests_end_at_the_sources_stop_strings():
         engine.prompt_source().stop_strings = ("02|1",)
         asks = SimpleNamespace(prefill_content=[1, 2], max_tokens=9)
         asks.return_channel = SimpleNamespace(cancelled=lambda: False)
-        job = JetStreamDriver(engine)._job(asks)
+        jobs: queue.Queue[list[Job]] = queue.Queue()
+        engine.submit = jobs.put
+        JetStreamDriver(engine).place_request_on_prefill_queue(asks)
+        (job,) = jobs.get(timeout=DEADLINE_S)
         assert job.request.sampling.stop_strings == ("02|1",)
         assert job.request.sampling.stop_ids == (103,)
     finally:

@@ -105,7 +105,7 @@ def test_nothing_is_generated_while_decoding_is_verified(mode):
         await until(slots.decoding)
         loaded = await engine.load(version(2))
         trial = asyncio.ensure_future(engine.decode_greedy(np.arange(3), 4, loaded))
-        while engine._swaps.next is None:
+        while not engine.paused:
             await asyncio.sleep(0)
         slots.gate.set()
         tokens, logprobs = await trial
@@ -138,7 +138,7 @@ def test_discarded_weights_let_generation_go_on_with_the_old_ones(when):
         await until(slots.decoding)
         loaded = await engine.load(version(2))
         trial = asyncio.ensure_future(engine.decode_greedy(np.arange(3), 4, loaded))
-        while engine._swaps.next is None:
+        while not engine.paused:
             await asyncio.sleep(0)
         if when == "waiting":
             loaded.discard()
@@ -171,7 +171,7 @@ async def swapped_while_running(engine, slots, requests):
     running = asyncio.ensure_future(generated(engine, *requests))
     await until(slots.decoding)
     swap = asyncio.ensure_future(take_version(engine, version(2)))
-    while engine._swaps.next is None:
+    while not engine.paused:
         await asyncio.sleep(0)
     slots.gate.set()
     groups, _ = await asyncio.gather(running, swap)
@@ -330,7 +330,7 @@ def test_a_running_sample_waits_while_older_weights_are_kept():
         running = asyncio.ensure_future(generated(engine, request(0, [100], new=10)))
         await until(slots.decoding)
         kept = asyncio.ensure_future(take_version(engine, version(1)))  # for an evaluation
-        while engine._swaps.next is None:
+        while not engine.paused:
             await asyncio.sleep(0)
         slots.gate.set()
         await kept

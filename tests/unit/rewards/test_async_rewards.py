@@ -6,8 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from late_rewards import late_at_once
+from late_rewards import HeldClock, late_at_once, noted
 from reward_pools import episodes, prompt, reason, section, there, totals, with_pool, write_plugin
+from waiting import eventually
 
 PLUGIN = r"""
 import asyncio, os, time, threading
@@ -99,9 +100,7 @@ def test_many_run_at_a_time_and_no_more_than_the_config_says(most):
     with_pool(section("meet", reward_concurrency=most), work)
 
 
-def test_one_that_hangs_is_cancelled_or_ended_and_costs_only_itself(monkeypatch):
-    late_at_once(monkeypatch, Path("hanging"))
-
+def test_one_that_hangs_is_cancelled_or_ended_and_costs_only_itself():
     async def work(pool):
         for how, replaced in (("waits", 0), ("stays", 1), ("blocks", 2)):
             found = await pool.score(prompt(), episodes("good", how, "good", "good"))
@@ -111,30 +110,27 @@ def test_one_that_hangs_is_cancelled_or_ended_and_costs_only_itself(monkeypatch)
             assert pool.replaced == replaced
             assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
 
-    with_pool(section("wild"), work)
+    with_pool(section("wild"), work, clocks=late_at_once(Path("hanging")))
 
 
-def test_the_one_that_blocks_is_late_and_not_those_that_wait_for_it(monkeypatch):
+def test_the_one_that_blocks_is_late_and_not_those_that_wait_for_it():
     """All have begun before it, and their time is over first."""
+    clocks: list[HeldClock] = []
 
     async def work(pool):
-        (runner,) = pool._scheduler.runners
-
         group = asyncio.ensure_future(
             pool.score(prompt(), episodes("good go", "good go", "blocks", "good go"))
         )
         await there(Path("hanging"))
         Path("go").touch()
-        jobs = list(runner.on_loop.values())
-        assert [job.number for job in jobs] == [1, 2, 3, 4]
-        for job in (jobs[0], jobs[3], jobs[2]):
-            job.clock._limit_s = 0.0
-            runner._is_late(job, job.number)
+        assert len(clocks) == pool.under_way == 4
+        for number in (0, 3, 2):
+            clocks[number].expire()
         found = await group
         assert totals(found) == [1.0, 1.0, None, 1.0] and pool.replaced == 1
         assert "rlax.deadlines.reward_s" in reason(found[2])
 
-    with_pool(section("wild"), work)
+    with_pool(section("wild"), work, clocks=noted(clocks))
 
 
 def test_one_that_ends_the_process_is_found_out_and_those_beside_it_are_scored():
@@ -156,11 +152,8 @@ def test_one_that_ends_the_process_is_found_out_and_those_beside_it_are_scored()
     assert any("exit code 4" in note for note in notes)
 
 
-def test_a_function_beside_an_async_reward_runs_one_at_a_time_and_is_ended_where_it_hangs(
-    monkeypatch,
-):
+def test_a_function_beside_an_async_reward_runs_one_at_a_time_and_is_ended_where_it_hangs():
     """Those that wait for it are not late: their clocks stand."""
-    late_at_once(monkeypatch, Path("hanging"))
 
     async def work(pool):
         found = await pool.score(prompt(), episodes(*["good"] * 3, "stuck", *["good"] * 3))
@@ -168,7 +161,7 @@ def test_a_function_beside_an_async_reward_runs_one_at_a_time_and_is_ended_where
         assert reason(found[3]).startswith("rlax.rewards.1 (slow)")
         assert pool.replaced == 1
 
-    with_pool(section("wild", "slow"), work)
+    with_pool(section("wild", "slow"), work, clocks=late_at_once(Path("hanging")))
 
 
 def test_an_exit_is_an_error_and_a_cancelled_group_ends_and_the_event_loop_goes_on():
@@ -181,9 +174,7 @@ def test_an_exit_is_an_error_and_a_cancelled_group_ends_and_the_event_loop_goes_
         await there(Path("hanging"))
         group.cancel()
         await asyncio.wait({group})
-        (runner,) = pool._scheduler.runners
-        while runner.load:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not pool.under_way)
         assert totals(await pool.score(prompt(), episodes("good"))) == [1.0]
         assert pool.replaced == 0
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from late_rewards import late_at_once
+from late_rewards import HeldClock, late_at_once, noted
 from played import Played
 from reward_pools import (
     episodes,
@@ -20,6 +21,7 @@ from reward_pools import (
     with_pool,
     write_plugin,
 )
+from waiting import eventually
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.environment import Outcome
@@ -151,6 +153,9 @@ def rlax_register_environment():
 """
 
 
+CLOCKS: list[HeldClock] = []  # of jobs of the shared pool, as they begin
+
+
 @pytest.fixture(autouse=True)
 def _plugin(tmp_path, monkeypatch):
     write_plugin(tmp_path, monkeypatch, PLUGIN)
@@ -159,7 +164,8 @@ def _plugin(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """For episodes that leave their process alive."""
-    with shared_pool(config(), tmp_path_factory.mktemp("shared"), PLUGIN) as do:
+    directory = tmp_path_factory.mktemp("shared")
+    with shared_pool(config(), directory, PLUGIN, clocks=noted(CLOCKS)) as do:
         yield do
 
 
@@ -173,12 +179,10 @@ async def play(pool, *firsts: str | Played):
     return await asyncio.gather(*(pool.play(prompt(level=3), one) for one in played))
 
 
-async def standing(pool):
+async def standing(one: Played) -> HeldClock:
     """The clock of the only episode, once it stands because the policy is asked."""
-    (runner,) = pool._scheduler.runners
-    while not runner.on_loop or (clock := next(iter(runner.on_loop.values())).clock).runs:
-        await asyncio.sleep(0.01)
-    return clock
+    await eventually(lambda: one.waits and not CLOCKS[-1].runs)
+    return CLOCKS[-1]
 
 
 def test_turns_travel_and_many_episodes_run_beside_rewards_in_one_process(shared):
@@ -236,15 +240,12 @@ def test_a_limit_cuts_an_episode_unless_its_environment_catches_it(shared):
 
 
 @pytest.mark.parametrize("how, replaced", [("hangs", 0), ("stays", 1), ("blocks", 1)])
-def test_one_that_hangs_is_ended_and_costs_only_itself(monkeypatch, how, replaced):
-    late_at_once(monkeypatch, Path("hanging"))
-
+def test_one_that_hangs_is_ended_and_costs_only_itself(how, replaced):
     async def work(pool):
         beside = Played("turns 1")
         beside.go.clear()
         plays = asyncio.ensure_future(play(pool, beside, how))
-        while not pool.played.late:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: pool.played.late)
         beside.go.set()
         good, bad = await plays
         assert isinstance(good, Outcome) and beside.beginnings == 1 + replaced
@@ -252,7 +253,7 @@ def test_one_that_hangs_is_ended_and_costs_only_itself(monkeypatch, how, replace
         assert "(set rlax.deadlines.episode_s to wait longer)" in reason(bad)
         assert pool.replaced == replaced and pool.played.errors == 1
 
-    with_pool(config(), work)
+    with_pool(config(), work, clocks=late_at_once(Path("hanging")))
 
 
 def test_time_in_which_the_policy_answers_is_not_the_environments(shared):
@@ -260,9 +261,9 @@ def test_time_in_which_the_policy_answers_is_not_the_environments(shared):
         one = Played("turns 1")
         one.go.clear()
         plays = asyncio.ensure_future(play(pool, one))
-        clock = await standing(pool)
-        used_s = clock.used_s
-        await asyncio.sleep(0.05)
+        clock = await standing(one)
+        used_s, now_s = clock.used_s, time.monotonic()
+        await eventually(lambda: time.monotonic() > now_s + 0.05)
         assert clock.used_s == used_s
         one.go.set()
         assert isinstance((await plays)[0], Outcome)
@@ -338,9 +339,7 @@ def test_what_a_policy_raises_is_the_runs_error_and_ends_the_episode_there():
     async def work(pool):
         with pytest.raises(RlaxError, match="no worker"):
             await play(pool, Played("turns 2", errors={2: RlaxError("no worker")}))
-        (runner,) = pool._scheduler.runners
-        while runner.load:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not pool.under_way)
         assert pool.replaced == 0
         (wrong,) = await play(pool, Played("turns 2", errors={1: ValueError("not a token")}))
         assert reason(wrong).startswith("ValueError: not a token")
@@ -356,9 +355,7 @@ def test_an_episode_that_is_cancelled_ends_in_its_process(how):
         plays = asyncio.ensure_future(play(pool, how))
         await there(Path("hanging"))
         plays.cancel()
-        (runner,) = pool._scheduler.runners
-        while runner.load:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not pool.under_way)
         assert pool.replaced == 0 and pool.played.errors == 0
 
     with_pool(config(), work)
@@ -369,14 +366,12 @@ def test_an_episode_that_is_cancelled_asks_the_policy_for_nothing_more(shared):
         one = Played("turns 1")
         one.go.clear()
         plays = asyncio.ensure_future(play(pool, one))
-        await standing(pool)
-        (runner,) = pool._scheduler.runners
+        await standing(one)
         plays.cancel()
         with pytest.raises(asyncio.CancelledError):
             await plays
         one.go.set()
-        while runner.load:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: not pool.under_way)
         assert one.asked == []
 
     shared(work)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from played import Played
 from reward_pools import prompt, section, with_pool, write_plugin
+from waiting import eventually
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.environment import Outcome
@@ -57,8 +58,7 @@ def starts() -> list[int]:
 
 async def started(count: int) -> int:
     """The process that was started last, once there were so many."""
-    while len(starts()) < count:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: len(starts()) >= count)
     return starts()[-1]
 
 
@@ -72,8 +72,7 @@ def test_answers_for_a_process_that_is_gone_do_not_reach_the_next_one() -> None:
         for one in held:
             one.go.clear()
         plays = asyncio.gather(*(pool.play(prompt(), one) for one in held))
-        while not all(one.waits for one in held):
-            await asyncio.sleep(0.005)
+        await eventually(lambda: all(one.waits for one in held))
         Path("go").unlink()
         os.kill(await started(1), signal.SIGKILL)
         await started(2)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
-from rlax_plugin.rewards import output
 from rlax_plugin.rewards.output import RewardOutput
 
 
-def test_a_log_that_is_full_gets_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_MOST", 100_000)
+def test_a_log_that_is_full_gets_no_more(tmp_path: Path) -> None:
     path = tmp_path / "logs/rewards.log"
     for _ in range(2):  # the next process of the run goes on with the file
-        one = RewardOutput(path)
+        one = RewardOutput(path, most_bytes=100_000)
         for _ in range(10):
             os.write(one.descriptor, b"x" * 30_000)
         one.close()

@@ -12,14 +12,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from late_rewards import late_at_once
+from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
@@ -117,11 +120,14 @@ def section(**changes) -> RlaxSection:
 
 
 def with_pool(
-    work: Callable[[RewardPool], Awaitable[None]], notes: list[str] | None = None, **changes
+    work: Callable[[RewardPool], Awaitable[None]],
+    notes: list[str] | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **changes,
 ) -> None:
     async def main() -> None:
         note = [].append if notes is None else notes.append
-        pool = RewardPool(section(**changes), Path(), note=note)
+        pool = RewardPool(section(**changes), Path(), note=note, **options)
         try:
             await pool.start()
             await work(pool)
@@ -185,9 +191,7 @@ def none_alive(pids: list[int]) -> bool:
     return not any(map(lives, pids))
 
 
-def test_what_a_reward_starts_ends_with_it(monkeypatch):
-    late_at_once(monkeypatch, Path("hanging"))
-
+def test_what_a_reward_starts_ends_with_it():
     async def work(pool: RewardPool) -> None:
         assert rewards(await scored(pool, "start hang")) == [None]
         assert len(started()) == 4
@@ -195,7 +199,7 @@ def test_what_a_reward_starts_ends_with_it(monkeypatch):
         assert rewards(await scored(pool, "start")) == [1.5]
         assert not none_alive(started()[4:])
 
-    with_pool(work)
+    with_pool(work, options={"clocks": late_at_once(Path("hanging"))})
     assert len(started()) == 8
     end_of(lambda: none_alive(started()), "the end of all that was started")
 
@@ -251,31 +255,34 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "error", "says"),
     [
-        {"total": 9},
-        {"total": 9, "parts": [4, 5, 0]},
-        {"total": 8, "parts": [4, 5]},  # not their sum
-        {"total": 10, "parts": [4, 6]},  # beyond the limit
-        {"total": 9, "parts": [4, 5], "tokens": ["AAAAAAAAAAA=", "AAAAAAAAJkA="]},  # 11
-        {"total": float("nan"), "parts": [4, 5]},
-        {"total": 9, "parts": [4, float("inf")]},
-        {"total": 9, "parts": [4, 5], "metrics": {"a/b": 1}},
-        {"total": 9, "parts": [4, 5], "metrics": {"x" * 65: 1}},
-        {"total": 9, "parts": [4, 5], "metrics": {"a": float("nan")}},
-        {"total": 9, "parts": [4, 5], "metrics": {str(i): i for i in range(33)}},
-        {"total": 9, "parts": [4, 5], "tokens": ["AAAAAAAAAAA="]},
-        {"total": 9, "parts": [4, 5], "tokens": ["AAAAAAAAAAA=", "AAAAAAAA8H8="]},  # infinite
+        ({"parts": None}, KeyError, "parts"),
+        ({"parts": []}, ValueError, "0 parts of 2 rewards"),
+        ({"parts": [4, 5, 0]}, ValueError, "3 parts of 2 rewards"),
+        ({"total": 8}, ValueError, "the total is not that of its parts"),  # not their sum
+        ({"total": 10, "parts": [4, 6]}, ValueError, "the reward is 6: a reward may return from -5"),  # beyond the limit
+        ({"tokens": ["AAAAAAAAAAA=", "AAAAAAAAJkA="]}, ValueError, "the reward is 11"),  # 11
+        ({"total": float("nan")}, ValueError, "the reward is nan"),
+        ({"parts": [4, float("inf")]}, ValueError, "the reward is inf"),
+        ({"metrics": {"a/b": 1}}, ValueError, "a metric has the name 'a/b'"),
+        ({"metrics": {"\x1b": 1}}, ValueError, "a metric has the name '.x1b'"),
+        ({"metrics": {"x" * 65: 1}}, ValueError, "a metric has the name 'xxx"),
+        ({"metrics": {"a": float("nan")}}, ValueError, "metric 'a' is nan"),
+        ({"metrics": {str(i): i for i in range(33)}}, ValueError, "there are 33 metrics"),
+        ({"tokens": ["AAAAAAAAAAA="]}, ValueError, "token_rewards have the shapes"),
+        ({"tokens": ["AAAAAAAAAAA=", "AAAAAAAA8H8="]}, ValueError, "are not all finite"),
     ],
 )
-def test_what_is_no_score(answer):
+def test_what_is_no_score(answer, error, says):
     """Of two rewards, for two turns of one token each."""
     good = {"total": 9, "parts": [4, 5], "metrics": {"a": 1}, "tokens": ["AAAAAAAAAAA="] * 2}
     found = score_from(good, [1.0, 1.0], [1, 1], 5.0)
     assert (found.total, found.parts, found.metrics) == (9.0, (4.0, 5.0), {"a": 1.0})
     assert [one.tolist() for one in found.token_rewards] == [[0.0], [0.0]]
-    with pytest.raises((ValueError, LookupError)):
-        score_from(answer, [1.0, 1.0], [1, 1], 5.0)
+    whole = {"total": 9, "parts": [4, 5]} | answer
+    with pytest.raises(error, match=says):
+        score_from({k: v for k, v in whole.items() if v is not None}, [1.0, 1.0], [1, 1], 5.0)
 
 
 def test_an_idle_process_that_dies_costs_no_sample():
@@ -286,8 +293,8 @@ def test_an_idle_process_that_dies_costs_no_sample():
         for noticed in (False, True):
             (process,) = own_processes()
             process.kill()
-            while noticed and pool._scheduler.runners[0].up:
-                await asyncio.sleep(0.01)
+            if noticed:
+                await eventually(lambda: pool.replaced == 2)
             assert rewards(await scored(pool, "good", "good")) == [1.5, 1.5]
         assert pool.replaced == 2
 
@@ -316,8 +323,7 @@ def test_a_job_that_is_cancelled_costs_the_next_one_nothing():
     with_pool(work)  # under reward_s of 120 s, which the test would not outlast twice
 
 
-def test_an_end_and_a_deadline_name_the_reward_and_its_key(monkeypatch):
-    late_at_once(monkeypatch, Path("hanging"))
+def test_an_end_and_a_deadline_name_the_reward_and_its_key():
     notes: list[str] = []
 
     async def work(pool: RewardPool) -> None:
@@ -328,13 +334,12 @@ def test_an_end_and_a_deadline_name_the_reward_and_its_key(monkeypatch):
         assert "rlax.rewards.1 (wild) was ended by SIGSEGV" in crashed
         assert hung.startswith("rlax.rewards.1 (wild)") and "rlax.deadlines.reward_s" in hung
 
-    with_pool(work, notes)
+    with_pool(work, notes, {"clocks": late_at_once(Path("hanging"))})
     assert "rlax.rewards.1 (wild) ended with exit code 3, on prompt p" in notes[0]
     assert "rewards.log" in notes[0]
 
 
-def test_rewards_that_only_end_their_process_end_the_run(monkeypatch):
-    monkeypatch.setattr("rlax_plugin.rewards.blame._MOST_IN_VAIN_AT_FIRST", 2)
+def test_rewards_that_only_end_their_process_end_the_run():
     notes: list[str] = []
 
     async def work(pool: RewardPool) -> None:
@@ -347,31 +352,27 @@ def test_rewards_that_only_end_their_process_end_the_run(monkeypatch):
         assert re.search("[45] times in a row", said) and "rewards.log" in said
         assert pool.replaced in (4, 5, 6)  # another may have died meanwhile
 
-    with_pool(work, notes, reward_processes=2)
+    with_pool(work, notes, {"most_in_vain": (2, 40)}, reward_processes=2)
     assert [note.partition(" so far")[0][-1] for note in notes] == ["1", "2", "4"]
 
 
-def test_one_round_of_processes_that_end_together_does_not_end_the_run(monkeypatch):
-    monkeypatch.setattr("rlax_plugin.rewards.blame._MOST_IN_VAIN_AT_FIRST", 3)
-
+def test_one_round_of_processes_that_end_together_does_not_end_the_run():
     async def work(pool: RewardPool) -> None:
         groups = (scored(pool, "die", prompt=f"p{i}") for i in range(3))
         assert [rewards(found) for found in await asyncio.gather(*groups)] == [[None]] * 3
         assert 3 <= pool.replaced < 9
         assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
 
-    with_pool(work, reward_processes=3)
+    with_pool(work, options={"most_in_vain": (3, 40)}, reward_processes=3)
 
 
-def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run(monkeypatch):
-    monkeypatch.setattr("rlax_plugin.rewards.blame._MOST_IN_VAIN_AT_FIRST", 2)
-
+def test_one_prompt_whose_samples_all_end_their_process_does_not_end_the_run():
     async def work(pool: RewardPool) -> None:
         assert rewards(await scored(pool, *["die"] * 3)) == [None] * 3
         assert pool.replaced >= 2
         assert rewards(await scored(pool, "good", prompt="other")) == [1.5]
 
-    with_pool(work)
+    with_pool(work, options={"most_in_vain": (2, 40)})
 
 
 def test_it_ends_with_a_trainer_that_is_killed_before_it_has_read_an_answer() -> None:

@@ -7,8 +7,10 @@ import select
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from late_rewards import late_at_once
+from late_rewards import HeldClock, late_at_once, noted
+from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
@@ -62,16 +64,20 @@ def section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RlaxSection:
     )
 
 
+def own_sockets() -> set[int]:
+    """Descriptors of this process's connections to processes that it has started."""
+    return {one.fd for one in psutil.Process().net_connections("unix")}
+
+
 def episodes(*texts: str) -> list[Episode]:
     return [Episode(i, (), text) for i, text in enumerate(texts)]
 
 
 def test_only_what_went_wrong_is_lost(section, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    late_at_once(monkeypatch, tmp_path / "hanging")
 
     async def main():
-        pool = RewardPool(section, tmp_path)
+        pool = RewardPool(section, tmp_path, clocks=late_at_once(tmp_path / "hanging"))
         try:
             await pool.start()
             texts = ["good", "bad", "nan", "what", "good", "hang"]
@@ -148,20 +154,19 @@ def test_a_slow_start_is_not_the_rewards_fault(section, tmp_path):
 def test_an_answer_that_came_while_the_trainer_was_paused_is_read(section, tmp_path, monkeypatch):
     """A trainer process that is paused, as by a busy machine, blames no reward for it."""
     monkeypatch.chdir(tmp_path)
+    clocks: list[HeldClock] = []
 
     async def main():
-        pool = RewardPool(section, tmp_path)
+        pool = RewardPool(section, tmp_path, clocks=noted(clocks))
         try:
+            before = own_sockets()
             await pool.start()
+            (answers,) = own_sockets() - before
             scores = asyncio.ensure_future(pool.score(PROMPT, episodes("waits")))
-            (runner,) = pool._scheduler.runners
-            while not (tmp_path / "waiting").exists():
-                await asyncio.sleep(0.01)
-            (job,) = runner.on_main
-            job.clock._limit_s = 0.0
-            runner._look()  # its time is over
+            await eventually(lambda: (tmp_path / "waiting").exists())
+            (clock,) = clocks
+            clock.expire()
             (tmp_path / "go").touch()
-            answers = runner.process._transport.get_extra_info("socket").fileno()
             assert select.select([answers], [], [], 120)[0]
             return await scores, pool.replaced
         finally:

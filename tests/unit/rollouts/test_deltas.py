@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dispatching import GONE, STOP, answer, generated, join, make, reply_to, request, run
+from waiting import eventually
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_from_proto, reply_to_proto, request_from_proto
@@ -81,8 +82,7 @@ def test_what_an_earlier_call_was_told_is_nothing_to_go_on_from():
         await join(
             fleet, "b", lambda asked: rest(asked, generated(asked.seeds, 3, 3, "stop"), [2, 2])
         )
-        while len(lost) < 2:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: len(lost) >= 2)
         assert lost[1] == (
             "b: b: group 0 is garbled: tokens from 2 on, but those before were not sent"
         )
@@ -152,8 +152,7 @@ def test_a_second_report_that_contradicts_itself_or_the_first_costs_a_worker_its
         await join(fleet, "a", script)
         bad = fleet.workers["a"]
         ticket = dispatcher.submit(request(0))
-        while not lost:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: lost)
         assert lost[0].startswith("a: ") and reason in lost[0], lost
         assert not bad.trusted
         good = await join(fleet, "b", answer)

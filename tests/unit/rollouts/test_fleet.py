@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from dispatching import (
@@ -14,7 +13,9 @@ from dispatching import (
     quarantine,
     run,
 )
+from waiting import eventually
 
+from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.rollouts.fleet import FleetListener
 from rlax_plugin.rpc import rlax_pb2 as pb
 
@@ -24,8 +25,7 @@ def test_a_silent_worker_is_lost():
         fleet, _, lost = make(heartbeats_lost=1)
         await join(fleet, "a", answer)
         watch = asyncio.ensure_future(fleet.watch())
-        while not lost:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: lost)
         assert lost == ["a: no heartbeat for 0.02 s"] and fleet.workers == {}
         watch.cancel()
         await fleet.close()
@@ -33,18 +33,13 @@ def test_a_silent_worker_is_lost():
     run(main)
 
 
-class Clock:
-    """``time`` and ``asyncio`` for the fleet: time passes when the test says so."""
+class HeldClock(Clock):
+    """Time passes when the test says so."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 100.0
-        monkeypatch.setattr("rlax_plugin.rollouts.fleet.time", self)
-        monkeypatch.setattr("rlax_plugin.rollouts.fleet.asyncio", self)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(asyncio, name)
-
-    def monotonic(self) -> float:
+    def now_s(self) -> float:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
@@ -59,11 +54,11 @@ class Clock:
             await asyncio.sleep(0)
 
 
-def test_a_pause_of_the_controller_itself_loses_nobody(monkeypatch):
-    clock = Clock(monkeypatch)
+def test_a_pause_of_the_controller_itself_loses_nobody():
+    clock = HeldClock()
 
     async def main():
-        fleet, _, lost = make(heartbeats_lost=10)  # 0.2 s in all
+        fleet, _, lost = make(clock=clock, heartbeats_lost=10)  # 0.2 s in all
         await join(fleet, "a", answer)
         worker = fleet.workers["a"]
         watch = asyncio.ensure_future(fleet.watch())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dispatching import answer, join, make, reply_to, request, run
+from waiting import eventually
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
@@ -135,12 +136,10 @@ def test_only_the_group_that_stands_still_is_issued_again():
         for i in (1, 0):
             held.go[i].set()
         await tickets[0]
-        while not dispatcher.late:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: dispatcher.late)
         held.go[2].set()
         await tickets[2]
-        while not held.ended:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: held.ended)
         assert [t.result().request.attempt for t in tickets] == [1, 2, 1]
         assert dispatcher.late == 1 and dispatcher.reissued == 1 and lost == []
         assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
@@ -209,8 +208,7 @@ def test_an_engine_that_hangs_loses_its_groups_and_the_call_is_ended():
         await beats(fleet, "a", lambda: all(t.done() for t in tickets), 0, 1, 2)
         assert {t.result().workers[0].name for t in tickets} == {"b"}
         assert sorted(i for call in fine.calls for i in call) == [0, 1, 2]
-        while not hung.ended:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: hung.ended)
         await asyncio.sleep(0.01)
         assert fleet.workers["a"].assigned == 0 and lost == [] and dispatcher.late == 0
         await dispatcher.close()
@@ -245,8 +243,7 @@ def test_a_worker_that_is_stuck_does_not_get_the_same_group_again():
             await beat(fleet, "stuck")
         dispatcher.wake()
         later = dispatcher.submit(request(1))  # does not have to wait behind it
-        while len(stuck.calls) < 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(stuck.calls) >= 2)
         assert stuck.calls == [[0], [1]] and fine.calls == []
         fleet.workers["fine"].assigned = 0
         dispatcher.wake()

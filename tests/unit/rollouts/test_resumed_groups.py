@@ -20,6 +20,7 @@ from dispatching import (
     request,
     run,
 )
+from waiting import eventually
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import request_from_proto
@@ -80,8 +81,7 @@ def test_partials_that_are_rejected_are_forgotten_and_none_are_sent():
         ticket = dispatcher.submit(request(0))
         await asyncio.sleep(0.01)
         two = await join(fleet, "two", reporting((1, 0)))
-        while not two.requests:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: two.requests)
         three = await join(fleet, "three", answer)
         await ticket
         assert [len(stub.requests[0].resume) for stub in (two, three)] == [0, 0]
@@ -143,8 +143,7 @@ def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
         worker.draining = True
         assert worker.assigned == 4
         ends[0].set()
-        while worker.assigned != 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: worker.assigned == 2)
         assert lost == [] and not tickets[1].done()
         ends[1].set()
         assert (await tickets[1])[0].attempt == 1
@@ -175,8 +174,7 @@ def test_a_sample_names_those_who_generated_it():
         ticket = dispatcher.submit(request(0))
         await asyncio.sleep(0.01)
         await join(fleet, "b", first_complete(4))
-        while dispatcher.reissued < 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: dispatcher.reissued >= 2)
         await join(fleet, "c", answer)
         _, samples, workers = await ticket
         assert [s.workers for s in samples] == [("a",), ("a", "b", "c")]
@@ -193,8 +191,7 @@ def test_what_waits_forgets_what_a_quarantined_worker_generated():
         fleet, dispatcher, _ = make()
         await join(fleet, "bad", reporting((4, 3)))
         ticket = dispatcher.submit(request(0))
-        while not dispatcher.reissued:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: dispatcher.reissued)
         await quarantine(fleet, "bad")  # it is lost already
         good = await join(fleet, "good", answer)
         _, samples, workers = await ticket
@@ -222,8 +219,7 @@ def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_rejected():
                 yield reply
 
         good.Generate = slow
-        while not good.requests:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: good.requests)
         await quarantine(fleet, "bad")
         go.set()
         asked, samples, workers = await ticket

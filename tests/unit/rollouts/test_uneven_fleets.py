@@ -98,9 +98,8 @@ def registration(**capabilities: Any) -> pb.RegisterRequest:
 
 def test_a_worker_that_lacks_something_is_rejected_and_told_of_once():
     async def main():
-        fleet, _, _ = make(needs=Needs(logprobs=True))
         noted: list[str] = []
-        fleet._note = noted.append
+        fleet, _, _ = make(needs=Needs(logprobs=True), note=noted.append)
         for _ in range(2):
             reply = await fleet.Register(registration(logprobs=False), None)
             assert (reply.accepted, reply.unfit, reply.name_taken) == (False, True, False)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from engine_steps import Steps
 from toy_versions import publish
+from waiting import eventually
 
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
@@ -35,9 +36,15 @@ from rlax_plugin.weights.taking import take_version
 CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
 
 
-def engine(on_new_weights: str = "finish", section: Sequence[str] = (), **options: Any):
+def engine(
+    on_new_weights: str = "finish",
+    section: Sequence[str] = (),
+    clock: Steps | None = None,
+    **options: Any,
+):
     keys = (f"rlax.rollouts.on_new_weights={on_new_weights}", *section)
-    return ScriptedEngine(ScriptedConfig(**options), NpzStore(), load_section(CONFIG, keys)[0])
+    section_ = load_section(CONFIG, keys)[0]
+    return ScriptedEngine(ScriptedConfig(**options), NpzStore(), section_, clock=clock)
 
 
 def request(group: int = 0, **changes: Any) -> Request:
@@ -163,7 +170,7 @@ def test_a_resumed_group_is_the_uninterrupted_one(tmp_path: Path, after: int, to
     assert same(resumed.last(), whole)
 
 
-def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monkeypatch) -> None:
+def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path) -> None:
     """An engine is ended in the middle of a group; another goes on from its last report."""
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     whole = generate(engine("continue"), old, request()).last()
@@ -171,9 +178,9 @@ def test_progress_reports_can_be_resumed_by_another_worker(tmp_path: Path, monke
     async def interrupted() -> Sequence[Sampled]:
         some = asyncio.Event()
         groups = Groups(lambda samples: some.set() if len(groups.reports) == 3 else None)
-        first = engine("continue", ["rlax.rollouts.progress_s=1e-9"], token_s=1)
+        steps = Steps(allowed=3)  # the fourth one ends after the third report, or never
+        first = engine("continue", ["rlax.rollouts.progress_s=1e-9"], steps, token_s=1)
         await take_version(first, old)
-        Steps(monkeypatch, allowed=3)  # the fourth one ends after the third report, or never
         running = asyncio.ensure_future(first.generate([request()], groups))
         await asyncio.wait_for(some.wait(), 60)
         running.cancel()
@@ -215,14 +222,13 @@ def changed_after(
     wanted: Request,
     old: WeightVersion,
     new: WeightVersion,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Sequence[Sampled]:
     """Generates a group; new weights arrive once it has made so many steps, and before the next."""
 
     async def run() -> Sequence[Sampled]:
-        groups, worker = Groups(), engine(mode, token_s=1)
+        allowed = Steps(steps - 1)
+        groups, worker = Groups(), engine(mode, clock=allowed, token_s=1)
         await take_version(worker, old)
-        allowed = Steps(monkeypatch, steps - 1)
         running = asyncio.ensure_future(worker.generate([wanted], groups))
         while worker.health()["tokens_total"] < steps * len(wanted.seeds):
             await asyncio.sleep(0)
@@ -235,24 +241,24 @@ def changed_after(
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_discard_keeps_what_has_ended(tmp_path: Path, monkeypatch) -> None:
+def test_discard_keeps_what_has_ended(tmp_path: Path) -> None:
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     sampling = SamplingParams(max_new_tokens=40, stop_ids=tuple(range(1, 32)))
     wanted = request(sampling=sampling, seeds=tuple(range(16)))
     purely_old, purely_new = (generate(engine(), v, wanted).last() for v in (old, new))
     ended = [len(s.tokens) == 1 for s in purely_old]
     assert 0 < sum(ended) < 16
-    found = changed_after(1, "discard", wanted, old, new, monkeypatch)
+    found = changed_after(1, "discard", wanted, old, new)
     expected = zip(ended, purely_old, purely_new, strict=True)
     kept = [a if over else b for over, a, b in expected]
     assert same(found, kept)
 
 
 @pytest.mark.parametrize("mode", ["finish", "continue", "discard"])
-def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str, monkeypatch) -> None:
+def test_new_weights_in_the_middle_of_a_group(tmp_path: Path, mode: str) -> None:
     old, new = publish(tmp_path, 0), publish(tmp_path, 1)
     endless = request(sampling=SamplingParams(max_new_tokens=40))
-    found = changed_after(2, mode, endless, old, new, monkeypatch)
+    found = changed_after(2, mode, endless, old, new)
     purely_old, purely_new = (generate(engine(), v, endless).last() for v in (old, new))
     if mode == "finish":
         assert same(found, purely_old)
@@ -276,8 +282,7 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
         while worker.health()["tokens_total"] == 0:
             await asyncio.sleep(0)
         assert worker.health()["active"] == 4 and worker.health()["waiting"] == 8
-        while len(groups.reports) < 2:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: len(groups.reports) >= 2)
         assert not running.done() and worker.health()["active"] == 0
         await take_version(worker, new)
         await asyncio.wait_for(running, 60)
@@ -363,12 +368,10 @@ def test_a_canary_that_is_no_number_or_of_another_length_is_rejected(tmp_path: P
     asyncio.run(take_version(engine(), replace(version, canary=None)))
 
 
-def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(tmp_path: Path) -> None:
     async def run() -> None:
-        steps = Steps(monkeypatch)
-        slow = engine(token_s=1, swap_waits=True)
+        steps = Steps()
+        slow = engine(clock=steps, token_s=1, swap_waits=True)
         await take_version(slow, publish(tmp_path, 0))
         endless = SamplingParams(max_new_tokens=40)
         groups = Groups()
@@ -377,8 +380,7 @@ def test_a_swap_that_waits_lets_nothing_begin_and_every_group_come_further(
         while not slow.health()["tokens_total"]:
             await asyncio.sleep(0)
         swap = asyncio.ensure_future(take_version(slow, publish(tmp_path, 1)))
-        while not slow._swaps:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: slow.paused)
         late = asyncio.ensure_future(slow.generate(asked[1:], groups))
         while not slow.health()["waiting"]:
             await asyncio.sleep(0)

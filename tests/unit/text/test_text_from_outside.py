@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+import threading
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from rlax_plugin.commands.audit.show import print_report
 from rlax_plugin.commands.report.rollouts import read_rollouts
 from rlax_plugin.commands.report.run import no_progress, read_run
 from rlax_plugin.commands.report.write import write_report
-from rlax_plugin.config import Deadlines
+from rlax_plugin.config import Deadlines, Rollouts
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
@@ -175,9 +176,17 @@ def test_a_page_shows_records_of_earlier_versions_harmlessly(tmp_path):
 def test_a_stock_client_gets_what_the_model_wrote_as_far_as_utf_8_holds_it():
     pytest.importorskip("jetstream.core.utils.return_sample")
     source = SimpleNamespace(decode=lambda tokens: "1\x1b\ud800\n")
-    results = []
-    channel = SimpleNamespace(add_result=results.append, close=lambda: None)
-    driver = JetStreamDriver(SimpleNamespace(prompt_source=lambda: source))
-    request = SimpleNamespace(prefill_content="a prompt", return_channel=channel)
-    driver._answer(request, [make_sampled()])
+    source.stop_ids, source.encode = (), lambda text: [1]
+    results, closed = [], threading.Event()
+    channel = SimpleNamespace(add_result=results.append, close=closed.set, cancelled=closed.is_set)
+    engine = SimpleNamespace(
+        prompt_source=lambda: source,
+        rollouts=Rollouts(slots=1),
+        backlog=0,
+        rejection=lambda request: None,
+        submit=lambda jobs: jobs[0].deliver([make_sampled()]),
+    )
+    request = SimpleNamespace(prefill_content="a prompt", max_tokens=0, return_channel=channel)
+    JetStreamDriver(engine).place_request_on_prefill_queue(request)
+    assert closed.wait(60)
     assert results[0][0].text == ["1\x1b\ufffd\n"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from parameter_servers import Steady
+from waiting import eventually
 
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.records.files import RunFiles
@@ -153,8 +154,7 @@ def test_a_reader_that_came_before_the_restart_has_lease_s(run: Run) -> None:
         while clock() < began_s + lease_s / 2:  # too early: nothing may go
             assert own(run) == ["3-a", "4-a", "4-b", "5-b"]
             await asyncio.sleep(0.05)
-        while own(run) != ["4-b", "5-b"]:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: own(run) == ["4-b", "5-b"])
 
     run.process(restarted, lease_s, clock)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import re
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
 from rlax_plugin.records.faults import FaultPoint
 from rlax_plugin.types import Canary, WeightVersion
@@ -64,7 +66,7 @@ def make(loop, store, announce=None, deadline_s=60.0, **options):
         loop=loop,
         store=store,
         directory="/weights/",
-        announcer=Announcer(announce),
+        announcer=announce if isinstance(announce, Announcer) else Announcer(announce),
         on_published=seen.append,
         failures=failures,
         deadline_s=deadline_s,
@@ -200,23 +202,25 @@ def failing(times: int, error: Exception) -> Store:
     return store
 
 
+SHORT = functools.partial(Pauses, first_s=0.01, longest_s=0.02)
+
+
 @pytest.mark.parametrize(
     "error", [WeightsUnwritableError("reset"), OSError(errno.EACCES, "denied")]
 )
-def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, error, monkeypatch):
-    monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (0.01, 0.02))
-    publisher, seen, errors, _ = make(loop, store := failing(3, error))
-    listed = publisher._announcer.paths
+def test_a_save_is_repeated_at_another_path_while_the_store_is_away(loop, error):
+    server = Announcer(None)
+    publisher, seen, errors, _ = make(loop, store := failing(3, error), server, pauses=SHORT)
+    listed = server.paths
     publisher.publish(0, ARRAYS)
     publisher.wait()
     assert not errors and [v.path for v in seen] == store.paths == store.tried[3:]
     assert store.tried == listed and len(set(listed)) == 4  # each was listed before it was tried
 
 
-def test_a_save_that_fails_for_weights_s_says_so(loop, monkeypatch):
-    monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (0.01, 0.02))
+def test_a_save_that_fails_for_weights_s_says_so(loop):
     store = failing(10**9, WeightsUnwritableError("cannot write /weights: denied"))
-    publisher, seen, errors, told = make(loop, store, deadline_s=0.4)
+    publisher, seen, errors, told = make(loop, store, deadline_s=0.4, pauses=SHORT)
     publisher.publish(7, ARRAYS)
     with pytest.raises(DeadlineError, match="version 7"):
         publisher.wait()
@@ -240,10 +244,10 @@ def test_a_time_out_of_the_server_is_told_apart_from_a_deadline(loop):
     assert told.wait(60) and not seen and [str(one) for one in errors] == [str(error)]
 
 
-def test_closing_repeats_no_save(loop, monkeypatch):
-    monkeypatch.setattr("rlax_plugin.concurrency.retrying._PAUSE_S", (60, 60))
+def test_closing_repeats_no_save(loop):
+    long = functools.partial(Pauses, first_s=60, longest_s=60)
     store = failing(10**9, WeightsUnwritableError("away"))
-    publisher, *_ = make(loop, store, deadline_s=600.0)
+    publisher, *_ = make(loop, store, deadline_s=600.0, pauses=long)
     publisher.publish(7, ARRAYS)
     publisher.close()  # returns long before the first pause is over
     assert len(store.tried) == 1
