@@ -110,6 +110,27 @@ class Losses(FleetListener):
         self.lost.append(f"{worker.name}: {reason}")
 
 
+class HeldClock(Clock):
+    """Time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def now_s(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            await asyncio.sleep(0)
+
+    async def passes(self, seconds: float) -> None:
+        """At once, and whoever has slept until then has his turn."""
+        self.now += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
 def make(
     refresh: Any = refresh,
     needs: Needs | None = None,

@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], object], what: str = "") -> None:
         time.sleep(_LOOK_S)
 
 
-async def turns(count: int = 10) -> None:
+async def turns(count: int = 50) -> None:
     """Everything on the event loop has had so many turns; what waits for nothing else is done."""
     for _ in range(count):
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dispatching import GONE, STOP, answer, generated, join, make, reply_to, request, run
-from waiting import eventually
+from waiting import eventually, turns
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_from_proto, reply_to_proto, request_from_proto
@@ -57,7 +57,7 @@ def test_the_next_worker_goes_on_from_what_it_was_given():
         fleet, dispatcher, _ = make()
         await join(fleet, "a", dies)
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         await join(fleet, "b", goes_on)
         _, samples, _ = await ticket
         assert [len(s.tokens) for s in samples] == [6, 5]
@@ -78,7 +78,7 @@ def test_what_an_earlier_call_was_told_is_nothing_to_go_on_from():
         fleet, dispatcher, lost = make(lambda one: request(0, attempt=one.attempt))
         await join(fleet, "a", script)
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         await join(
             fleet, "b", lambda asked: rest(asked, generated(asked.seeds, 3, 3, "stop"), [2, 2])
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 
 import grpc
@@ -20,6 +19,7 @@ from dispatching import (
     request,
     run,
 )
+from waiting import turns
 
 from rlax_plugin.errors import DeadlineError, WorkerError
 from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS, MAX_FAILURES
@@ -48,7 +48,7 @@ def test_a_broken_connection_moves_its_groups_to_another_worker():
         fleet, dispatcher, lost = make()
         bad = await join(fleet, "bad", failing(grpc.StatusCode.UNAVAILABLE))
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         await join(fleet, "good", answer)
         asked, samples, _ = await ticket
         assert (asked.attempt, asked.min_version) == (2, 1)
@@ -125,7 +125,7 @@ def test_attempts_of_earlier_trainer_processes_do_not_count():
         fleet, dispatcher, _ = make()
         await join(fleet, "bad", GONE)
         ticket = dispatcher.submit(dataclasses.replace(request(0), attempt=MAX_ATTEMPTS + 5))
-        await asyncio.sleep(0.01)
+        await turns()
         await join(fleet, "good", answer)
         assert (await ticket).request.attempt == MAX_ATTEMPTS + 6
         await dispatcher.close()
@@ -173,7 +173,7 @@ def test_a_worker_that_answers_what_was_not_asked_is_not_trusted():
         await join(fleet, "bad", lambda message: reply_to(message, 17, 1, finish="stop"))
         bad = fleet.workers["bad"]
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         await join(fleet, "good", answer)
         assert (await ticket).workers == (fleet.workers["good"],)
         assert lost == ["bad: bad: group 0 sample 0 has 17 tokens, 16 were asked for"]

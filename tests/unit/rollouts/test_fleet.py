@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from dispatching import (
+    HeldClock,
     answer,
     declared,
     join,
@@ -15,7 +16,6 @@ from dispatching import (
 )
 from waiting import eventually
 
-from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.rollouts.fleet import FleetListener
 from rlax_plugin.rpc import rlax_pb2 as pb
 
@@ -31,27 +31,6 @@ def test_a_silent_worker_is_lost():
         await fleet.close()
 
     run(main)
-
-
-class HeldClock(Clock):
-    """Time passes when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def now_s(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            await asyncio.sleep(0)
-
-    async def passes(self, seconds: float) -> None:
-        """At once, and whoever has slept until then has his turn."""
-        self.now += seconds
-        for _ in range(5):
-            await asyncio.sleep(0)
 
 
 def test_a_pause_of_the_controller_itself_loses_nobody():

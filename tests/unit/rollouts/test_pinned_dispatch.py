@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from dispatching import answer, exactly, failing, join, make, request, run
-from waiting import eventually
+from waiting import eventually, turns
 
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.rollouts.dispatch import MAX_FAILURES
@@ -33,7 +33,7 @@ def test_each_kind_of_group_goes_to_its_own_workers():
         keeper, other = await join(fleet, "a", answer), await join(fleet, "b", answer)
         fleet.pin(PINNED)
         exact = dispatcher.submit(exactly(PINNED))
-        await asyncio.sleep(0.01)
+        await turns()
         assert not exact.done()  # nobody keeps it yet
         assert await beat(fleet, "a", 9) == PINNED and await beat(fleet, "b", 9) is None
         await dispatcher.submit(request(1))
@@ -73,7 +73,7 @@ def test_a_worker_ends_what_it_generates_for_training_before_it_is_told():
         for name in ("a", "b"):
             fleet.workers[name].stub = Slow()
         tickets = [dispatcher.submit(request(i)) for i in range(2)]
-        await asyncio.sleep(0.01)
+        await turns()
         fleet.pin(PINNED)
         (kept,) = [w.name for w in fleet.workers.values() if w.keep == PINNED]
         assert await beat(fleet, kept, 9) is None
@@ -179,7 +179,7 @@ def test_tokens_of_another_version_are_rejected_if_anybody_waits_for_them(cancel
             await asyncio.sleep(0)
         if cancelled:
             exact.cancel()
-            await asyncio.sleep(0.01)
+            await turns()
             assert lost == [] and fleet.workers["a"].assigned == 0
         else:
             await eventually(lambda: lost)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import dispatching
 import pytest
-from dispatching import answer, join, make, reply_to, request, run
-from waiting import eventually
+from dispatching import HeldClock, answer, join, reply_to, request, run
+from waiting import eventually, turns
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
@@ -70,6 +72,10 @@ def test_attempts_of_a_group_are_told_apart():
 # --- what the dispatcher makes of it -------------------------------------------------------------
 
 
+CLOCK = HeldClock()
+make = functools.partial(dispatching.make, clock=CLOCK)
+
+
 async def beat(fleet: Fleet, name: str, *moves: tuple[int, int, int]) -> None:
     """A heartbeat that tells (group, attempt, moves)."""
     told = [
@@ -77,8 +83,9 @@ async def beat(fleet: Fleet, name: str, *moves: tuple[int, int, int]) -> None:
         for group, attempt, number in moves
     ]
     message = pb.HeartbeatRequest(worker=name, version=0, process="p", progress=told)
+    CLOCK.now += 0.01
     assert (await fleet.Heartbeat(message, None)).known
-    await asyncio.sleep(0.01)
+    await turns()
 
 
 async def beats(fleet: Fleet, name: str, until: Callable[[], Any], *still: int) -> None:
@@ -159,10 +166,8 @@ def test_a_call_ends_once_the_groups_that_have_not_expired_are_answered():
         await beats(fleet, "a", tickets[1].done, 1)
         held.go[0].set()
         await tickets[0]
-        async with asyncio.timeout(60):
-            while not held.ended:  # group 1 will never be answered there, and nobody waits for it
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(0)
+        # Group 1 will never be answered there, and nobody waits for it.
+        await eventually(lambda: held.ended)
         assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
         assert [t.result().request.attempt for t in tickets] == [1, 2] and lost == []
         await dispatcher.close()
@@ -186,7 +191,7 @@ def test_a_report_of_a_group_that_has_expired_is_no_answer():
         await join(fleet, "a", answer, slots=64)
         fleet.workers["a"].stub = Reporting()
         tickets = [dispatcher.submit(request(i)) for i in range(2)]
-        await asyncio.sleep(0.01)
+        await turns()
         await join(fleet, "b", answer)
         await beats(fleet, "a", tickets[0].done, 0)
         go.set()
@@ -209,7 +214,7 @@ def test_an_engine_that_hangs_loses_its_groups_and_the_call_is_ended():
         assert {t.result().workers[0].name for t in tickets} == {"b"}
         assert sorted(i for call in fine.calls for i in call) == [0, 1, 2]
         await eventually(lambda: hung.ended)
-        await asyncio.sleep(0.01)
+        await turns()
         assert fleet.workers["a"].assigned == 0 and lost == [] and dispatcher.late == 0
         await dispatcher.close()
 

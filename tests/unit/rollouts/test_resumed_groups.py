@@ -20,7 +20,7 @@ from dispatching import (
     request,
     run,
 )
-from waiting import eventually
+from waiting import eventually, turns
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import request_from_proto
@@ -49,7 +49,7 @@ def test_what_was_generated_travels_along_to_the_next_worker():
         fleet, dispatcher, _ = make(keep)
         await join(fleet, "bad", reporting((1, 0), (4, 3), (3, 3)))  # the last one is older
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         assert not ticket.done()
         good = await join(fleet, "good", answer)
         answered, samples, workers = await ticket
@@ -79,7 +79,7 @@ def test_partials_that_are_rejected_are_forgotten_and_none_are_sent():
         fleet, dispatcher, _ = make(drop)
         await join(fleet, "one", reporting((4, 3)))
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         two = await join(fleet, "two", reporting((1, 0)))
         await eventually(lambda: two.requests)
         three = await join(fleet, "three", answer)
@@ -96,7 +96,7 @@ def test_a_report_without_tokens_is_nothing_to_resume():
         fleet, dispatcher, _ = make()
         await join(fleet, "bad", reporting((0, 0)))
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         good = await join(fleet, "good", answer)
         await ticket
         assert len(good.requests[0].resume) == 0 and dispatcher.tokens_resumed == 0
@@ -111,7 +111,7 @@ def test_what_a_worker_reported_before_it_answered_nonsense_is_not_resumed():
         nonsense = functools.partial(reply_to, finish="stop")
         await join(fleet, "bad", reporting((4, 3), then=lambda asked: nonsense(asked, 0, 2)))
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         good = await join(fleet, "good", answer)
         await ticket
         assert lost == ["bad: bad: group 0 sample 0 is empty"]
@@ -138,7 +138,7 @@ def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
         tickets = []
         for i in range(2):
             tickets.append(dispatcher.submit(request(i)))
-            await asyncio.sleep(0.01)
+            await turns()
         worker = fleet.workers["a"]
         worker.draining = True
         assert worker.assigned == 4
@@ -172,7 +172,7 @@ def test_a_sample_names_those_who_generated_it():
         fleet, dispatcher, _ = make()
         await join(fleet, "a", first_complete(1))
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         await join(fleet, "b", first_complete(4))
         await eventually(lambda: dispatcher.reissued >= 2)
         await join(fleet, "c", answer)
@@ -208,7 +208,7 @@ def test_an_answer_that_goes_on_from_a_quarantined_workers_tokens_is_rejected():
         fleet, dispatcher, lost = make()
         await join(fleet, "bad", reporting((4, 3)))
         ticket = dispatcher.submit(request(0))
-        await asyncio.sleep(0.01)
+        await turns()
         go = asyncio.Event()
         good = await join(fleet, "good", answer)
         generate = good.Generate
