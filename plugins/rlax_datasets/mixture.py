@@ -57,6 +57,9 @@ class MixtureConfig(Section):
 class Mixture(TextSource):
     """Several sources as one.
 
+    Attributes:
+      sources: name -> source.
+
     Raises:
       ConfigError: one is of another sort, or they differ in how a completion ends.
     """
@@ -75,7 +78,7 @@ class Mixture(TextSource):
             system=first.config.system,
             stop_strings=first.stop_strings,
         )
-        self._sources, self._weights, self.chat = dict(sources), dict(weights), first.chat
+        self.sources, self._weights, self.chat = dict(sources), dict(weights), first.chat
         self.splits = tuple(dict.fromkeys(one for s in sources.values() for one in s.splits))
         self._tables: dict[str, PromptTable] = {}
 
@@ -101,7 +104,7 @@ class Mixture(TextSource):
             raise ConfigError(f"split of {_KEY}", split, reason)
         if split not in self._tables:
             found = {}
-            for name, source in self._sources.items():
+            for name, source in self.sources.items():
                 if split in source.splits:
                     with _named(name):
                         found[name] = source.prompts(split)
@@ -112,9 +115,9 @@ class Mixture(TextSource):
 
     def _apart(self, name: str, table: PromptTable) -> PromptTable:
         """Training prompts of a source without those that other sources are evaluated with."""
-        if self._sources[name].config.duplicates == "keep":
+        if self.sources[name].config.duplicates == "keep":
             return table
-        for other, source in self._sources.items():
+        for other, source in self.sources.items():
             for split in source.splits:
                 if split == _TRAIN or other == name:  # the source itself has seen to its own
                     continue
@@ -132,7 +135,7 @@ class Mixture(TextSource):
     def identity(self) -> dict[str, Any]:
         """The files of all sources, see ``DatasetSource.identity``."""
         files: dict[str, Any] = {}
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             with _named(name):
                 of_source = source.identity()["files"]
             files |= {f"{name}{_SEPARATOR}{split}": some for split, some in of_source.items()}

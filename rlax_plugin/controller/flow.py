@@ -39,6 +39,9 @@ class Flow:
       advantage_slot: called with each new batch.
       observers: receive what a checkpoint's state does not hold.
       supervision: runs the groups; a failure of one is the run's.
+
+    Attributes:
+      live: whether the last recorded batch was handed out.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Flow:
         self._under_way: dict[int, asyncio.Task[None]] = {}  # group id -> its trip
         self._changed = asyncio.Event()
         self._recorded: RecordedBatches | None = None  # by ``start``
-        self._live = self._ended = False
+        self.live, self._ended = False, False
         self._published: list[ev.Published] = []  # before this was live
         self._distrusted: set[str] = set()  # workers that were quarantined before this was live
 
@@ -74,7 +77,7 @@ class Flow:
 
     async def _go_live(self, recorded: RecordedBatches) -> None:
         await recorded.apply_rest()
-        self._live = True
+        self.live = True
         for worker in self._distrusted:  # it outlived an earlier process, and has failed since
             self._turns.distrust(worker)
             self._buffer.drop_samples_of(worker)
@@ -88,7 +91,7 @@ class Flow:
         """A weight version is visible to workers."""
         self._issuing.latest_version = version
         event = ev.Published(version, digest)
-        if self._live:
+        if self.live:
             self._history.note(event)
             self.wake()
         else:
@@ -96,7 +99,7 @@ class Flow:
 
     def distrust(self, worker: str) -> None:
         """A worker's samples will not train, except in batches that are recorded already."""
-        if self._live:
+        if self.live:
             self._turns.distrust(worker)
             self._buffer.drop_samples_of(worker)
             self.wake()
@@ -107,7 +110,7 @@ class Flow:
 
     def wake(self) -> None:
         """Issues what may be issued by now; called whenever that may have changed."""
-        if not self._live or self._ended or self._supervision.failed or self._supervision.closing:
+        if not self.live or self._ended or self._supervision.failed or self._supervision.closing:
             return
         try:
             for group_id in sorted(self._history.open.keys() - self._under_way.keys()):
@@ -185,7 +188,7 @@ class Flow:
 
     async def commit(self) -> tuple[Commit, Saved]:
         """Commits everything so far, without a batch; returns the segment and the run state."""
-        if self._live:
+        if self.live:
             return await self._history.commit_state()
         # Recorded batches are trained again, or the trainer has published nothing: nothing is new.
         position = Commit(0, START, ()) if self._recorded is None else self._recorded.position

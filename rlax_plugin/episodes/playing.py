@@ -98,7 +98,7 @@ class Playing(PlayedEpisode):
         vocabulary: int = 0,
     ):
         assert key.sample is not None
-        self._section, self._source, self._key = section, source, key
+        self._section, self._source, self.key = section, source, key
         self._first, self._ask, self._log = first, ask, log
         self.index = key.sample
         self._vocabulary = vocabulary or _MOST_TOKENS
@@ -182,7 +182,7 @@ class Playing(PlayedEpisode):
         context = np.concatenate([before, tokens]) if turns else tokens
         if not len(context):
             raise ValueError("nothing is given to go on from")
-        key = self._key._replace(trajectory=trajectory, turn=len(turns))
+        key = self.key._replace(trajectory=trajectory, turn=len(turns))
         turn = self._known.pop((trajectory, len(turns)), None)
         if turn is not None and not np.array_equal(turn.given, tokens):
             self._log.discarded(key)
@@ -206,7 +206,7 @@ class Playing(PlayedEpisode):
     def _discard(self) -> None:
         """What is known of turns to come is void."""
         for trajectory, turn in self._known:
-            self._log.discarded(self._key._replace(trajectory=trajectory, turn=turn))
+            self._log.discarded(self.key._replace(trajectory=trajectory, turn=turn))
         self._known.clear()
 
     def _tokens(self, given: Given, after: np.ndarray | None) -> np.ndarray:

@@ -31,6 +31,8 @@ def prepare(
     directory: Path,
     files: Mapping[str, Any],
     tell: Callable[[str, int], None],
+    *,
+    batch_rows: int = 4096,
 ) -> None:
     """Writes a table for each split, and what is to be known of them.
 
@@ -38,11 +40,12 @@ def prepare(
       directory: exists, and is empty.
       files: what ``source.identity`` was when this was asked for.
       tell: is called with a split and how many of its rows were read, every now and then.
+      batch_rows: see ``TableWriter``.
 
     Raises:
       ConfigError: the data cannot be used; says where.
     """
-    found = _Preparing(source, directory, tell)
+    found = _Preparing(source, directory, tell, batch_rows)
     for split in source.config.read_splits:
         found.read(split)
     if (now := source.identity()) != files:
@@ -63,11 +66,15 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 class _Preparing:
     def __init__(
-        self, source: DatasetSource, directory: Path, tell: Callable[[str, int], None]
+        self,
+        source: DatasetSource,
+        directory: Path,
+        tell: Callable[[str, int], None],
+        batch_rows: int,
     ) -> None:
         self._source, self._config, self._tell = source, source.config, tell
         self._writers = {
-            split: TableWriter(directory / f"{split}.arrow") for split in source.splits
+            split: TableWriter(directory / f"{split}.arrow", batch_rows) for split in source.splits
         }
         self._skipped: dict[str, dict[str, Skipped]] = {
             split: defaultdict(Skipped) for split in source.splits

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from rlax_plugin.errors import ConfigError, alternatives
@@ -37,6 +38,9 @@ class DatasetSource(TextSource):
       deadline_s: how long reading may make no progress.
       progress: is told of it.
 
+    Attributes:
+      prepare: makes the tables of all splits, once.
+
     Raises:
       ConfigError: the tokenizer has no chat template, and the config wants a chat.
     """
@@ -63,7 +67,9 @@ class DatasetSource(TextSource):
         )
         self.config, self.splits = config, config.all_splits
         self.max_tokens = config.max_tokens or max_tokens
-        self._deadline_s, self._progress = deadline_s, progress
+        self.prepare: Callable[[DatasetSource], dict[str, PromptTable]] = functools.partial(
+            tables_of, deadline_s=deadline_s, progress=progress
+        )
         self._tables: dict[str, PromptTable] | None = None
         self._lock = threading.Lock()
 
@@ -130,7 +136,7 @@ class DatasetSource(TextSource):
             raise ConfigError(f"split of {KEY}", split, reason)
         with self._lock:
             if self._tables is None:
-                self._tables = tables_of(self, deadline_s=self._deadline_s, progress=self._progress)
+                self._tables = self.prepare(self)
         found = self._tables[split]
         if not len(found):
             raise ConfigError(f"{KEY}.splits", None, self._emptiness(split, found))

@@ -24,19 +24,23 @@ SCHEMA = pa.schema(
         ("domain", pa.int16()),
     ]
 )
-_ROWS, _BYTES = 4096, 32 << 20  # of one record batch
+_BYTES = 32 << 20  # of one record batch
 MOST_DOMAINS = 1000
 
 
 class TableWriter:
     """The file of one split.
 
+    Args:
+      batch_rows: most rows of one record batch.
+
     Attributes:
       rows: so far.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, batch_rows: int = 4096):
         self._path, self.rows, self._bytes = path, 0, 0
+        self._batch_rows = batch_rows
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, SCHEMA)
         self._rows: list[tuple[bytes, list[int], str, str, str, str, int]] = []
@@ -70,7 +74,7 @@ class TableWriter:
         self._rows.append((prompt_id, tokens, text, reference, metadata, place, number))
         self.rows += 1
         self._bytes += size + 4 * len(tokens)
-        if len(self._rows) == _ROWS or self._bytes >= _BYTES:
+        if len(self._rows) == self._batch_rows or self._bytes >= _BYTES:
             self._flush()
 
     def _flush(self) -> None:

@@ -104,6 +104,11 @@ class Recorder:
         if self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(self._flush_s, self._flush_now)
 
+    async def flush(self) -> None:
+        """Writes what was added so far into the ledger, where it is when this returns."""
+        self._flush_now()
+        await self.call(lambda: None)
+
     async def commit(self, step: int, batch: TrainBatch | None) -> Commit:
         """Writes a segment with everything that was added so far; on disk when it returns.
 

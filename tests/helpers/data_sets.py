@@ -14,7 +14,7 @@ from rlax_datasets import JsonlConfig, JsonlSource
 from small_tokenizers import CHATML, byte_level
 
 from rlax_plugin.api import DatasetConfig, DatasetSource, PromptTable, Tokenizer
-from rlax_plugin.prompts.preparation import open_tables
+from rlax_plugin.prompts.preparation import Progress, open_tables
 from rlax_plugin.prompts.preparing import prepare
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []  # until this process ends
@@ -86,17 +86,29 @@ def listed(
     return Listed(config, tokenizer(chat=chat), max_tokens=limit, deadline_s=deadline_s)
 
 
-def jsonl(path: Path | str, *, chat: bool = False, **options: Any) -> JsonlSource:
+def jsonl(
+    path: Path | str,
+    *,
+    chat: bool = False,
+    tokens: Tokenizer | None = None,
+    progress: Progress = lambda what, rows: None,
+    **options: Any,
+) -> JsonlSource:
     """A source of a file, or of ``splits``."""
     where = {} if "splits" in options else {"path": str(path)}
     config = JsonlConfig.model_validate({**where, **options})
-    return JsonlSource(config, tokenizer(chat=chat), max_tokens=1000)
+    tokens = tokens or tokenizer(chat=chat)
+    return JsonlSource(config, tokens, max_tokens=1000, progress=progress)
 
 
-def tables(source: DatasetSource) -> dict[str, PromptTable]:
-    """What the other process would prepare."""
+def tables(source: DatasetSource, **options: float) -> dict[str, PromptTable]:
+    """What the other process would prepare.
+
+    Args:
+      options: of ``prepare``.
+    """
     directory = _directory("prompts")
-    prepare(source, directory, source.identity(), lambda split, rows: None)
+    prepare(source, directory, source.identity(), lambda split, rows: None, **options)
     found = open_tables(directory, source)
     assert found is not None
     return found

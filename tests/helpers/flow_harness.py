@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import rlax_environments
 import yaml
+from waiting import turns
 
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
@@ -158,7 +159,7 @@ class Answers:
         self.open[group_id] = (dataclasses.replace(request, min_version=newer), future)
 
     async def play(self, prompt, played) -> Outcome | Unscored:
-        place = played._key.group, played.index
+        place = played.key.group, played.index
         while True:
             task = self.playing[place] = asyncio.ensure_future(self._play(prompt, played))
             try:
@@ -235,10 +236,7 @@ class Answers:
 
 async def settle():
     """Returns once nothing on the event loop can go on without the test, or a thread."""
-    loop = asyncio.get_running_loop()
-    await asyncio.sleep(0)
-    while loop._ready:
-        await asyncio.sleep(0)
+    await turns()
 
 
 class Harness:

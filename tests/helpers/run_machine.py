@@ -227,7 +227,7 @@ class Run(RuleBasedStateMachine):
         if self.waiting is not None:
             self.look()  # what is in a batch by now trains
         self.act(self.run_.quarantine, worker)
-        if self.run_.flow._live:
+        if self.run_.flow.live:
             self.events_reach_the_ledger()
             self.void |= {
                 number
@@ -331,7 +331,7 @@ class Run(RuleBasedStateMachine):
 
     @rule()
     def events_reach_the_ledger(self):
-        self.act(self.run_.recorder._flush_now)
+        self.do(self.run_.recorder.flush())
 
     @precondition(lambda self: self.run_.answers.open or self.run_.answers.later)
     @rule(worker=WORKERS, length=LENGTHS, mood=MOODS)
@@ -362,7 +362,7 @@ class Run(RuleBasedStateMachine):
 
     def end(self, killed):
         if killed:  # what no timer has flushed is lost
-            self.run_.recorder._taken()
+            self.do(self.run_.recorder.call(self.run_.ledger.close))
         if self.waiting is not None:
             self.waiting.cancel()
         self.loop.run_until_complete(self._end())
@@ -376,7 +376,7 @@ class Run(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "loop"):
             return
-        if self.waiting is None and self.run_.flow._live:
+        if self.waiting is None and self.run_.flow.live:
             self.do(self.run_.flow.commit())
         self.end(killed=False)
         self.loop.close()

@@ -83,6 +83,7 @@ def playing(
     known: Sequence[tuple[Key, Turn]] = (),
     *,
     rollouts: Mapping[str, int] = EMPTY,
+    source: Source | None = None,
     **limits: int,
 ) -> Playing:
     """Prompts of at most 4 tokens, answers of at most 6, 12 tokens behind a prompt, 4 turns."""
@@ -91,7 +92,7 @@ def playing(
         rollouts={"max_prompt_tokens": 4, "max_new_tokens": 6} | dict(rollouts),
         episodes={"max_turns": 4, "max_tokens": 12} | limits,
     )
-    return Playing(section, Source(), KEY, FIRST, ask=ask, log=log or Log(), known=known)
+    return Playing(section, source or Source(), KEY, FIRST, ask=ask, log=log or Log(), known=known)
 
 
 def test_a_later_turn_goes_on_behind_what_was_sampled() -> None:
@@ -126,10 +127,9 @@ class Chat(Source):
 
 def test_messages_are_encoded_behind_the_tokens_that_they_follow() -> None:
     ask, told = Asked(2, 2), [{"role": "tool", "content": "1"}]
-    episode = playing(ask)
     with pytest.raises(ValueError, match="the prompt source has no encode_messages"):
-        asyncio.run(episode.sample(told))
-    episode._source = Chat()
+        asyncio.run(playing(ask).sample(told))
+    episode = playing(ask, source=Chat())
 
     async def play() -> None:
         await episode.sample(told)
@@ -156,8 +156,7 @@ def test_room_shrinks_with_each_turn_and_ends_the_episode() -> None:
             await episode.sample([5])
 
     asyncio.run(play())
-    ask, short = Asked(1, 6), playing(Asked(1, 6))
-    short._ask = ask
+    short = playing(ask := Asked(1, 6))
 
     async def shorter() -> None:
         await short.sample([5] * 4)

@@ -57,11 +57,11 @@ class Pool:
     """Plays each episode with a function of its own; pays 0.5 for each, at the last token."""
 
     def __init__(self, *plays: Any):
-        self._plays, self.scored = plays, list[int]()
+        self.plays, self.scored = plays, list[int]()
 
     async def play(self, prompt: Any, played: Any) -> Outcome | Unscored:
         try:
-            return await self._plays[played.index](played)
+            return await self.plays[played.index](played)
         except EpisodeLimit:
             return Outcome(ended="cut")
 
@@ -89,7 +89,7 @@ def run(pool: Pool, workers: Workers, *versions: int, **request: Any) -> Any:
         episodes={"max_turns": 4, "max_tokens": 12},
     )
     runner = EpisodeRunner(section, Source(), None, workers)  # type: ignore[arg-type]
-    prompt, count = make_prompt("7"), len(pool._plays)
+    prompt, count = make_prompt("7"), len(pool.plays)
     seeds = tuple(seed_of(i, 0, 0) for i in range(count))
     first = Request(
         **{

@@ -121,9 +121,15 @@ def test_repetition_looks_at_the_end_of_a_text_only():
 
     tokens = np.zeros(2**20, np.int32)
     tokens[-1] = 1
-    options = curation.RepetitionConfig(period=256, repeats=16, tokens=4096)
-    sampled = replace(make_sampled(tokens=[0], finish="length"), tokens=tokens.view(Watched))
+    options = curation.RepetitionConfig(period=256, repeats=16, tokens=4096, most=0.0)
+    group = sampled_as([[0]], "length")
+    (episode,) = group.episodes
+    (trajectory,) = episode.trajectories
+    (turn,) = trajectory.turns
+    turn = replace(turn, sampled=replace(turn.sampled, tokens=tokens.view(Watched)))
+    trajectory = replace(trajectory, turns=(turn,))
+    group = replace(group, episodes=(replace(episode, trajectories=(trajectory,)),))
     Watched.seen = 0
-    assert not curation.Repetition(options)._repeats(sampled)
+    assert curation.Repetition(options).reject(group) is None
     # Two parts of at most 4096 tokens for each period, and what they are equal or not.
     assert Watched.seen <= 4 * 256 * 4096

@@ -177,7 +177,7 @@ def test_compressed_files_that_are_damaged(tmp_path: Path) -> None:
 def test_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"")
     source = jsonl(tmp_path / "a.jsonl")
-    source._tables = tables(source)
+    source.prepare = tables
     with pytest.raises(ConfigError, match="split 'train' has no prompts: the data set is empty"):
         source.prompts("train")
 

@@ -54,8 +54,8 @@ def mixture(directory: Path, **sources: Any) -> Any:
 
 def here(found: Any) -> Any:
     """A mixture whose sources are prepared in this process, which takes no second one."""
-    for source in found._sources.values():
-        source._tables = tables(source)
+    for source in found.sources.values():
+        source.prepare = tables
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 import rlax_curation as curation
 from data_sets import listed, tables
 
-from rlax_plugin.api import Domains, Prompt, PromptTable
+from rlax_plugin.api import Prompt, PromptTable
 from rlax_plugin.pass_rates.table import PassRateTable
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
@@ -95,9 +95,7 @@ def test_domains_resume_wherever_they_were(table: PromptTable, done: int) -> Non
 
 def test_a_domain_of_weight_0_is_not_chosen(table: PromptTable) -> None:
     assert table.domains is not None
-    weights = np.array([0.75, 0, 0.25])
-    domains = Domains(table.domains.names, table.domains.of_n, weights)
-    other = PromptTable(table._batches, digest="x", domains=domains)
+    other = table.weighted(dict(zip(table.domains.names, (0.75, 0, 0.25), strict=True)))
     for sampler in (curation.Shuffled(), curation.Learnability(curation.LearnabilityConfig())):
         kinds = kinds_of(other, sampler.choose(other, RATES, np.random.default_rng(0), 100))
         assert kinds.count("words") == 0 and 10 <= kinds.count("rare") <= 40
@@ -111,7 +109,8 @@ def test_learnability_chooses_domains_by_weight_and_reads_ids_alone(
     for index in hopeless:
         for _ in range(20):
             rates.observe(index, 0, 8, 0)
-    monkeypatch.setattr(PromptTable, "_prompt", lambda self, index: pytest.fail("it was read"))
+    for method in ("__getitem__", "__iter__", "texts"):
+        monkeypatch.setattr(PromptTable, method, lambda *_: pytest.fail("a prompt was read"))
     sampler = curation.Learnability(curation.LearnabilityConfig(floor=0.001))
     chosen = sampler.choose(table, rates, np.random.default_rng(0), 4000)
     kinds = kinds_of(table, chosen)

@@ -39,8 +39,8 @@ def test_it_is_prepared_once_and_then_opened(
 ) -> None:
     file = write_lines(tmp_path / "a.jsonl", ROWS)
     told: list[tuple[str, int]] = []
-    source = jsonl(file, held_out={"test": 0.1})
-    source._progress = lambda what, rows: told.append((what, rows))
+    note = lambda what, rows: told.append((what, rows))  # noqa: E731
+    source = jsonl(file, held_out={"test": 0.1}, progress=note)
     train, test = source.prompts("train"), source.prompts("test")
     assert isinstance(train, PromptTable) and len(train) + len(test) == 600 and len(test) > 20
     assert {what for what, _ in told} == {"reading train"}

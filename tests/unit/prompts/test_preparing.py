@@ -122,7 +122,7 @@ def test_the_base_class_has_no_rows() -> None:
 
 def test_a_split_without_prompts_is_an_error_with_a_reason() -> None:
     def said(source: DatasetSource, split: str = "train") -> str:
-        source._tables = tables(source)
+        source.prepare = tables
         with pytest.raises(ConfigError) as raised:
             source.prompts(split)
         return str(raised.value)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from data_sets import listed, tables, tokenizer
 
 from rlax_plugin.api import Prompt, PromptTable, TextRow, TextSource
+from rlax_plugin.prompts.preparation import open_tables
+from rlax_plugin.prompts.preparing import prepare
 
 ROWS = [{"question": f"{n}+1=", "answer": n + 1, "level": n % 3} for n in range(20)]
 
@@ -98,17 +102,19 @@ def test_joined_tables_are_domains() -> None:
     assert both.digest != again.digest
 
 
-def test_prompts_of_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlax_plugin.prompts.writing._ROWS", 3)
-    table = tables(listed(*ROWS))["train"]
-    assert len(table._batches) == 7
+def test_prompts_of_several_batches(tmp_path: Path) -> None:
+    source = listed(*ROWS)
+    prepare(source, tmp_path, source.identity(), lambda split, rows: None, batch_rows=3)
+    assert pa.ipc.open_file(tmp_path / "train.arrow").num_record_batches == 7
+    found = open_tables(tmp_path, source)
+    assert found is not None
+    table = found["train"]
     assert [p.reference for p in table] == [str(n + 1) for n in range(20)]
     assert all(table.find(p.id) == i for i, p in enumerate(table))
 
 
-def test_a_subset_is_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlax_plugin.prompts.writing._ROWS", 3)
-    whole = tables(listed(*ROWS, domain="level"))["train"]
+def test_a_subset_is_a_table_of_its_own() -> None:
+    whole = tables(listed(*ROWS, domain="level"), batch_rows=3)["train"]
     some = whole.subset(np.array([0, 1, 7, 10, 19]))  # 0, 1, 1, 1, 1 of the domains
     assert len(some) == 5 and [p.reference for p in some] == ["1", "2", "8", "11", "20"]
     assert some[-1].reference == "20" and some.place_of(2) == "row 8"

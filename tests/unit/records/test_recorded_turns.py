@@ -98,14 +98,13 @@ def test_what_is_recorded_together_happens_in_order(ledger: Ledger) -> None:
     assert bits(ledger.turns()) == bits([*new, again])
 
 
-def test_a_discarded_turn_goes_alone(ledger: Ledger) -> None:
+def test_a_discarded_turn_goes_alone(ledger: Ledger, tmp_path: Path) -> None:
     add(ledger, ISSUED, first(0), turns=FIRST)
     add(ledger, *map(later, (SECOND, FURTHER, THIRD)), turns=(SECOND, FURTHER, THIRD))
     add(ledger, ev.Discarded(0, 0, 0, 1))
     assert bits(ledger.turns()) == bits([*FIRST, FURTHER, THIRD])
-    path = ledger._path
     ledger.close()
-    again = Ledger(path, "hash")  # by the next process
+    again = Ledger(tmp_path / "ledger.sqlite", "hash")  # by the next process
     assert bits(again.turns()) == bits([*FIRST, FURTHER, THIRD])
     again.close()
 
@@ -177,8 +176,7 @@ def test_a_quarantine_is_recorded_at_once_and_ends_the_episodes(tmp_path: Path) 
         one.quarantine("bad")
         await settle()
         assert not one.answers.later and not one.answers.playing
-        one.recorder._flush_now()
-        await one.recorder.call(lambda: None)
+        await one.recorder.flush()
         assert one.ledger.turns() == [] and one.run_state.open[0].attempt == 2
         request, _ = one.answers.open[0]
         assert request.attempt == 2
@@ -188,8 +186,7 @@ def test_a_quarantine_is_recorded_at_once_and_ends_the_episodes(tmp_path: Path) 
             one.answers.generate_turn(key, 0, worker="good")
         await settle()
         assert not one.errors and 0 in one.run_state.ready
-        one.recorder._flush_now()
-        await one.recorder.call(lambda: None)
+        await one.recorder.flush()
         found = one.ledger.tail(0, journal.START)
         assert found is not None
         await one.supervision.close()

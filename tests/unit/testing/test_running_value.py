@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,13 @@ def laid_out(groups, sequences_per_row):
     return build_arrays(batch, rows=samples, length=20, sequences_per_row=sequences_per_row)
 
 
+def saved(signal):
+    """The value of each prompt, in the order in which they came."""
+    state = {}
+    signal.save(3, SimpleNamespace(put=state.update))
+    return state["values"].tolist()
+
+
 @pytest.mark.parametrize("sequences_per_row", [1, 3])
 def test_values_are_those_before_the_batch_and_follow_its_groups_in_order(sequences_per_row):
     signal = RunningValue(0.25)
@@ -44,11 +52,11 @@ def test_values_are_those_before_the_batch_and_follow_its_groups_in_order(sequen
     # A sample that could not be scored says nothing.
     first = values(group(0, A, (1.0, 0.0, None)), group(1, B, (1.0, 1.0)))
     assert first == [[0.0], [0.0], [], []]
-    assert list(signal._values.values()) == [0.5, 1.0]
+    assert saved(signal) == [0.5, 1.0]
     # A falls by a quarter of 0.5, to 0.375, then rises by a quarter of 0.625.
     second = values(group(2, A, (0.0, 0.0)), group(3, A, (1.0, 1.0)), group(4, B, (0.0, 1.0)))
     assert second == [[0.5], [0.5], [1.0], []]
-    assert list(signal._values.values()) == [0.53125, 0.875]
+    assert saved(signal) == [0.53125, 0.875]
 
 
 def batch_of(step):

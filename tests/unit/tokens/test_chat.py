@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tokenizers
 from small_tokenizers import CHATML, END, START, byte_fallback, byte_level
 
 from rlax_plugin.api import ChatTemplateError, Tokenizer
@@ -43,11 +44,16 @@ def load(directory: Path, template: str | None = CHATML, **arguments: object) ->
 
 
 def shown(tokenizer: Tokenizer, tokens: list[int]) -> str:
-    return tokenizer._fast.decode(tokens)
+    return _stored(tokenizer).decode(tokens, skip_special_tokens=False)
 
 
 def ids_of(tokenizer: Tokenizer, *names: str) -> list[int]:
-    return tokenizer._fast.convert_tokens_to_ids(list(names))
+    return [_stored(tokenizer).token_to_id(name) for name in names]
+
+
+def _stored(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """The same, as the library reads it."""
+    return tokenizers.Tokenizer.from_file(f"{tokenizer.directory}/tokenizer.json")
 
 
 def test_a_conversation_with_system_and_generation_prompt(tmp_path: Path) -> None:
