@@ -33,7 +33,7 @@ from rlax_plugin.errors import ConfigError
 OVERRIDES = LOADING
 
 
-class _CheckedMaxTextConfig(MaxTextConfig):
+class CheckedMaxTextConfig(MaxTextConfig):
     """Every key of MaxText, without values that RL cannot train with."""
 
     @model_validator(mode="before")
@@ -116,11 +116,11 @@ def load(config: ResolvedConfig, **overrides: Any) -> Config:
             # The first argument stands for the program, as in sys.argv.
             argv = ["", str(path)]
             model = pyconfig._initialize_pydantic(
-                argv, config_class=_CheckedMaxTextConfig, **overrides
+                argv, config_class=CheckedMaxTextConfig, **overrides
             )
         return Config(model, config.section)
     except ValidationError as error:
-        fields = _CheckedMaxTextConfig.model_fields
+        fields = CheckedMaxTextConfig.model_fields
         raise errors.of_validation(error, fields, config.maxtext) from None
     except (omegaconf.errors.OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError("config", config.source, " ".join(str(error).split())) from None
@@ -188,7 +188,7 @@ def without_effect(config: Config, given: ResolvedConfig) -> dict[str, tuple[Any
 
 
 def _explained(error: Exception, config: ResolvedConfig) -> ConfigError:
-    fields = _CheckedMaxTextConfig.model_fields
+    fields = CheckedMaxTextConfig.model_fields
     message = str(error) or type(error).__name__
     return errors.of_text(message, fields, config.maxtext, config.source)
 

@@ -41,6 +41,7 @@ class Convertible:
       dtype: of what is written, one of ``DTYPES``.
       has_tokenizer: there is a tokenizer among the files beside the weights.
       padding: number of tokens that MaxText adds to the model.
+      write_beside: fills a directory with config.json and the tokenizer.
     """
 
     family: str
@@ -51,7 +52,7 @@ class Convertible:
     dtype: str
     has_tokenizer: bool
     padding: int = 0
-    _write_beside: Callable[[Path], None]  # fills a directory with config.json and the tokenizer
+    write_beside: Callable[[Path], None]
 
     @property
     def parameters(self) -> int:
@@ -79,7 +80,7 @@ class Convertible:
 
         beside = directory / SIDE_FILES
         beside.mkdir()
-        self._write_beside(beside)
+        self.write_beside(beside)
         keys = {**self.keys, "scan_layers": self.scanned}
         if self.has_tokenizer:
             keys |= {"tokenizer_type": "huggingface", "tokenizer_path": str(home / SIDE_FILES)}
@@ -156,7 +157,7 @@ def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
         dtype=dtype,
         has_tokenizer=has_tokenizer,
         padding=padding,
-        _write_beside=write_beside,
+        write_beside=write_beside,
     )
 
 
@@ -181,7 +182,7 @@ def _file(path: Path, dtype: str, scanned: bool) -> Convertible:
         scanned=scanned,
         dtype=dtype,
         has_tokenizer=True,
-        _write_beside=write_beside,
+        write_beside=write_beside,
     )
 
 

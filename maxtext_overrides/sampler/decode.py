@@ -56,23 +56,18 @@ class DecodeEngine:
     """
 
     def __init__(self, config: Any, *, group_size: int = 1, prompt_tokens: int | None = None):
-        self._model = MaxEngineModel(config)
-        self.slots = self._model.slots
+        self.model = MaxEngineModel(config)
+        self.slots = self.model.slots
         self.max_prompt_tokens = int(config.max_prefill_predict_length)
         self.max_new_tokens = int(config.max_target_length) - self.max_prompt_tokens
         self.vocabulary = int(config.vocab_size)
         self.rounds_caches = bool(config.quantize_kvcache)
-        self._buckets = buckets.plan(
-            self.slots,
-            self.max_prompt_tokens,
-            prompt_tokens or self.max_prompt_tokens,
-            group_size,
-            self._model.row_shards,
-        )
-        self._forget_totals()
-        replicated = jax.sharding.NamedSharding(self._model.mesh, jax.sharding.PartitionSpec())
+        most, rows = prompt_tokens or self.max_prompt_tokens, self.model.row_shards
+        self._buckets = buckets.plan(self.slots, self.max_prompt_tokens, most, group_size, rows)
+        self.forget_totals()
+        replicated = jax.sharding.NamedSharding(self.model.mesh, jax.sharding.PartitionSpec())
         self._shardings = jax.tree.map(lambda _: replicated, jax.eval_shape(self._empty))
-        self._shardings["cache"] = {p: x.sharding for p, x in self._model.caches_like.items()}
+        self._shardings["cache"] = {p: x.sharding for p, x in self.model.caches_like.items()}
         outputs = (self._shardings, replicated)
         self._insert = jax.jit(self._insert_step, out_shardings=self._shardings, donate_argnums=0)
         self._decode = jax.jit(self._decode_loop, out_shardings=outputs, donate_argnums=0)
@@ -83,19 +78,24 @@ class DecodeEngine:
 
     def variables_like(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Name -> shape, dtype and sharding of every array that ``weights`` must hold."""
-        return dict(self._model.variables_like)
+        return dict(self.model.variables_like)
 
     def lay_out(self, arrays: dict[str, Any]) -> None:
         """Replaces a version's arrays by what the programs read fastest, one after the other.
 
         The programs also take ``arrays`` as they are, but that is another compilation.
         """
-        layer_major.lay_out(arrays, self._model.layer_axes)
+        layer_major.lay_out(arrays, self.model.layer_axes)
 
     def fingerprints(self, arrays: Weights, made_by: Callable[[Any], Any]) -> dict[str, Any]:
         """Name -> uint32 of what was laid out, as it was before; one copy at a time."""
         parts = (jax.block_until_ready(made_by(p)) for p in layer_major.published(arrays))
         return {name: found for part in parts for name, found in part.items()}
+
+    def lowered(self, weights: Weights) -> jax.stages.Lowered:
+        """The program of a decode call, to see what XLA makes of it."""
+        unused, steps = np.ones(self.slots, bool), np.int32(3)
+        return self._decode.lower(self._state, weights, unused, steps, np.bool_(0))
 
     @property
     def free_slots(self) -> list[int]:
@@ -240,10 +240,10 @@ class DecodeEngine:
         for count in self._counts_read():
             self._collect(self._state, np.zeros(count, np.int32))
         self.logprobs(weights, np.zeros(2, np.int32))
-        self._forget_totals()
+        self.forget_totals()
         self.reset()
 
-    def _forget_totals(self) -> None:
+    def forget_totals(self) -> None:
         self.steps_total = self.tokens_total = 0
         self.prefill_tokens_total = self.prefill_computed_total = 0
 
@@ -262,7 +262,7 @@ class DecodeEngine:
         settings: State,
         fresh: jax.Array,
     ) -> State:
-        logits_nv, prefix = self._model.prefill(weights, tokens_nl, lengths_n)
+        logits_nv, prefix = self.model.prefill(weights, tokens_nl, lengths_n)
         from_b, generated_b = jnp.maximum(source_b, 0), earlier_b + 1
         generated = _sample(logits_nv[from_b], settings, earlier_b)
         row = jnp.where(fresh, 0, state["row"])
@@ -277,7 +277,7 @@ class DecodeEngine:
         for name, new in news.items():
             takes = jnp.reshape(source_b >= 0, (-1,) + (1,) * (new.ndim - 1))
             news[name] = jnp.where(takes, new, state[name])
-        cache = self._model.fan_out(state["cache"], prefix, source_b, fresh)
+        cache = self.model.fan_out(state["cache"], prefix, source_b, fresh)
         return state | news | {"row": row, "cache": cache}
 
     def _decode_loop(
@@ -303,7 +303,7 @@ class DecodeEngine:
 
         def one_step(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             step, s = carry
-            logits_bv, cache = self._model.step(weights, s["cache"], s["token"], s["position"])
+            logits_bv, cache = self.model.step(weights, s["cache"], s["token"], s["position"])
             generated = _sample(logits_bv, fixed, s["generated"])
             live_b = occupied_b & ~s["done"]
             generated_b = s["generated"] + live_b
@@ -329,7 +329,7 @@ class DecodeEngine:
         """float32 [l - 1]: log-probs of all tokens but the first, each given those before it."""
         count = tokens_l.shape[0] - 1
         prefixes_nl = jnp.broadcast_to(tokens_l[:-1], (count, count))
-        logits_nv, _ = self._model.prefill(weights, prefixes_nl, jnp.arange(1, count + 1))
+        logits_nv, _ = self.model.prefill(weights, prefixes_nl, jnp.arange(1, count + 1))
         logprobs_nv = jax.nn.log_softmax(logits_nv.astype(jnp.float32))
         return jnp.take_along_axis(logprobs_nv, tokens_l[1:, None], axis=1)[:, 0]
 
@@ -355,7 +355,7 @@ class DecodeEngine:
                 "record": jnp.zeros((rows, 3, self.slots), jnp.int32),
                 "cache": {
                     path: jnp.zeros(like.shape, like.dtype)
-                    for path, like in self._model.caches_like.items()
+                    for path, like in self.model.caches_like.items()
                 },
             }
         )

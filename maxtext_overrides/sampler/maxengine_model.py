@@ -90,7 +90,7 @@ class MaxEngineModel:
         where = dict(nnx.to_flat_state(shardings))
         self.caches_like: dict[Path, jax.ShapeDtypeStruct] = {}
         self._axes: dict[Path, tuple[str, ...]] = {}
-        self._rng: dict[Path, jax.Array] = {}
+        self.rng: dict[Path, jax.Array] = {}
         names: dict[str, tuple[str, ...]] = {}
         for path, variable in nnx.to_flat_state(self._decode_state):
             like = variable.get_value()
@@ -100,7 +100,7 @@ class MaxEngineModel:
                 )
                 self._axes[path] = _axis_names(variable)
             elif isinstance(variable, nnx.RngState):
-                self._rng[path] = _resting(like)
+                self.rng[path] = _resting(like)
             elif not isinstance(variable, UNPUBLISHED):
                 names[".".join(map(str, path))] = _axis_names(variable)
         self.layer_axes = layer_axes(names)
@@ -224,7 +224,7 @@ class MaxEngineModel:
             if isinstance(variable, nnx.Cache):
                 value = caches[path]
             elif isinstance(variable, nnx.RngState):
-                value = self._rng[path]
+                value = self.rng[path]
             elif isinstance(variable, UNPUBLISHED):
                 continue
             else:

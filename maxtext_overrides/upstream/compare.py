@@ -11,7 +11,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,9 @@ from maxtext_overrides.upstream.override import Override
 from maxtext_overrides.upstream.sources import Definition, Sources, sha256, unified
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.text.terminal import console
+
+Table = Mapping[str, tuple[Override, ...]]
+"""Module of ours -> the symbols that it uses."""
 
 Status = Literal["same", "changed", "missing"]
 _STYLES = {"same": "green", "changed": "yellow", "missing": "red"}
@@ -120,7 +123,7 @@ def _summary(found: Iterable[Comparison], tested: str, other: str) -> str:
     return f"{len(statuses)} symbols of {tested} in {other}: {counts}"
 
 
-def _tested(distribution: str, version: str) -> Sources:
+def installed(distribution: str, version: str) -> Sources:
     """What is installed, if it is the tested version; else its wheel."""
     spec = importlib.util.find_spec(distribution)
     if spec is None or not spec.submodule_search_locations:
@@ -130,14 +133,29 @@ def _tested(distribution: str, version: str) -> Sources:
     return Sources(Path(spec.submodule_search_locations[0]).parent)
 
 
-def _of(distribution: str) -> Iterator[tuple[str, list[Override]]]:
-    for module, overrides in BY_MODULE.items():
+def _of(
+    distribution: str, by_module: Mapping[str, tuple[Override, ...]]
+) -> Iterator[tuple[str, list[Override]]]:
+    for module, overrides in by_module.items():
         if chosen := [o for o in overrides if o.distribution == distribution]:
             yield module, chosen
 
 
-def main(arguments: list[str] | None = None, distribution: str = "maxtext") -> int:
-    """Returns 0 if nothing has changed, 1 if something has, 2 if there is nothing to compare."""
+def main(
+    arguments: list[str] | None = None,
+    distribution: str = "maxtext",
+    by_module: Table = BY_MODULE,
+    find: Callable[[str, str], Sources] = installed,
+) -> int:
+    """Compares the symbols in use with those of another version.
+
+    Args:
+      by_module: the symbols.
+      find: gives the sources of a distribution's tested version.
+
+    Returns:
+      0 if nothing has changed, 1 if something has, 2 if there is nothing to compare.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m maxtext_overrides.upstream.compare",
         description="Compares the upstream "
@@ -145,16 +163,16 @@ def main(arguments: list[str] | None = None, distribution: str = "maxtext") -> i
     )
     parser.add_argument("other", help="version to compare with, or a wheel, or a folder of sources")
     other = parser.parse_args(arguments).other
-    table = dict(_of(distribution))
+    table = dict(_of(distribution, by_module))
     version = next(o.versions[-1] for overrides in table.values() for o in overrides)
     out = console(sys.stdout)
     try:
         if other == version:  # what was changed in place, in the installed package
             tested = Sources(wheels.fetch(distribution, version))
-            against = _tested(distribution, version)
+            against = find(distribution, version)
         else:
             path = Path(other) if Path(other).exists() else wheels.fetch(distribution, other)
-            tested, against = _tested(distribution, version), Sources(path)
+            tested, against = find(distribution, version), Sources(path)
         found = compare(table, tested, against)
     except RlaxError as error:
         console(sys.stderr).print(Text.assemble(("error: ", "bold red"), str(error)))

@@ -37,7 +37,7 @@ def make_slots(config: JetstreamConfig, context: BuildContext) -> DecodeSlots:
         raise ConfigError(
             "rlax.rollouts.slots", rollouts.slots, f"must be a multiple of the {devices} devices"
         )
-    overrides = FASTEST_LAYOUT | _sizes(context.section, devices) | config.maxtext
+    overrides = FASTEST_LAYOUT | sizes(context.section, devices) | config.maxtext
     return DecodeEngine(
         load(_given(context), **overrides),
         group_size=rollouts.group_size,
@@ -53,7 +53,7 @@ def check(config: JetstreamConfig, context: BuildContext) -> CheckResult:
     """
     given = _given(context)
     with passed_on(given):
-        overrides = _sizes(context.section, 1) | config.maxtext
+        overrides = sizes(context.section, 1) | config.maxtext
         worker = load_to_check(given, **overrides)
         from maxtext_overrides.config import memory
 
@@ -76,7 +76,7 @@ def _given(context: BuildContext) -> ResolvedConfig:
     return context.config
 
 
-def _sizes(section: RlaxSection, devices: int) -> dict[str, Any]:
+def sizes(section: RlaxSection, devices: int) -> dict[str, Any]:
     """MaxText's keys of a worker: how many sequences, and how long."""
     rollouts, prefill = section.rollouts, section.max_context_tokens
     if rollouts.on_new_weights == "continue":

@@ -137,12 +137,12 @@ class MaxTextTrainer(Trainer):
         from rlax_maxtext.checking import check_vocabulary
 
         given = given_config(self._context)
-        config = initialize(given, **self._first_weights())
+        config = initialize(given, **self.first_weights())
         check_rows(config, self._section)
         check_shapes(config, self._section)
         check_vocabulary(config, self._context)
         if self._options.warm_start.enabled and self._descent is None:
-            warm, source = self._warm_start(), answered_prompts(self._context)
+            warm, source = self.warm_start(), answered_prompts(self._context)
             path = supervised.warm_start(given, config, warm, source, self._reporter(port))
             config = initialize(given, load_parameters_path=path)
         return config
@@ -162,7 +162,7 @@ class MaxTextTrainer(Trainer):
         with contextlib.suppress(_Published):
             run_train_loop(config, events, arrays=ARRAYS, objective=make_loss(slots))
 
-    def _warm_start(self) -> WarmStart:
+    def warm_start(self) -> WarmStart:
         """The options of the warm start; a replay uses the one of the run that it repeats.
 
         Raises:
@@ -189,7 +189,7 @@ class MaxTextTrainer(Trainer):
         self._descent = descent
         return "the warm start" if self._options.warm_start.enabled else None
 
-    def _first_weights(self) -> dict[str, str]:
+    def first_weights(self) -> dict[str, str]:
         """MaxText's keys for the weights of another run. It prefers an own checkpoint to them."""
         if self._descent is None:
             return {}

@@ -13,8 +13,9 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
@@ -35,8 +36,6 @@ from rlax_plugin.api import (
 
 T = TypeVar("T")
 
-_GRACE_S = 10.0  # for what cannot be stopped: writes under way when a save fails, and its commit
-
 
 class OrbaxStore(WeightStore):
     """Weight versions as Orbax checkpoints.
@@ -45,6 +44,8 @@ class OrbaxStore(WeightStore):
       deadline_s: for one ``save`` or ``load``.
       chunk_bytes: largest chunk where the shape allows.
       in_flight_bytes: host memory for arrays on their way to devices.
+      grace_s: for what cannot be stopped: writes under way when a save fails, and its commit.
+      context: further settings of TensorStore's context.
     """
 
     def __init__(
@@ -53,13 +54,15 @@ class OrbaxStore(WeightStore):
         deadline_s: float = 120.0,
         chunk_bytes: int = 64 << 20,
         in_flight_bytes: int = 2 << 30,
+        grace_s: float = 10.0,
+        context: Mapping[str, Any] = MappingProxyType({}),
     ):
-        self._deadline_s = deadline_s
+        self._deadline_s, self._grace_s = deadline_s, grace_s
         self._chunk_bytes, self._in_flight_bytes = chunk_bytes, in_flight_bytes
         # The directory becomes visible as a whole, so its files need neither a rename each nor
         # fsync: after a machine's crash a version is published anew, and checksums find a torn one.
         self._context = ts.Context(
-            {"file_io_sync": False, "file_io_locking": {"mode": "non_atomic"}}
+            {"file_io_sync": False, "file_io_locking": {"mode": "non_atomic"}} | dict(context)
         )
         # Orbax's commit is a coroutine. One loop for all: a new one costs more than the commit.
         self._loop = asyncio.new_event_loop()
@@ -75,7 +78,7 @@ class OrbaxStore(WeightStore):
         Raises:
           WeightsUnwritableError: the disk or the network failed.
           WeightsError: ``path`` exists, or an array has a dtype that cannot be stored.
-          DeadlineError: it took longer than ``deadline_s``, or its commit than 10 s more.
+          DeadlineError: it took longer than ``deadline_s``, or its commit than ``grace_s`` more.
         """
         clock = Clock(f"writing the weight version {path}", self._deadline_s)
         final = epath.Path(path)
@@ -177,7 +180,7 @@ class OrbaxStore(WeightStore):
                 clock.moved += nbytes
         except BaseException:
             # What is under way would put files back into the directory that is now removed.
-            grace = Clock("", _GRACE_S)
+            grace = Clock("", self._grace_s)
             for future in (*opened, *(write for _, write in writes)):
                 with suppress(TimeoutError):
                     future.exception(max(clock.left_s(), grace.left_s()))
@@ -189,7 +192,7 @@ class OrbaxStore(WeightStore):
             raise TimeoutError
         try:
             # Orbax works on threads, which go on when a wait for them is given up.
-            left_s = max(clock.left_s(), _GRACE_S)
+            left_s = max(clock.left_s(), self._grace_s)
             return self._loop.run_until_complete(asyncio.wait_for(commit, left_s))
         finally:
             self._loop_lock.release()

@@ -76,7 +76,7 @@ class Evaluator:
         }
         # On a thread: while training goes on, nobody may wait for a second of arithmetic.
         found = await asyncio.to_thread(self._measured, outcomes)
-        return Evaluated(version, found, _failures(of_sets))
+        return Evaluated(version, found, failures_of(of_sets))
 
     async def answered(
         self,
@@ -133,7 +133,7 @@ class Evaluator:
         }
 
 
-def _failures(of_sets: Mapping[str, Sequence[Answered]]) -> dict[str, str]:
+def failures_of(of_sets: Mapping[str, Sequence[Answered]]) -> dict[str, str]:
     """Why the first reward that failed did, of each set that has one."""
     found: dict[str, str] = {}
     for name, answered in of_sets.items():

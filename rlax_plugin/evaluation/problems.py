@@ -246,7 +246,7 @@ def _check_source(
         )
 
 
-def _first(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+def first_of(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
     if isinstance(prompts, PromptTable):
         return prompts.read(prompts.first(len(prompts) if count is None else count))
     return prompts[:count]
@@ -257,7 +257,7 @@ def _prompts(
 ) -> Sequence[Prompt]:
     try:
         split = chosen.split or ""
-        prompts = _first(read_prompts(source, split, f"{key}.split", split), chosen.problems)
+        prompts = first_of(read_prompts(source, split, f"{key}.split", split), chosen.problems)
     except ConfigError as error:
         if error.value == chosen.split:  # a source does not know which key asks for the split
             raise ConfigError(f"{key}.split", chosen.split, error.reason) from None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-_DRAWS_AT_ONCE = 1 << 22  # bounds the memory of the bootstrap to about 64 MB
+DRAWS_AT_ONCE = 1 << 22  # bounds the memory of the bootstrap to about 64 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +180,7 @@ def bootstrap(
     seed: int,
     level: float = 0.95,
     samples: int = 1,
+    draws_at_once: int = DRAWS_AT_ONCE,
 ) -> tuple[float, float]:
     """Percentile bootstrap of a statistic over problems.
 
@@ -193,7 +194,8 @@ def bootstrap(
       resamples: number of draws.
       seed: the same seed gives the same interval.
       level: the interval's coverage, between 0 and 1.
-      samples: numbers that the statistic looks at for each problem; bounds the memory.
+      samples: numbers that the statistic looks at for each problem.
+      draws_at_once: of those numbers; bounds the memory, and changes nothing else.
 
     Returns:
       (low, high).
@@ -207,7 +209,7 @@ def bootstrap(
             f"{level}"
         )
     rng = np.random.default_rng(seed)
-    rows = max(1, _DRAWS_AT_ONCE // (problems * samples))
+    rows = max(1, draws_at_once // (problems * samples))
     found = np.concatenate(
         [
             statistic(rng.integers(problems, size=(min(rows, resamples - done), problems)))
@@ -219,13 +221,18 @@ def bootstrap(
 
 
 def bootstrap_interval(
-    values_b: ArrayLike, *, resamples: int, seed: int, level: float = 0.95
+    values_b: ArrayLike,
+    *,
+    resamples: int,
+    seed: int,
+    level: float = 0.95,
+    draws_at_once: int = DRAWS_AT_ONCE,
 ) -> tuple[float, float]:
     """``bootstrap`` of the mean over problems.
 
     Args:
       values_b: float [problems].
-      resamples, seed, level: see `bootstrap`.
+      resamples, seed, level, draws_at_once: see `bootstrap`.
 
     Raises:
       ValueError: see `bootstrap`; a value that is not finite.
@@ -239,4 +246,5 @@ def bootstrap_interval(
         resamples=resamples,
         seed=seed,
         level=level,
+        draws_at_once=draws_at_once,
     )

@@ -150,7 +150,7 @@ class BigramTrainer(Trainer):
         check_vocabulary(context)
 
     def run(self, port: TrainerPort) -> None:
-        start, weights = self._checkpoints.newest() or (0, self._first_weights())
+        start, weights = self._checkpoints.newest() or (0, self.first_weights())
         self._signals.start(weights, start)
         _publish(port, start, weights)
         for step in range(start + 1, self._steps + 1):
@@ -182,9 +182,9 @@ class BigramTrainer(Trainer):
         """
         self._descent = descent
         if not self._checkpoints.names():
-            self._first_weights()
+            self.first_weights()
 
-    def _first_weights(self) -> dict[str, np.ndarray]:
+    def first_weights(self) -> dict[str, np.ndarray]:
         if (descent := self._descent) is None:
             return policy.initial_weights(self._seed)
         try:
@@ -206,7 +206,7 @@ class BigramTrainer(Trainer):
 
     def publish_first(self, port: TrainerPort) -> None:
         """See ``FirstWeightsReader``."""
-        _publish(port, 0, self._first_weights())
+        _publish(port, 0, self.first_weights())
 
     def _update(
         self, weights: policy.Weights, batch: Mapping[str, np.ndarray]

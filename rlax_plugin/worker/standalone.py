@@ -75,12 +75,12 @@ def serve_run(
             async def start() -> None:
                 nonlocal served
                 find = functools.partial(kept_version, files, version)
-                served = await _load(take, chosen, find, section.deadlines.weights_s)
+                served = await load_readable(take, chosen, find, section.deadlines.weights_s)
                 await services
 
             try:
                 if not await _told_first(terminated, start(), section.deadlines.startup_s):
-                    ready(await _greeting(engine, served, files, endpoint.address))
+                    ready(await greeting(engine, served, files, endpoint.address))
                     await _told(terminated, engine, section.deadlines.heartbeat_s)
             finally:
                 service.draining = True
@@ -91,7 +91,7 @@ def serve_run(
     run_engine(config, NAME, life)
 
 
-async def _load(
+async def load_readable(
     take: Callable[[WeightVersion], Awaitable[None]],
     chosen: WeightVersion,
     find: Callable[[], WeightVersion],
@@ -155,7 +155,7 @@ async def _told(terminated: asyncio.Event, engine: RolloutEngine, every_s: float
         engine.health()
 
 
-async def _greeting(
+async def greeting(
     engine: RolloutEngine, version: WeightVersion, files: RunFiles, address: str
 ) -> str:
     """What is served where, and how to ask for it."""

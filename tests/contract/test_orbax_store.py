@@ -204,15 +204,13 @@ def test_a_commit_that_began_in_time_is_waited_for(tmp_path, monkeypatch):
 
     monkeypatch.setattr(kind, "finalize", late)
     monkeypatch.setattr("rlax_orbax.clock.Clock.left_s", left_s)
-    monkeypatch.setattr("rlax_orbax.store._GRACE_S", 60)
     saves = 1
-    OrbaxStore().save(str(tmp_path / "0"), {"w": np.ones(3)})
+    OrbaxStore(grace_s=60).save(str(tmp_path / "0"), {"w": np.ones(3)})
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
     saves = 2
     same(OrbaxStore().load(str(tmp_path / "0"), {"w": np.zeros(3)}), {"w": np.ones(3)})
-    monkeypatch.setattr("rlax_orbax.store._GRACE_S", 0.2)
     with pytest.raises(DeadlineError, match="writing the weight version"):
-        OrbaxStore().save(str(tmp_path / "1"), {"w": np.ones(3)})
+        OrbaxStore(grace_s=0.2).save(str(tmp_path / "1"), {"w": np.ones(3)})
     assert len(began) == 2
     hangs.set()
     assert [path.name for path in tmp_path.iterdir()] == ["0"]

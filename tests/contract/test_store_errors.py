@@ -20,7 +20,6 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorstore as ts
 from rlax_orbax import store as orbax
 from rlax_orbax.layout import array_spec
 from rlax_orbax.store import OrbaxStore
@@ -195,9 +194,8 @@ def answer(status: str, body: bytes = b"", length: int = -1) -> bytes:
     ],
 )
 def test_what_an_object_store_answers(version, monkeypatch, answers, kind, said):
-    store = OrbaxStore(deadline_s=20)
     retries = {"max_retries": 2, "initial_delay": "1ms", "max_delay": "1ms"}
-    store._context = ts.Context({"http_request_retries": retries})
+    store = OrbaxStore(deadline_s=20, context={"http_request_retries": retries})
     with http(answers) as url:
         monkeypatch.setattr(orbax, "array_spec", lambda _, *what: array_spec(url, *what))
         with pytest.raises(WeightsError, match=said) as caught:

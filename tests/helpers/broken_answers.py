@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broken_plugins import Broken, _of
+from broken_plugins import Broken, source_of
 
 _SOURCE = """
 import hashlib
@@ -40,7 +40,7 @@ def build(context):
 
 
 def _source(method: str, *told: str) -> Broken:
-    return _of("prompt_source", _SOURCE % method, *told)
+    return source_of("prompt_source", _SOURCE % method, *told)
 
 
 def _filter(condition: str, *told: str) -> Broken:
@@ -54,7 +54,7 @@ def _filter(condition: str, *told: str) -> Broken:
         def build(context):
             return Filter()
         """
-    return _of(
+    return source_of(
         "filter", part.replace("class Filter", "import numpy as np\n\n        class Filter"), *told
     )
 
@@ -81,7 +81,7 @@ def build(context):
 
 
 def _tracker(mode: str, *told: str, last: str = "0", first: str = "pass") -> Broken:
-    return _of("tracker", _TRACKER % {"mode": mode, "last": last, "first": first}, *told)
+    return source_of("tracker", _TRACKER % {"mode": mode, "last": last, "first": first}, *told)
 
 
 ANSWERS: dict[str, Broken] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent, indent
 
-from broken_plugins import Broken, _of
+from broken_plugins import Broken, source_of
 
 
 def _function(kind: str, body: str, *told: str, imports: str = "import jax.numpy as jnp") -> Broken:
@@ -13,7 +13,7 @@ def _function(kind: str, body: str, *told: str, imports: str = "import jax.numpy
     part = (
         f"def build(context):\n    def slot(inputs):\n        {imports}\n{inner}\n    return slot\n"
     )
-    return _of(kind, part, *told)
+    return source_of(kind, part, *told)
 
 
 OBJECTIVES: dict[str, Broken] = {
@@ -77,7 +77,7 @@ OBJECTIVES: dict[str, Broken] = {
         "is finite with policies 60 nats apart",
         "rlax_plugin.api.ratio_of",
     ),
-    "advantage_of_equal_rewards": _of(
+    "advantage_of_equal_rewards": source_of(
         "advantage",
         """
         def build(context):
@@ -98,7 +98,7 @@ OBJECTIVES: dict[str, Broken] = {
         "a group of equal rewards gets exactly 0",
         "rlax_plugin.api.per_group",
     ),
-    "advantage_that_raises": _of(
+    "advantage_that_raises": source_of(
         "advantage",
         """
         def build(context):
@@ -119,7 +119,7 @@ OBJECTIVES: dict[str, Broken] = {
         "ZeroDivisionError: float division by zero",
         "guard what such rewards leave undefined",
     ),
-    "preset_with_an_unknown_slot": _of(
+    "preset_with_an_unknown_slot": source_of(
         "objective",
         """
         from rlax_plugin.api import Choice

@@ -22,7 +22,7 @@ class Broken:
     told: tuple[str, ...]
 
 
-def _of(kind: str, part: str, *told: str) -> Broken:
+def source_of(kind: str, part: str, *told: str) -> Broken:
     """A plug-in with one part; ``part`` defines ``build(context)``."""
     hook = f"\n\n@hookimpl\ndef rlax_register_{kind}():\n    return offers(build)\n"
     return Broken(_HEAD + dedent(part) + hook, (f"rlax_register_{kind}['broken']", *told))
@@ -76,7 +76,7 @@ BROKEN: dict[str, Broken] = {
         + "@hookimpl\ndef rlax_register_reward():\n    return {'broken': Reward}\n",
         ("rlax_register_reward['broken'] is <class", "expected an Extension(config_class, build)"),
     ),
-    "state_not_restored": _of(
+    "state_not_restored": source_of(
         "sampler",
         """
         class InOrder:
@@ -99,7 +99,7 @@ BROKEN: dict[str, Broken] = {
         "a new sampler that restores the state continues",
         "set all of it in restore()",
     ),
-    "randomness_of_its_own": _of(
+    "randomness_of_its_own": source_of(
         "sampler",
         """
         import random
@@ -120,7 +120,7 @@ BROKEN: dict[str, Broken] = {
         "all randomness comes from rng",
         "sample from the rng that choose is given",
     ),
-    "reward_of_text": _of(
+    "reward_of_text": source_of(
         "reward",
         """
         def build(context):
@@ -129,7 +129,7 @@ BROKEN: dict[str, Broken] = {
         "gets '1.0' (str)",
         "return a float",
     ),
-    "reward_of_nan": _of(
+    "reward_of_nan": source_of(
         "reward",
         """
         def build(context):
@@ -138,7 +138,7 @@ BROKEN: dict[str, Broken] = {
         "the empty one, '', gets nan",
         "return a float",
     ),
-    "reward_with_torch": _of(
+    "reward_with_torch": source_of(
         "reward",
         """
         def build(context):
@@ -152,7 +152,7 @@ BROKEN: dict[str, Broken] = {
         "torch was imported",
         "score with numpy or plain Python",
     ),
-    "filter_of_bool": _of(
+    "filter_of_bool": source_of(
         "filter",
         """
         class Filter:
@@ -166,7 +166,7 @@ BROKEN: dict[str, Broken] = {
         "return None to accept a group",
         "never a bool",
     ),
-    "filter_that_remembers": _of(
+    "filter_that_remembers": source_of(
         "filter",
         """
         class Filter:
@@ -185,7 +185,7 @@ BROKEN: dict[str, Broken] = {
         "mixed rewards: None, then 'asked before'",
         "judge by the group alone",
     ),
-    "store_that_is_not_atomic": _of(
+    "store_that_is_not_atomic": source_of(
         "weight_store",
         _STORE
         % {
@@ -201,7 +201,7 @@ BROKEN: dict[str, Broken] = {
         "rename it when all is there",
         "keep a checksum",  # and damage is not found either
     ),
-    "engine_without_seeds": _of(
+    "engine_without_seeds": source_of(
         "rollout_engine",
         """
         import random
@@ -228,7 +228,7 @@ BROKEN: dict[str, Broken] = {
         "a seed decides a sample's tokens",
         "make the random key from the request's seed",
     ),
-    "engine_that_trusts": _of(
+    "engine_that_trusts": source_of(
         "rollout_engine",
         """
         from dataclasses import replace
@@ -247,7 +247,7 @@ BROKEN: dict[str, Broken] = {
         "weights with another fingerprint than published were loaded",
         "let load return rlax_plugin.api.read_weights",
     ),
-    "tracker_that_raises_on_nan": _of(
+    "tracker_that_raises_on_nan": source_of(
         "tracker",
         """
         import json
@@ -266,7 +266,7 @@ BROKEN: dict[str, Broken] = {
         "ValueError: Out of range float values",
         "do not raise",
     ),
-    "tracker_that_forgets": _of(
+    "tracker_that_forgets": source_of(
         "tracker",
         """
         class Tracker:
@@ -285,7 +285,7 @@ BROKEN: dict[str, Broken] = {
         "the first step is on disk, the last one is not",
         "flush and join in close",
     ),
-    "source_with_salted_ids": _of(
+    "source_with_salted_ids": source_of(
         "prompt_source",
         """
         import numpy as np
@@ -310,7 +310,7 @@ BROKEN: dict[str, Broken] = {
         "an unknown split raises a ConfigError",  # and decode keeps the stop token: all are told
         "leave out stop_ids and padding in decode",
     ),
-    "trainer_that_reuses_buffers": _of(
+    "trainer_that_reuses_buffers": source_of(
         "trainer",
         """
         from rlax_plugin.testing import policy
@@ -335,7 +335,7 @@ BROKEN: dict[str, Broken] = {
         "publish(0): 'bias' was changed afterwards",
         "fresh buffers",
     ),
-    "launcher_that_leaves_processes": _of(
+    "launcher_that_leaves_processes": source_of(
         "launcher",
         """
         import subprocess, sys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broken_plugins import _of
+from broken_plugins import source_of
 
 FORMS = """
     import asyncio
@@ -36,7 +36,7 @@ FORMS = """
 """
 
 REWARDS = {
-    "group_reward_of_too_few": _of(
+    "group_reward_of_too_few": source_of(
         "reward",
         """
         class Reward:
@@ -49,7 +49,7 @@ REWARDS = {
         "score_group returned 1 scores for 2 episodes",
         "score_group one for each episode",
     ),
-    "token_rewards_of_other_lengths": _of(
+    "token_rewards_of_other_lengths": source_of(
         "reward",
         """
         from rlax_plugin.api import Score
@@ -64,7 +64,7 @@ REWARDS = {
         "token_rewards have the shapes [(1,)], but the turns' sampled tokens are",
         "one array for each turn",
     ),
-    "metrics_that_are_not_finite": _of(
+    "metrics_that_are_not_finite": source_of(
         "reward",
         """
         from rlax_plugin.api import Score
@@ -75,7 +75,7 @@ REWARDS = {
         "metric 'a' is inf",
         "metrics are finite",
     ),
-    "async_reward_that_blocks": _of(
+    "async_reward_that_blocks": source_of(
         "reward",
         """
         import time

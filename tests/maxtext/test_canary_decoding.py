@@ -76,10 +76,10 @@ def bfloat16():
 )
 def test_it_agrees_and_samples_stay_the_same_to_the_last_bit(model, tolerance, request):
     slots = request.getfixturevalue(model).engine  # a compiled one, where it is several files'
-    slots._forget_totals()
+    slots.forget_totals()
     with_canary = group_of(slots, canary=True, tolerance=tolerance)
     slots.reset()
-    slots._forget_totals()
+    slots.forget_totals()
     without = group_of(slots, canary=False)
     for one, other in zip(with_canary, without, strict=True):
         assert len(one.tokens) == NEW

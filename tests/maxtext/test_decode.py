@@ -227,12 +227,10 @@ def test_what_does_not_fit_is_rejected(dense):
 
 def test_the_loop_does_not_copy_the_caches(dense):
     engine = dense.engine
-    compiled = engine._decode.lower(
-        engine._state, dense.weights, np.ones(SLOTS, bool), np.int32(3), np.bool_(0)
-    ).compile()
+    compiled = engine.lowered(dense.weights).compile()
     shapes = {
         ",".join(map(str, spec.shape))
-        for path, spec in engine._model.caches_like.items()
+        for path, spec in engine.model.caches_like.items()
         if path[-1] in ("cached_ar_key", "cached_prefill_key")
     }
     copied = re.findall(r"f32\[([\d,]+)\]\S* copy\(", compiled.as_text())

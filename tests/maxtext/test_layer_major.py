@@ -1,6 +1,5 @@
 """Scanned weights, laid out for a CPU: the same variables, and the same samples."""
 
-import jax
 import numpy as np
 import pytest
 from tiny_engine import MOE, NEW, Case, prompts_of, reference_logprobs
@@ -69,10 +68,7 @@ def test_a_decode_step_copies_no_stack_of_layers(dense):
     }
 
     def copied(weights):
-        lowered = jax.jit(engine._model.step).lower(
-            weights, engine._state["cache"], engine._state["token"], engine._state["position"]
-        )
-        text = lowered.compile().as_text()
+        text = engine.lowered(weights).compile().as_text()
         forms = [f"f32[{','.join(map(str, shape))}]" for shape in stacks]
         lines = [line for line in text.splitlines() if "transpose(" in line]
         return sum(any(f"= {form}" in line for form in forms) for line in lines)

@@ -30,7 +30,7 @@ def test_maxtext_is_given_its_own_keys_alone():
     config = rlax_config.load(given, run_name="x")
     assert (
         "rlax" not in config.get_keys()
-        and "rlax" not in rlax_config._CheckedMaxTextConfig.model_fields
+        and "rlax" not in rlax_config.CheckedMaxTextConfig.model_fields
     )
     assert config.copy().rlax is config.rlax is given.section and config.rlax.seed == 3
     with pytest.raises(ConfigError, match="base_emb_dim"):

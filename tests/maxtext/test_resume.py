@@ -76,11 +76,11 @@ def behind(prompt, tokens, slot, seed, sampling):
 
 def test_only_continue_makes_room_for_generated_tokens(other):
     assert (other.max_prompt_tokens, other.max_new_tokens) == (PROMPT + NEW - 1, NEW)
-    finish = worker_slots._sizes(section_of(rollouts("finish")), devices=1)
+    finish = worker_slots.sizes(section_of(rollouts("finish")), devices=1)
     assert finish["max_prefill_predict_length"] == PROMPT
     assert finish["max_target_length"] == PROMPT + NEW
     several = {"environment": {"name": "calculator"}, "episodes": {"max_tokens": 4 * NEW}}
-    turns = worker_slots._sizes(section_of(rollouts("finish"), **several), devices=1)
+    turns = worker_slots.sizes(section_of(rollouts("finish"), **several), devices=1)
     assert turns["max_prefill_predict_length"] == PROMPT + 4 * NEW - 1
     assert turns["max_target_length"] == PROMPT + 5 * NEW - 1
 

@@ -272,14 +272,14 @@ def test_a_replay_uses_the_warm_start_of_its_run(tmp_path):
     made = f"{tmp_path}/run/prepared/warm_start"
     starting = OFFER.build(options_of(context), context)
     with pytest.raises(ConfigError) as error:
-        starting._warm_start()
+        starting.warm_start()
     assert str(error.value) == f"rlax.trainer.warm_start.directory = '{made}': does not exist"
     Path(made).mkdir(parents=True)
-    assert starting._warm_start().directory == made
+    assert starting.warm_start().directory == made
     # A directory that the config names is that of every run, its replays included.
     given = (*argv, f"rlax.trainer.warm_start.directory={tmp_path}")
     context = dataclasses.replace(context_of(given), replays=f"{tmp_path}/run")
-    assert OFFER.build(options_of(context), context)._warm_start().directory == str(tmp_path)
+    assert OFFER.build(options_of(context), context).warm_start().directory == str(tmp_path)
 
 
 def test_check_adds_up_what_a_worker_needs():

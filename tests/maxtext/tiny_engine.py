@@ -63,7 +63,7 @@ def random_weights(engine, seed=0):
 
 def trainer_model(config, engine):
     create = model_creation_utils.get_nnx_create_model_fn(
-        config, mesh=engine._model.mesh, model_mode=MODEL_MODE_TRAIN
+        config, mesh=engine.model.mesh, model_mode=MODEL_MODE_TRAIN
     )
     with logical_axis_rules(config.logical_axis_rules):
         return nnx.eval_shape(create)
@@ -82,13 +82,13 @@ class Case:
         def forward(weights, tokens, positions, segments):
             state = variables.restore(self.abstract, weights)
             flat = [
-                (path, v.replace(self.engine._model._rng.get(path, jnp.zeros((), jnp.uint32))))
+                (path, v.replace(self.engine.model.rng.get(path, jnp.zeros((), jnp.uint32))))
                 if isinstance(v, nnx.RngState)
                 else (path, v)
                 for path, v in nnx.to_flat_state(state)
             ]
             model = nnx.merge(graph, nnx.from_flat_state(flat), copy=True)
-            with self.engine._model.mesh, logical_axis_rules(self.config.logical_axis_rules):
+            with self.engine.model.mesh, logical_axis_rules(self.config.logical_axis_rules):
                 return model(
                     tokens,
                     positions,

@@ -65,7 +65,7 @@ def evaluate(
             for name in found.failures:
                 console.print(f"{name}: {reward_errors(found, name)}")
         try:
-            path = _write(target.run, document, out)
+            path = write_result(target.run, document, out)
         except RlaxError as error:
             kept = directory / "result.json"
             kept.write_text(json.dumps(document, indent=2) + "\n")
@@ -91,7 +91,7 @@ def _settings(document: Mapping[str, Any]) -> tuple[object, list[str]]:
     return list(filter(decides, document.get("overrides", []))), list(document["sets"])
 
 
-def _write(run: RunFiles, document: dict[str, Any], out: str | None) -> str:
+def write_result(run: RunFiles, document: dict[str, Any], out: str | None) -> str:
     if out is None:
         name = _name(run, document)
         run.put_json(name, document)

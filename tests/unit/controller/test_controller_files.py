@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 from pytest import fixture, mark, raises
 
-from rlax_plugin.commands.evaluate.command import _write
+from rlax_plugin.commands.evaluate.command import write_result
 from rlax_plugin.commands.replay import replay
 from rlax_plugin.commands.target import checkpoint_name, find_target
 from rlax_plugin.controller.run_directory import check_same_run
@@ -112,7 +112,7 @@ def test_a_result_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
 
     def written(overrides: list[str], sets: list[str]) -> str:
         document = {"version": 3, "overrides": overrides, "sets": {name: {} for name in sets}}
-        return Path(_write(files, document, None)).name
+        return Path(write_result(files, document, None)).name
 
     assert written([], ["test"]) == "eval-00000003.json"
     assert written(["rlax.seed=1"], ["test"]) == "eval-00000003-2.json"

@@ -81,7 +81,7 @@ def test_a_run_on_an_object_store_is_named_by_its_url(tmp_path: Path) -> None:
         assert decide(RunFiles("memory://runs/new"), None) == found
         started = trainer(tmp_path)
         started.start_from(found)
-        first = started._first_weights()
+        first = started.first_weights()
         assert all((first[name] == array).all() for name, array in weights(3).items())
     finally:
         fsspec.filesystem("memory").store.clear()
@@ -183,10 +183,10 @@ def test_maxtexts_trainer_loads_the_other_runs_parameters(tmp_path: Path) -> Non
     (tmp_path / "old/checkpoints/4/items").mkdir(parents=True)
     origin = Descent(str(tmp_path / "old"), 5, "4")
     started = MaxTextTrainer(TrainerOptions(), context(tmp_path / "new"))
-    assert started._first_weights() == {}
+    assert started.first_weights() == {}
     assert started.start_from(origin) is None
     path = f"{tmp_path}/old/checkpoints/4/items"
-    assert started._first_weights()["load_parameters_path"] == path
+    assert started.first_weights()["load_parameters_path"] == path
     with pytest.raises(ConfigError, match="old@6': no longer exists"):
         started.start_from(Descent(origin.run, 6, "5"))
     warm = TrainerOptions(warm_start=WarmStart(enabled=True))

@@ -12,7 +12,7 @@ import rlax_environments
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.episodes.runner import EpisodeRunner
-from rlax_plugin.evaluation.evaluator import Evaluator, _failures
+from rlax_plugin.evaluation.evaluator import Evaluator, failures_of
 from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.ports.environment import Outcome
@@ -114,7 +114,7 @@ def test_the_first_reason_why_rewards_of_a_set_failed_is_kept() -> None:
         return Answered.of([make_episode() for _ in scores], scores, [None] * len(scores))
 
     sets = {"fine": [answered(good, good)], "hard": [answered(good, bad), answered(worse)]}
-    assert _failures(sets) == {"hard": "KeyError: 'a'"}
+    assert failures_of(sets) == {"hard": "KeyError: 'a'"}
 
 
 class LongSource:

@@ -93,15 +93,14 @@ def test_bootstrap_interval_matches_the_normal_interval_of_a_mean():
     assert high80 - low80 == pytest.approx(2 * 1.2816 * np.sqrt(0.1875 / 400), abs=0.005)
 
 
-def test_bootstrap_is_deterministic_and_its_edges_are_right(monkeypatch):
+def test_bootstrap_is_deterministic_and_its_edges_are_right():
     values_b = np.linspace(0, 1, 50)
     first = bootstrap_interval(values_b, resamples=500, seed=3)
     assert first == bootstrap_interval(values_b, resamples=500, seed=3)
     assert first != bootstrap_interval(values_b, resamples=500, seed=4)
     assert bootstrap_interval([0.25], resamples=10, seed=0) == (0.25, 0.25)
     # Resampling in pieces draws the same numbers as in one go.
-    monkeypatch.setattr("rlax_plugin.evaluation.statistics._DRAWS_AT_ONCE", 130)
-    assert bootstrap_interval(values_b, resamples=500, seed=3) == first
+    assert bootstrap_interval(values_b, resamples=500, seed=3, draws_at_once=130) == first
     for bad in ({"values_b": []}, {"values_b": [np.nan]}, {"resamples": 0}, {"level": 1.0}):
         with pytest.raises(ValueError):
             bootstrap_interval(**({"values_b": [1.0], "resamples": 10, "seed": 0} | bad))

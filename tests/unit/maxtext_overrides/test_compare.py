@@ -248,14 +248,12 @@ def test_what_is_shown(tested, other) -> None:
 
 
 @pytest.fixture
-def command(tested, other, tmp_path, monkeypatch):
+def command(tested, other, tmp_path):
     """The command with a table of these names; the status, and the last line that it prints."""
 
     def run(capsys, *names):
         table = {"ours.py": tuple(override(tested, f"up.loop.{n}") for n in names)}
-        monkeypatch.setattr(comparing, "BY_MODULE", table)
-        monkeypatch.setattr(comparing, "_tested", lambda *_: tested)
-        status = comparing.main([str(tmp_path / "other")])
+        status = comparing.main([str(tmp_path / "other")], by_module=table, find=lambda *_: tested)
         return status, capsys.readouterr().out.splitlines()[-1]
 
     return run

@@ -67,7 +67,7 @@ def test_llama_3_1s_factors_of_positions_are_known(tmp_path: Path) -> None:
 def test_the_tokenizer_is_that_of_the_header(tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "tiny.gguf")
     (tmp_path / "out").mkdir()
-    convert.examine(path, "float32", True)._write_beside(tmp_path / "out")
+    convert.examine(path, "float32", True).write_beside(tmp_path / "out")
     tokenizer = Tokenizer.load(tmp_path / "out", "test")
     word = {token: index for index, token in enumerate(tiny_gguf.TOKENS)}
     # "Ġ1" is in the vocabulary, and digits are split off before anything is merged.
@@ -84,7 +84,7 @@ def test_a_beginning_is_added_where_the_header_says_so(tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "tiny.gguf", values=values)
     patched = path.read_bytes()
     (tmp_path / "out").mkdir()
-    convert.examine(path, "float32", True)._write_beside(tmp_path / "out")
+    convert.examine(path, "float32", True).write_beside(tmp_path / "out")
     tokenizer = Tokenizer.load(tmp_path / "out", "test")
     assert tokenizer.bos_ids == () and patched == path.read_bytes()
     # GPT-2's split keeps a space and the digits behind it together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import json
 import math
 import sqlite3
@@ -32,6 +33,11 @@ from rlax_plugin.records.files import RunFiles
 
 CONFIG = str(Path(__file__).parents[2] / "configs/testing.yml")  # of ten steps
 DEADLINE_S = 60
+LIBRARIES = {
+    rlax_mlflow: "mlflow.tracking",
+    rlax_tensorboard: "tensorboardX",
+    rlax_wandb: "wandb",
+}
 NAN, INFINITY = math.nan, math.inf
 
 
@@ -57,9 +63,9 @@ def build(plugin: Any, run_dir: Path, **options: Any) -> BackgroundTracker:
     """The plug-in's tracker, for one process of a run."""
     ((_, extension),) = plugin.rlax_register_tracker().items()
     config = extension.config_class(**{"flush_s": 45.0, **options})
-    tracker = extension.build(config, context(run_dir))
-    tracker._flush_s = 240.0  # a first import may take longer than the config allows
-    return tracker
+    if library := LIBRARIES.get(plugin):
+        importlib.import_module(library)  # which may take longer than the config allows
+    return extension.build(config, context(run_dir))
 
 
 def log_steps(tracker: BackgroundTracker, steps: range, **more: float) -> None:

@@ -17,7 +17,7 @@ from rlax_plugin.api import BuildContext, ConfigError, PromptTable
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.validation import validate
-from rlax_plugin.evaluation.problems import _first
+from rlax_plugin.evaluation.problems import first_of
 from rlax_plugin.ports.manager import Manager
 
 
@@ -140,7 +140,7 @@ def test_a_start_checks_what_the_sources_check(tmp_path: Path) -> None:
 
 def test_an_evaluation_asks_of_every_domain(tmp_path: Path) -> None:
     table = mixture(tmp_path, a=part("a", weight=2), c=part("c")).prompts("train")
-    assert [one.text for one in _first(table, 6)] == ["a0", "c0", "a1", "a2", "c1", "a3"]
+    assert [one.text for one in first_of(table, 6)] == ["a0", "c0", "a1", "a2", "c1", "a3"]
     everything = table.first(100)
     assert sorted(everything) == list(range(20)) and table.first(0) == []
     alone = tables(jsonl(tmp_path / "a.jsonl"))["train"]

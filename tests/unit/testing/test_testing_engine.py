@@ -36,15 +36,9 @@ from rlax_plugin.weights.taking import take_version
 CONFIG = str(Path(__file__).parents[3] / "tests/configs/testing.yml")
 
 
-def engine(
-    on_new_weights: str = "finish",
-    section: Sequence[str] = (),
-    clock: Steps | None = None,
-    **options: Any,
-):
-    keys = (f"rlax.rollouts.on_new_weights={on_new_weights}", *section)
-    section_ = load_section(CONFIG, keys)[0]
-    return ScriptedEngine(ScriptedConfig(**options), NpzStore(), section_, clock=clock)
+def engine(mode: str = "finish", more: Sequence[str] = (), clock: Any = None, **options: Any):
+    section, _ = load_section(CONFIG, (f"rlax.rollouts.on_new_weights={mode}", *more))
+    return ScriptedEngine(ScriptedConfig(**options), NpzStore(), section, clock=clock)
 
 
 def request(group: int = 0, **changes: Any) -> Request:
@@ -130,7 +124,7 @@ def test_samples_follow_the_distribution(tmp_path: Path) -> None:
 def test_neighbours_slots_and_workers_change_nothing(tmp_path: Path) -> None:
     version = publish(tmp_path, 0)
     alone = generate(engine(), version, request(1)).last(1)
-    among = generate(engine(section=["rlax.rollouts.slots=5"]), version, *map(request, range(3)))
+    among = generate(engine(more=["rlax.rollouts.slots=5"]), version, *map(request, range(3)))
     assert same(alone, among.last(1))
     fewer = generate(engine(), version, request(1, seeds=(1002,))).last(1)
     assert np.array_equal(fewer[0].tokens, alone[2].tokens)
@@ -275,7 +269,7 @@ def test_groups_wait_for_their_version_and_for_slots(tmp_path: Path) -> None:
 
     async def run() -> None:
         groups = Groups()
-        worker = engine(section=["rlax.rollouts.slots=4"], token_s=0.001)
+        worker = engine(more=["rlax.rollouts.slots=4"], token_s=0.001)
         await take_version(worker, old)
         wanted = [request(0), request(1), request(2, min_version=1)]
         running = asyncio.ensure_future(worker.generate(wanted, groups))

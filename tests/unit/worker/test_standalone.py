@@ -23,7 +23,7 @@ from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import kept_version, record_versions
 from rlax_plugin.weights.version_index import versions_to_json
 from rlax_plugin.worker.process import Endpoint
-from rlax_plugin.worker.standalone import _greeting, _load, serve_run
+from rlax_plugin.worker.standalone import greeting, load_readable, serve_run
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_version_that_is_deleted_meanwhile_is_replaced_by_the_newest(run: Path
     (run / "weights/5/bytes").touch()
 
     def load(weights_s: float) -> WeightVersion:
-        return asyncio.run(_load(take, chosen, lambda: kept_version(files), weights_s))
+        return asyncio.run(load_readable(take, chosen, lambda: kept_version(files), weights_s))
 
     with pytest.raises(DeadlineError, match=r"reading version 4 .*/4 does not exist.*weights_s"):
         load(0.1)
@@ -89,7 +89,7 @@ def test_a_run_without_its_prompts_is_served_without_an_example(run: Path) -> No
 
     engine = Engine.__new__(Engine)
     chosen = kept_version(RunFiles(run))
-    said = asyncio.run(_greeting(engine, chosen, RunFiles(run), "127.0.0.1:9"))
+    said = asyncio.run(greeting(engine, chosen, RunFiles(run), "127.0.0.1:9"))
     assert said.startswith("version 4 of ") and "served on 127.0.0.1:9 (no example" in said
     assert "FileNotFoundError: /data/train.jsonl" in said
 
