@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import eventually
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.rewards.pool import RewardPool
@@ -140,7 +140,4 @@ def reason(score: object) -> str:
 
 async def there(path: Path) -> None:
     """Returns once a file exists."""
-    end = time.monotonic() + LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < end, path
-        await asyncio.sleep(0.01)
+    await eventually(path.exists, f"{path} is not made")

@@ -27,7 +27,8 @@ SETTINGS = (
     "rlax.rollouts.ignore_stop=true",  # every sample takes all of its tokens
     f"rlax.rollouts.max_new_tokens={TOKENS}",
     "rlax.rollouts.slots=8",  # both workers together generate the groups of one batch at once
-    "rlax.rollouts.engine={name: scripted, token_s: 0.02}",
+    "rlax.rollouts.engine={name: scripted, token_s: 0.01}",
+    "rlax.deadlines.heartbeat_s=0.15",  # less than a sample takes
     "rlax.trainer.checkpoint_every=3",
 )
 

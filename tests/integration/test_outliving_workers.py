@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import signal
 import sqlite3
-import time
 from contextlib import ExitStack, closing
 
 import pytest
 from runs import CONFIG, DEADLINE_S, HELPERS, TWO_WORKERS, Run, free_port, held, process
+from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records import events as ev
@@ -29,10 +29,8 @@ def test_a_static_worker_outlives_a_killed_trainer(tmp_path):
     with ExitStack() as processes:
         listen = ("parameter-server", CONFIG, *overrides, "--port", apart)
         processes.enter_context(process(tmp_path, "server", *listen))
-        end = time.monotonic() + DEADLINE_S
-        while "listens on" not in (said := (tmp_path / "server.log").read_text()):
-            assert time.monotonic() < end, said
-            time.sleep(0.05)
+        server = tmp_path / "server.log"
+        wait_until(lambda: "listens on" in server.read_text(), "the server does not listen")
         join = ("--controller", f"127.0.0.1:{port}", "--name", "survivor")
         worker = processes.enter_context(
             process(tmp_path, "survivor", "serve", CONFIG, *overrides, *join)

@@ -14,6 +14,7 @@ from parameter_servers import (
     serving,
     version,
 )
+from waiting import eventually
 
 from rlax_plugin.errors import DeadlineError, WeightsError
 from rlax_plugin.types import WeightVersion
@@ -66,8 +67,8 @@ def test_a_lease_is_renewed_while_it_is_held_and_expires_when_its_reader_dies():
             async with client.acquire(1):
                 await acquire_and_die(address, 1)
                 await service.publish(version(2))
-                while service.renewed < 7:  # a lease is renewed three times in its life
-                    await asyncio.sleep(0.01)
+                # A lease is renewed three times in its life.
+                await eventually(lambda: service.renewed >= 7)
                 assert store.paths == ["/w/0"]
             # Released by the living, expired for the dead.
             assert await store.wait_for(2) == ["/w/0", "/w/1"]

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
 from runs import DEADLINE_S, Run, free_port
 from served_runs import Server, generated, ids, is_live, orchestrator, page, sample, text
+from waiting import wait_until
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -243,10 +243,7 @@ def test_cancelled_calls_free_their_slots_and_all_is_exported(
         }
 
     def until(**wanted: float) -> None:
-        end_s = time.monotonic() + DEADLINE_S
-        while not wanted.items() <= (found := figures()).items():
-            assert time.monotonic() < end_s, found
-            time.sleep(0.02)
+        wait_until(lambda: wanted.items() <= figures().items(), f"figures are never {wanted}")
 
     calls = [stub.Decode(text("1", FOREVER)) for _ in range(3)]
     until(rlax_worker_active=2, rlax_worker_waiting=1)

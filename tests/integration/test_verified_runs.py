@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import psutil
 import pytest
 from hostile_server import Asked, serving
 from runs import Run, command, rows
+from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.records.files import RunFiles
@@ -65,8 +65,8 @@ def test_an_outage_is_waited_for_then_ends_the_run_and_the_run_goes_on(tmp_path,
 
     # For less than reward_s: nothing is lost.
     run.until(lambda: "cannot be asked" in _log(run), "the outage")
-    with serving(repeats_the_key, port=port):
-        time.sleep(0.5)
+    with serving(repeats_the_key, port=port) as wrong:
+        wait_until(lambda: wrong.asked, "the run does not ask again")
     before = len(run.steps())
     with serving(even, port=port):
         run.until(lambda: len(run.steps()) >= before + 2, "two steps more")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from documents import fences, read, sections
 from rlax_http import JudgeConfig
 from runs import free_port, lines
 from test_docs_plugins import shell
+from waiting import wait_until
 
 from rlax_plugin.config.validation import validate
 
@@ -27,14 +27,15 @@ def port_of(config: str) -> int:
 
 def wait_for(port: int) -> None:
     """Returns once somebody listens there."""
-    end = time.monotonic() + 60
-    while True:
+
+    def listens() -> bool:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
-            return
         except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+            return False
+        return True
+
+    wait_until(listens, f"nobody listens on port {port}")
 
 
 @pytest.mark.slow

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from data_sets import Listed, jsonl, listed, tokenizer, write_lines
+from waiting import wait_until
 
 from rlax_plugin.api import ConfigError, DeadlineError, PromptTable, RlaxError
 from rlax_plugin.prompts import preparation
@@ -113,11 +113,11 @@ def test_one_that_hangs_ends_by_the_deadline_with_what_it_started(
         "import subprocess, time; p = subprocess.Popen(['sleep', '600']);"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); time.sleep(600)"
     )
-    source = listed(*ROWS[:1], end=end, deadline_s=4)
+    source = listed(*ROWS[:1], end=end, deadline_s=2)
     with pytest.raises(DeadlineError) as raised:
         source.prompts("train")
     assert str(raised.value) == (
-        "preparing prompts without reading another row took longer than 4 s (set "
+        "preparing prompts without reading another row took longer than 2 s (set "
         "rlax.deadlines.prompts_s to wait longer)"
     )
     assert started[0].returncode == -signal.SIGKILL
@@ -143,10 +143,8 @@ def test_it_ends_with_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     parent = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 100
-        while not (file.exists() and file.read_text()):
-            assert time.monotonic() < until and parent.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: parent.poll() is not None or (file.exists() and file.read_text()))
+        assert parent.poll() is None
         child = psutil.Process(int(file.read_text()))
     finally:
         parent.kill()

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 import psutil
 import pytest
 from late_rewards import late_at_once
-from waiting import eventually
+from waiting import eventually, wait_until
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import RlaxError
@@ -166,10 +165,7 @@ def own_processes() -> list[psutil.Process]:
 
 
 def end_of(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
+    wait_until(condition, what)
 
 
 async def soon(condition: Callable[[], bool], what: str) -> None:
