@@ -257,7 +257,7 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
         ({"parts": []}, ValueError, "0 parts of 2 rewards"),
         ({"parts": [4, 5, 0]}, ValueError, "3 parts of 2 rewards"),
         ({"total": 8}, ValueError, "the total is not that of its parts"),  # not their sum
-        ({"total": 10, "parts": [4, 6]}, ValueError, "the reward is 6: a reward may return from -5"),  # beyond the limit
+        ({"total": 10, "parts": [4, 6]}, ValueError, "is 6: a reward may return from -5"),
         ({"tokens": ["AAAAAAAAAAA=", "AAAAAAAAJkA="]}, ValueError, "the reward is 11"),  # 11
         ({"total": float("nan")}, ValueError, "the reward is nan"),
         ({"parts": [4, float("inf")]}, ValueError, "the reward is inf"),
