@@ -71,10 +71,12 @@ class MathVerify(Reward):
             return float(reference.casefold() == answer.casefold())
         if not self._is_readable(reference):
             raise ValueError(f"prompt {prompt.id}: cannot read the reference {reference[:100]!r}")
+        if answer == reference:
+            return 1.0
         if len(answer) > config.most_characters or not may_be_parsed(answer):
             return 0.0
         try:
-            return float(answer == reference or self._verdict(reference, answer))
+            return float(self._verdict(reference, answer))
         except OverLimitError:
             return 0.0
 
