@@ -99,15 +99,18 @@ def rendered(
     with _LOCK:
         try:
             answer = _PROCESS.ask(template, line.encode(), limit_s)
-        except _IdleError:  # it ended while nobody needed it
-            answer = _PROCESS.ask(template, line.encode(), limit_s)
+        except _NotToBlameError:
+            try:
+                answer = _PROCESS.ask(template, line.encode(), limit_s)
+            except _NotToBlameError as error:
+                raise RenderError(str(error)) from None
     if "error" in answer:
         raise RenderError(answer["error"])
     return answer["tokens"]
 
 
-class _IdleError(Exception):
-    """The process had ended by itself."""
+class _NotToBlameError(Exception):
+    """The process ended because it was idle, or was killed from outside; ask once more."""
 
 
 class _Process:
@@ -175,9 +178,11 @@ class _Process:
         if data.endswith(b"\n"):
             return json.loads(data)
         status, said = self._stop()
-        if status == 0 and not data:
-            raise _IdleError
-        raise RenderError(f"its process ended {_how(status)}{said}")
+        ended = f"its process ended {_how(status)}{said}"
+        # Limits end it with other signals. Of two that the system kills, the template is to blame.
+        if (status == 0 and not data) or status == -signal.SIGKILL:
+            raise _NotToBlameError(ended)
+        raise RenderError(ended)
 
     def _stop(self) -> tuple[int, str]:
         """Ends the process; its exit status, and the last that it has printed."""

@@ -59,7 +59,7 @@ def test_parts_are_raw_and_the_total_and_token_rewards_are_weighted():
         assert found.metrics == {"shown": 7.0}
         assert [one.tolist() for one in found.token_rewards] == [[0.25, 0.75]]
         assert found.at_the_end == 0.5 - 1.0
-        assert "the reward is nan" in reason(overflow)
+        assert "the reward is inf: rlax.rewards.1 (size) must return" in reason(overflow)
 
     with_pool(weighted(0.5, -0.25, 0), work)
 

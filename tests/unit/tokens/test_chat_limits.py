@@ -144,13 +144,8 @@ def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
     before, end = tokenizer.render([QUESTION]), time.monotonic() + 60
     for one in _children():
         os.kill(one, signal.SIGKILL)
-    while _children():
+    while _children():  # until it has ended
         assert time.monotonic() < end
-        try:
-            tokenizer.render([QUESTION])
-        except ChatTemplateError as error:
-            assert "its process ended by SIGKILL" in str(error)
-            break
     assert tokenizer.render([QUESTION]) == before
 
 
