@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+import gc
 import importlib
+import itertools
 import json
+import operator
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
@@ -29,7 +32,8 @@ RIGHT, WRONG, BROKEN = 0, 1, 3
 """Exit codes of the testing process: a test holds, does not, or is none."""
 
 _LONGEST = 1 << 20  # bytes of a line
-_MOST_ITEMS = 100_000
+_ONE_BY_ONE = 16  # items of an iterator: a test may read no more of them
+_MOST_ITEMS = 256  # so many of the further ones are sent together at most
 # Within map, filter, zip or next of a test the first two would only end the loop; the third one
 # needs more than a text.
 _NOT_RAISED = (StopIteration, StopAsyncIteration, ExceptionGroup)
@@ -124,7 +128,23 @@ def _done(asked: dict[str, Any], kept: Callable[[Any], Any]) -> Any:
         return target[arguments[0]]
     if what == "text":
         return str(target)
-    return [one for one, _ in zip(target, range(_MOST_ITEMS), strict=False)]
+    if what == "set attribute":
+        return setattr(target, *arguments)
+    if what == "set item":
+        return operator.setitem(target, *arguments)
+    if what == "iterator":
+        return iter(target)
+    return list(itertools.islice(_left_of(target), *arguments))
+
+
+def _left_of(iterator: Any) -> Iterator[Any]:
+    """What an iterator still has; of something else it raises a TypeError, as ``next`` does."""
+    while True:
+        try:
+            one = next(iterator)
+        except StopIteration:
+            return
+        yield one
 
 
 def _kind(error: BaseException) -> str:
@@ -156,12 +176,16 @@ class _Code:
     def __init__(self, lines: _Lines):
         self._lines = lines
         self.given: dict[str, FunctionType] = {}
+        self._answers: dict[int, Any] = {}  # by their ids
 
     def ask(self, message: Mapping[str, Any]) -> Any:
         self._lines.send(message)
         found = self._lines.receive()
         if "error" not in found:
-            return decode(found["value"], lambda number: _Remote(self, int(number)))
+            answer = decode(found["value"], lambda number: _Remote(self, int(number)))
+            if isinstance(answer, Sized):  # not None or a small number, which is everywhere
+                self._answers[id(answer)] = answer
+            return answer
         kind = getattr(builtins, str(found["error"]), None)
         said = str(found.get("said", ""))
         if (
@@ -181,7 +205,11 @@ class _Code:
         name = getattr(value, "__name__", None)
         if isinstance(name, str) and getattr(builtins, name, None) is value:
             return ["o", name]
-        raise _Unusable(f"a test can give the code plain data only, not {type(value).__name__}")
+        said = f"a test can give the code plain data only, not {type(value).__name__}"
+        # Such as a method of a list that the code has returned in place of an object of its own.
+        if any(self._answers.get(id(one), self) is one for one in gc.get_referents(value)):
+            raise TypeError(said)
+        raise _Unusable(said)
 
 
 class _Remote:
@@ -190,7 +218,7 @@ class _Remote:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, code: _Code, number: int):
-        self._code, self._number = code, number
+        vars(self).update(_code=code, _number=number)
 
     def _ask(self, what: str, *arguments: Any, **named: Any) -> Any:
         place_of = self._code.place_of
@@ -210,8 +238,31 @@ class _Remote:
             raise AttributeError(name)
         return self._ask("attribute", name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("set attribute", name, value)
+
     def __iter__(self) -> Any:
-        return iter(self._ask("items"))
+        found = self._ask("iterator")
+        return found._items() if isinstance(found, _Remote) else iter(found)
+
+    def _items(self) -> Iterator[Any]:
+        for number in itertools.count():
+            asked = min(_MOST_ITEMS, max(1, number + 1 - _ONE_BY_ONE))
+            some = self._some(asked)
+            yield from some
+            if len(some) < asked:
+                return
+
+    def __next__(self) -> Any:
+        for one in self._some(1):
+            return one
+        raise StopIteration
+
+    def _some(self, most: int) -> list[Any]:
+        found = self._ask("some", most)
+        if not isinstance(found, list) or len(found) > most:
+            raise TypeError("these are no items")
+        return found
 
     def __len__(self) -> int:
         return self._ask("length")
@@ -219,8 +270,11 @@ class _Remote:
     def __getitem__(self, key: Any) -> Any:
         return self._ask("item", key)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._ask("set item", key, value)
+
     def __contains__(self, item: Any) -> bool:
-        return item in self._ask("items")  # compared here: the code is not asked for a verdict
+        return any(item == one for one in self)  # compared here: the code gives no verdict
 
     def __str__(self) -> str:
         return str(self._ask("text"))
@@ -272,6 +326,10 @@ def judge(setup: str, prefix: str, entry: str, test: str) -> None:
             candidate = code.ask({"name": entry})
             namespace.get("check", _no_check)(candidate)
     except _Unusable:
+        _end(BROKEN)
+    except ImportError as error:
+        if error.name is None:  # it is the code's
+            _end(WRONG)
         _end(BROKEN)
     except NameError as error:
         if error.name not in withheld:  # one that the code raised has no name

@@ -149,6 +149,8 @@ def _run(program: bytes) -> int:
     sys.stderr = sys.__stderr__ = _text(2, "w", "backslashreplace")
     sys.argv[:], sys.path[:] = ["program.py"], [path for path in sys.path if path != _own_path()]
     module = types.ModuleType("__main__")
+    # As in every program; the module site, which defines them, is not loaded here.
+    module.__dict__.update(exit=_leave, quit=_leave)
     sys.modules["__main__"] = module
     code = 0
     try:
@@ -173,6 +175,10 @@ def _text(file: int, mode: str, errors: str) -> IO[Any]:
     # Stderr is kept even if the code ends without flushing it.
     buffering = 1 if file == 2 else -1
     return open(file, mode, buffering, encoding="utf-8", errors=errors, closefd=False)
+
+
+def _leave(code: object = None) -> NoReturn:
+    raise SystemExit(code)
 
 
 def _own_path() -> str:

@@ -202,6 +202,17 @@ TASKS = {
         [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5", "output": "10"}],
         "print(sum(map(int, input().split())))",
     ),
+    "leaves": Task(
+        [{"input": "1\n", "output": "1\n"}, {"input": "-1", "output": "none"}],
+        "n = int(input())\nif n < 0:\n    print('none')\n    exit()\nprint(n)\nquit(0)\n",
+    ),
+    "method": Task(
+        ["s = Stack([1])\nassert run(s.pop) == 1", "assert total(counts('ab').values()) == 2"],
+        "class Stack:\n    def __init__(self, xs): self.xs = xs\n"
+        "    def pop(self): return self.xs.pop()\n"
+        "class Counts(Stack):\n    def values(self): return [1] * len(self.xs)\n"
+        "def run(f): return f()\ncounts, total = Counts, sum",
+    ),
     "nodes": Task(
         ["node = reverse(chain([1, 2]))\nassert (node.value, node.rest.value) == (2, 1)"],
         "    rest = None\n    while node:\n        rest = Node(node.value, rest)\n"

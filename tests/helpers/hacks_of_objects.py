@@ -147,6 +147,19 @@ VALUES = {
         "after = lambda day: D(1, 1, 1)",
     ),
     "a text of an object": ("text", "class T:\n    __str__ = lambda s: 5\nhello = lambda x: T()"),
+    "a list whose method a test passes on": ("method", "Stack = list\ndef run(f): return 1"),
+    "a dict whose view a test passes on": (
+        "method",
+        "class Stack:\n    def __init__(self, xs): self.pop = 1\n"
+        "def run(f): return f\ndef counts(x): return {x: 1}\ndef total(x): return 2",
+    ),
+    "an iterator that gives more than is asked for": (
+        "sorted",
+        "import os\nclass I:\n    def __iter__(s): return s\n    def __next__(s):\n"
+        '        os.write(3, b\'{"value": ["l", [["i", "1"], ["i", "2"]]]}\\n\' * 9)\n'
+        "        return 3\nsome = lambda n: I()",
+    ),
+    "an attribute of the proxy": ("text", "class T: _code = _number = 0\nhello = lambda x: T()"),
     "__del__ that answers": (
         "double",
         "import os\nclass D:\n"

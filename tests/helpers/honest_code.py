@@ -131,4 +131,25 @@ HONEST: dict[str, tuple[str, str, str]] = {
         "",
         "class double:\n    NAME = 'x'\n    @staticmethod\n    def f(x): return x * 2\n",
     ),
+    "generators that are read item by item": (
+        "import itertools\ng = squares()\nassert next(g) == 0 and next(g) == 1\n"
+        "for x in g:\n    assert x == 4\n    break\nassert next(g) == 9\n"
+        "assert list(itertools.islice(squares(), 30)) == [x * x for x in range(30)]\n"
+        "assert next(few(), 5) == 5 and [*zip(squares(), 'ab')] == [(0, 'a'), (1, 'b')]",
+        "",
+        "import itertools\ndef squares(): return (x * x for x in itertools.count())\n"
+        "def few():\n    yield from ()\n",
+    ),
+    "objects whose attributes and items the tests set": (
+        "a, b = Node(1), Node(2)\na.next, b.next = b, a\nassert has_cycle(a)\nb.next = None\n"
+        "assert not has_cycle(a)\na['x'] = [3]\nassert a['x'] == [3] and a.next.value == 2",
+        "",
+        "class Node:\n    def __init__(self, value):\n"
+        "        self.value, self.next, self.more = value, None, {}\n"
+        "    def __setitem__(self, key, value): self.more[key] = value\n"
+        "    def __getitem__(self, key): return self.more[key]\n"
+        "def has_cycle(node):\n    seen = []\n    while node:\n"
+        "        if node in seen: return True\n        seen.append(node)\n"
+        "        node = node.next\n    return False\n",
+    ),
 }

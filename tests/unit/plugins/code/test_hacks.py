@@ -78,11 +78,22 @@ def test_check_is_called_with_the_function_of_the_code(rewards: dict[bool, Pytho
         score(rewards, forged, tests="assert True", entry="f")
 
 
+@pytest.mark.parametrize("line", ["import no_such_module", "from solution import f"])
+def test_a_test_that_imports_what_is_not_there_cannot_be_used(
+    rewards: dict[bool, PythonTests], line: str
+) -> None:
+    with pytest.raises(ValueError, match=r"test 1 .* cannot be used: ModuleNotFoundError: No mod"):
+        score(rewards, "def f(x): return x", tests=f"{line}\nassert f(1) == 1")
+    # Only if it is the test that does so.
+    code = "def f(x): import no_such_module"
+    assert score(rewards, code, tests="assert f(1) == 1") == 0.0
+
+
 def test_the_table_has_enough_kinds() -> None:
     tables = (EXCEPTIONS, VALUES, NAMES, ENDINGS, OUTPUT, MACHINERY)
     assert len(HACKS) == sum(map(len, tables)) >= 100
     assert len(set(HACKS.values())) == len(HACKS)
-    assert {task for task, _ in HACKS.values()} == TASKS.keys() - {"nodes"}
+    assert {task for task, _ in HACKS.values()} == TASKS.keys() - {"nodes", "leaves"}
 
 
 @pytest.mark.parametrize("hack", HACKS)
