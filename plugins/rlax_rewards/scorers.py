@@ -40,6 +40,8 @@ def score(name: str, entry: dict[str, Any], answer: str | None) -> tuple[float, 
     try:
         entry = _as_generated(name, scorer, entry)
         return _within(scorer(answer=answer, entry=entry)), ""
+    except MemoryError:
+        raise  # this worker has none left
     # A scorer may raise anything: for an answer that it does not expect, or for a broken entry.
     except Exception:  # noqa: BLE001
         return 0.0, _broken(scorer, entry)

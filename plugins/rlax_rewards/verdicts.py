@@ -30,6 +30,8 @@ def verdict(reference: str, answer: str | None) -> bool:
     try:
         found = _parsed(answer)
         return bool(found) and bool(math_verify.verify(expected, found, timeout_seconds=None))
+    except MemoryError:
+        raise  # this worker has none left
     # The reference can be read, so the answer is to blame, for which sympy may raise anything.
     except Exception:  # noqa: BLE001
         return False

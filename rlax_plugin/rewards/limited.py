@@ -25,6 +25,9 @@ _MEMORY_BYTES = 1 << 30
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+_TRIES = 3  # of a call whose process is ended from outside, or was not a new one
+
+
 class OverLimitError(RlaxError):
     """The function took more than it may, or crashed: its arguments are to blame."""
 
@@ -72,17 +75,26 @@ class LimitedFunction:
         Raises:
           OverLimitError: it took too much CPU time or memory, or crashed.
           DeadlineError: the process did not start or answer in time.
-          RlaxError: the function raised an exception, or the process was ended from outside.
+          RlaxError: the function raised an exception, or the process was ended from outside, as by
+            a system that is short of memory, in each of several tries.
         """
         with self._lock:
-            try:
-                return self._called(arguments)
-            except _Lost:
-                self.close()
-                raise RlaxError(f"the process of {self._function} has ended") from None
-            except DeadlineError:
-                self.close()
-                raise
+            for left in reversed(range(_TRIES)):
+                try:
+                    return self._called(arguments)
+                except _Lost:
+                    self.close()
+                    if not left:
+                        raise RlaxError(f"the process of {self._function} has ended") from None
+                except _Again as again:
+                    if not left:
+                        raise RlaxError(str(again)) from None
+                except BaseException as error:
+                    # An answer that comes later must not be taken for that of the next call.
+                    if not isinstance(error, Exception) or isinstance(error, DeadlineError):
+                        self.close()
+                    raise
+            raise AssertionError("the last try returns or raises")
 
     def _called(self, arguments: Sequence[Any]) -> Any:
         self.start()
@@ -95,18 +107,24 @@ class LimitedFunction:
         process.send(arguments)
         late = DeadlineError(self._function, self._wait_s, self._wait_key)
         said = process.line(self._wait_s, late)
+        fresh, process.fresh = process.fresh, "value" not in said and "error" not in said
         if "value" in said:
             return said["value"]
         if "error" in said:
             raise RlaxError(one_line(said["error"]))
-        if "over" in said:
-            raise OverLimitError(f"{self._function} needed more than {self._memory_bytes} bytes")
-        number = said["signal"]
+        number = said.get("signal")
         if number in _FROM_OUTSIDE:
-            raise RlaxError(f"the process of {self._function} was ended from outside")
+            raise _Again(f"the process of {self._function} was ended from outside")
         if number == signal.SIGPROF:
             raise OverLimitError(f"{self._function} took more than {self._cpu_s:g} s of CPU time")
-        raise OverLimitError(f"{self._function} crashed with {signal.Signals(number).name}")
+        over = (
+            f"{self._function} crashed with {signal.Signals(number).name}"
+            if number
+            else (f"{self._function} needed more than {self._memory_bytes} bytes")
+        )
+        if not fresh:  # earlier calls may have left too little memory
+            raise _Again(over)
+        raise OverLimitError(over)
 
     def close(self) -> None:
         """Ends the process; a later call starts another one."""
@@ -119,11 +137,16 @@ class _Lost(Exception):
     """The process has ended."""
 
 
+class _Again(Exception):
+    """The arguments may not be to blame: the call is tried again, by a new worker."""
+
+
 class _Process:
     """The keeper, see ``limited_process``, and lines to and from its worker.
 
     Attributes:
       ready: whether it has said that it is.
+      fresh: whether its worker has not been called yet.
     """
 
     def __init__(self, command: Sequence[str]):
@@ -135,7 +158,7 @@ class _Process:
         )
         assert process.stdin is not None and process.stdout is not None
         self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
-        self.ready = False
+        self.ready, self.fresh = False, True
         self._rest = b""
         self._close = weakref.finalize(self, _end, process)
         self.send([entry for entry in sys.path if entry] + [os.getcwd()])

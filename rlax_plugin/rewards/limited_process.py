@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+_AGAIN = 75  # exit code of a worker that has answered, and wants to be replaced
+
 
 class _Lines:
     """Lines on a descriptor, without reading more than was sent."""
@@ -55,11 +57,21 @@ def _work(function: Callable[..., Any], lines: _Lines, answers: int, cpu_s: floa
             said = {"value": function(*arguments)}
             json.dumps(said)
         except MemoryError:
-            said = {"over": "memory"}
+            # What is left of it, such as a cache, would be missing in the next call.
+            _say(answers, {"over": "memory"})
+            os._exit(_AGAIN)
         except BaseException as error:  # noqa: BLE001  it is raised where the answer is awaited
-            said = {"error": f"{type(error).__name__}: {error}"}
+            said = {"error": _said(error)}
         signal.setitimer(signal.ITIMER_PROF, 0)
         _say(answers, said)
+
+
+def _said(error: BaseException) -> str:
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception as failed:  # noqa: BLE001  such as the text of a KeyError of a huge number
+        return f"{kind}, which cannot be shown: {type(failed).__name__}"
 
 
 def _limit_memory(more_bytes: int) -> None:
@@ -74,6 +86,7 @@ def _limit_memory(more_bytes: int) -> None:
 
 def main() -> None:
     name, cpu_s, memory_bytes = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the process that asks
     answers, lines = os.dup(1), _Lines(0)
     os.dup2(2, 1)  # what the function prints is no answer
     sys.path[:] = json.loads(lines.next())
@@ -89,7 +102,9 @@ def main() -> None:
                 os._exit(0)
         _, status = os.waitpid(pid, 0)
         if os.WIFEXITED(status):
-            return
+            if os.WEXITSTATUS(status) != _AGAIN:
+                return
+            continue
         _say(answers, {"signal": os.WTERMSIG(status)})
 
 

@@ -6,6 +6,8 @@ import os
 import time
 from typing import Any
 
+_HELD: list[bytearray] = []
+
 
 def does(what: str, value: Any) -> Any:
     """Does something that is expensive, wrong or fine, and returns the value."""
@@ -25,6 +27,16 @@ def does(what: str, value: Any) -> Any:
         bytearray(1 << 40)
     elif what == "crash":
         os.kill(os.getpid(), 11)
+    elif what == "hoard":
+        _HELD.append(bytearray(value))
+    elif what == "kill once":
+        try:
+            os.close(os.open(value, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return value
+        os.kill(os.getpid(), 9)
+    elif what == "raise unreadable":
+        raise KeyError(10**5000)
     elif what == "kill":
         os.kill(os.getpid(), value)
     elif what == "wait":
@@ -37,6 +49,8 @@ def does(what: str, value: Any) -> Any:
         raise ValueError(value)
     elif what == "print":
         print(value)
+    elif what == "pid":
+        return os.getpid()
     elif what == "parent":
         return os.getppid()
     return value

@@ -69,6 +69,33 @@ def test_one_that_is_killed_from_outside_is_not_to_blame(limited):
     assert limited("echo", 1) == 1
 
 
+def test_a_call_whose_process_is_killed_once_is_tried_again(limited, tmp_path):
+    place = str(tmp_path / "was killed")
+    assert limited("kill once", place) == place
+
+
+def test_what_earlier_calls_hold_costs_no_later_one_its_memory():
+    limited = LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=60.0, memory_bytes=64 * MIB)
+    sizes = [25 * MIB] * 5
+    assert [limited("hoard", size) for size in sizes] == sizes
+    with pytest.raises(OverLimitError, match=f"more than {64 * MIB} bytes"):
+        limited("hoard", 75 * MIB)
+    assert limited("hoard", 50 * MIB) == 50 * MIB
+    limited.close()
+
+
+def test_an_exception_that_cannot_be_shown_is_the_one_of_the_function(limited):
+    with pytest.raises(RlaxError, match="KeyError, which cannot be shown: ValueError"):
+        limited("raise unreadable", 0)
+
+
+def test_a_ctrl_c_in_the_terminal_ends_no_call(limited):
+    worker_and_keeper = [limited("parent", 0), limited("pid", 0)]
+    for one in worker_and_keeper:
+        os.kill(one, signal.SIGINT)
+    assert [limited("parent", 0), limited("pid", 0)] == worker_and_keeper
+
+
 def test_deadlines_and_a_process_that_is_gone():
     limited = LimitedFunction("limited_tasks:does", cpu_s=5.0, wait_s=0.3)
     limited.start()
@@ -76,8 +103,8 @@ def test_deadlines_and_a_process_that_is_gone():
         limited("wait", 60)
     assert limited("echo", 1) == 1  # by another process
     os.kill(limited("parent", 0), signal.SIGKILL)
-    with pytest.raises(RlaxError, match="the process of limited_tasks:does has ended"):
-        limited("kill", signal.SIGKILL)
+    with pytest.raises(RlaxError, match="the process of limited_tasks:does was ended from outsi"):
+        limited("kill", signal.SIGKILL)  # at first there is nobody to say so
     assert limited("echo", 2) == 2
     limited.close()
 
