@@ -202,7 +202,8 @@ class LlmJudge:
         config = self._config
         text, code = self._text(reply.content), config.code_of(prompt, completion)
         try:
-            value = verdict(text, config.verdict, code, config.field, self._pick)
+            kind, highest = config.verdict, config.highest
+            value = verdict(text, kind, code, config.field, self._pick, highest)
         except ValueError as error:
             said = str(error)
             if code:

@@ -55,7 +55,9 @@ _ALONE: Mapping[str, str] = {
     "yes_no": "Answer with yes if it is right, or no if it is not, and nothing else.",
 }
 _BEFORE = r"[\s*_`\"':()\[\]]*"
-_NUMBER = re.compile(_BEFORE + r"([-+]?[0-9]+(?:\.[0-9]+)?)(?![0-9A-Za-z]|[.,/][0-9])", re.ASCII)
+_END = r"(?![0-9A-Za-z]|[.,/][0-9])"
+_DIGITS = r"[0-9]+(?:\.[0-9]+)?"
+_NUMBER = re.compile(rf"{_BEFORE}([-+]?{_DIGITS})(?:/({_DIGITS}))?{_END}", re.ASCII)
 _WORD = re.compile(_BEFORE + r"(yes|no)(?![0-9A-Za-z])", re.IGNORECASE | re.ASCII)
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
@@ -129,7 +131,12 @@ def _digest(purpose: str, prompt: Prompt, completion: str) -> bytes:
 
 
 def verdict(
-    text: str, kind: Kind, code: str, field: str, pick: Callable[[Iterable[float]], float] = min
+    text: str,
+    kind: Kind,
+    code: str,
+    field: str,
+    pick: Callable[[Iterable[float]], float] = min,
+    highest: float | None = None,
 ) -> float:
     """What a judge's answer says: a number, or 1 for yes and 0 for no.
 
@@ -141,6 +148,7 @@ def verdict(
     Args:
       code: see ``code_of``; empty: none was asked for.
       pick: chooses the verdict that pays least.
+      highest: behind a slash, as in ``7/10``, it changes nothing; another number is no verdict.
 
     Raises:
       ValueError: it says nothing of the kind.
@@ -157,16 +165,23 @@ def verdict(
         ends = [one.end() for one in re.finditer(code, text, re.IGNORECASE | re.ASCII)]
         if not ends:
             raise ValueError(f"the judge's answer has no marker with {code!r}")
-        found = [one for one in (pattern.match(text, end) for end in ends) if one]
+        found = [one for end in ends if (one := pattern.match(text, end)) and _counts(one, highest)]
         if not found:
             raise ValueError(f"the judge's answer has no {wanted} behind {code!r}")
     else:
         one = pattern.match(text)
-        if not one or text[one.end() :].strip(" \t\r\n.*_`\"'"):
+        rest = text[one.end() :].strip(" \t\r\n.*_`\"'") if one else ""
+        if not one or rest or not _counts(one, highest):
             raise ValueError(f"the judge's answer is not {wanted}, and there is no marker")
         found = [one]
     said = [one.group(1).lower() for one in found]
     return pick([float(one) if kind == "number" else float(one == "yes") for one in said])
+
+
+def _counts(found: re.Match[str], highest: float | None) -> bool:
+    """Whether a number that is out of another one, as in ``7/10``, is out of the right one."""
+    out_of = found.group(2) if found.re is _NUMBER else None
+    return out_of is None or float(out_of) == highest
 
 
 def _field(text: str, field: str) -> list[float]:

@@ -22,8 +22,8 @@ _MOST_FUNCTIONS = 12  # sines, logarithms and so on, whose sums sympy tries to s
 _DEEPEST_FUNCTIONS = 5  # of each other
 _MOST_SUMS = 2  # sums and products over an index
 
-# Parsing itself computes these.
-_COMPUTED = re.compile(r"binom|choose|\\?[gl]c[dm]|mod|pmatrix|bmatrix|vmatrix|matrix|floor|ceil")
+# Parsing itself computes these, with numbers that need not be their own: they may be anywhere.
+_COMPUTED = re.compile(r"binom|choose|matrix\}\s*\^")
 _LONG_NUMBER = re.compile(r"\d{5}")
 _SUMS = re.compile(r"\\(?:sum|prod)")
 _OPENING, _CLOSING, _BETWEEN = "{([", "})]", "+-,=&"
@@ -118,10 +118,12 @@ class _Sizes:
         import sympy
 
         if isinstance(node, sympy.Rational):
-            return max(abs(node.p), node.q).bit_length() * math.log10(2)
+            return max(math.log10(abs(one)) if one else 0.0 for one in (node.p, node.q))
         if isinstance(node, sympy.Pow):
             base, exponent = node.args
-            return max(1.0, self._digits[base]) * self._power(exponent) + self._digits[exponent]
+            # Those of a number are exact, such as 0.3 of 2.
+            least = 0.0 if isinstance(base, sympy.Rational) else 1.0
+            return max(least, self._digits[base]) * self._power(exponent) + self._digits[exponent]
         return sum(self._digits.get(one, 0.0) for one in node.args)
 
     def _steps_of(self, node: Any) -> float:

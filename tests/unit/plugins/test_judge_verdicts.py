@@ -34,6 +34,15 @@ def test_a_number_is_read_behind_the_code(text, value):
     assert verdict(text, "number", CODE, "") == value
 
 
+@pytest.mark.parametrize("end", ["", ".", "**", " because"])
+def test_a_number_may_be_out_of_the_highest_one(end):
+    assert verdict(f"Score {CODE}: 7/10{end}", "number", CODE, "", highest=10.0) == 7.0
+    assert verdict("7.5/10.0", "number", "", "", highest=10.0) == 7.5
+    for text in ("7/100", "7/1", "7/10/10", "7/10.5", "7/10x"):
+        with pytest.raises(ValueError, match="the judge's answer has no"):
+            verdict(f"Score {CODE}: {text}", "number", CODE, "", highest=10.0)
+
+
 def test_of_a_reward_that_counts_negatively_the_highest_verdict_pays_least():
     text = f"Score {CODE}: 2. No: Score {CODE}: 9"
     assert verdict(text, "number", CODE, "", max) == 9.0
