@@ -221,7 +221,12 @@ def within(value: Any, limit: float, name: str = "a reward") -> float:
     Raises:
       ValueError, TypeError: it is not; says why.
     """
-    value = float(value)
+    if isinstance(value, str | bytes | bytearray):  # such as a piece of the completion
+        raise TypeError(f"{name} returned a text, and must return a number")
+    try:
+        value = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} returned a whole number that is too large") from None
     if not math.isfinite(value):
         raise ValueError(f"the reward is {value}: {name} must return a finite number")
     if abs(value) > limit:

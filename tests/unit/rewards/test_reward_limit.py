@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from played import Played
 from reward_pools import episodes, prompt, reason, section, totals, with_pool
@@ -51,6 +52,15 @@ def test_a_value_out_of_bounds_is_refused_with_its_name_and_costs_its_sample_alo
     assert errors[2].startswith(f"ValueError: the reward is 1e+300: {SAID}")
     assert "the reward is -1000.1" in errors[3] and SAID in errors[4]
     assert f"the reward is inf: {NAME} must return a finite number" in errors[5]
+
+
+def test_a_text_is_no_reward_and_neither_is_a_number_without_end():
+    values = ["0.5", b"1", Score("1"), 10**400, True, np.float32(0.5), np.array(0.25)]
+    found = given(values)
+    errors = [one.get("error", "") for one in found]
+    assert [one.get("total") for one in found] == [None] * 4 + [1.0, 0.5, 0.25]
+    assert all(f"TypeError: {NAME} returned a text, and must" in one for one in errors[:3])
+    assert f"ValueError: {NAME} returned a whole number that is too large" in errors[3]
 
 
 def test_the_limit_is_before_the_weight():
