@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -137,14 +138,14 @@ def rejection(
     """Why the slots cannot hold a request, with the config key that limits it; None if they can.
 
     Args:
-      max_context: longest context of later turns (``RlaxSection.max_context_tokens``); 0: there are
-        none.
+      max_context: longest context of turns after the prompt's (``RlaxSection.max_context_tokens``);
+        0: there are none.
       vocabulary: token ids are below it; 0: it is not known yet.
     """
     sampling, length, samples = request.sampling, len(request.context), len(request.seeds)
     resume = request.resume
     problems = {
-        **context_problem(request.key.turn, length, limits, max_context),
+        **context_problem(request.key, length, limits, max_context),
         f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
         f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
         f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
@@ -170,11 +171,26 @@ def rejection(
     return f"the prompt has {why}" if why else None
 
 
-def context_problem(turn: int, length: int, limits: Rollouts, max_context: int) -> dict[str, bool]:
-    """What is wrong with the length of a context, if it is; see ``rejection``."""
-    if turn:
+class Place(Protocol):
+    """Tells which turn of an episode a request is for: a ``Key``, or its message."""
+
+    @property
+    def trajectory(self) -> int: ...
+
+    @property
+    def turn(self) -> int: ...
+
+
+def context_problem(
+    place: Place, length: int, limits: Rollouts, max_context: int
+) -> dict[str, bool]:
+    """Says what is wrong with the length of a context, if it is; see ``rejection``.
+
+    Behind the context of a further trajectory an environment may give more before its first turn.
+    """
+    if place.trajectory or place.turn:
         return {
-            f"{length} tokens before turn {turn}, at most {max_context} fit with "
+            f"{length} tokens before turn {place.turn}, at most {max_context} fit with "
             "rlax.rollouts.max_prompt_tokens and rlax.episodes.max_tokens": not 1
             <= length
             <= max_context

@@ -50,7 +50,7 @@ def rejection(
     most = max(limits.slots, limits.group_size, section.evaluation.most_samples)
     found = {
         "context is not int32": rest != 0,
-        **context_problem(message.key.turn, length, limits, section.max_context_tokens),
+        **context_problem(message.key, length, limits, section.max_context_tokens),
         f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
         f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
         f"{len(message.seeds)} samples, must be 1 to {most}": not 1 <= len(message.seeds) <= most,

@@ -9,6 +9,7 @@ import pytest
 from sections import section_with
 
 from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
+from rlax_plugin.rollouts.jobs import rejection as slots_rejection
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import (
     key_from_proto,
@@ -86,6 +87,27 @@ def test_what_is_to_be_resumed_survives_the_wire():
             assert getattr(got, name).tobytes() == getattr(was, name).tobytes()
         assert got.side.keys() == {TRUNCATED_LOGPROBS}
         assert got.side[TRUNCATED_LOGPROBS].tolist() == (2 * was.logprobs).tolist()
+
+
+@pytest.mark.parametrize(
+    ("place", "most"), [((0, 0), 4), ((0, 1), 4 + 12 - 1), ((1, 0), 4 + 12 - 1)]
+)
+def test_what_is_given_behind_the_context_of_a_further_trajectory_fits(place, most):
+    """An environment begins one with as many tokens as a prompt may have, and gives more."""
+    trajectory, turn = place
+    section = section_with(
+        environment={"name": "x"},
+        rollouts={"max_prompt_tokens": 4, "max_new_tokens": 8, "slots": 16},
+        episodes={"max_tokens": 12},
+    )
+    for length in (most, most + 1):
+        context = np.zeros(length, np.int32)
+        asked = request(key=Key("train", 3, 0, trajectory, turn), context=context)
+        found = (
+            rejection(request_to_proto(asked), section, 64, SIDE_CHANNELS),
+            slots_rejection(asked, section.rollouts, False, 64, section.max_context_tokens),
+        )
+        assert [f"{length} " in (why or "") for why in found] == [length > most] * 2, found
 
 
 @pytest.mark.parametrize(
