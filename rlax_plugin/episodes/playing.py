@@ -77,6 +77,9 @@ class Playing(PlayedEpisode):
     environment's process was lost, or the trainer's. From the first difference on it is void, and
     so is what the environment has not come to when the episode ends.
 
+    With ``rlax.deterministic``, answers come in the order in which they were asked for, because
+    their order decides which rewards reach which tokens.
+
     Args:
       key: of the episode's first turn.
       first: the first turn.
@@ -107,6 +110,8 @@ class Playing(PlayedEpisode):
         self._contexts: list[np.ndarray] = []  # what a trajectory's first turn was given before
         self._order: list[tuple[int, int]] = []  # trajectory and turn, as they were answered
         self._asked: set[int] = set()  # trajectories that a turn is being sampled of
+        self._held: dict[tuple[int, int], Turn] = {}  # recorded turns that wait for an earlier one
+        self._told = asyncio.Event()  # the answer to what was asked last
         self._newest = first
         self.begin_again()
 
@@ -114,9 +119,12 @@ class Playing(PlayedEpisode):
         for number, turns in enumerate(self._turns):
             for index, turn in enumerate(turns):
                 self._known[number, index] = turn
+        self._known |= self._held
         self._known.pop((0, 0), None)
         self._turns, self._contexts = [[self._first]], [np.zeros(0, np.int32)]
-        self._order, self._asked = [(0, 0)], set()
+        self._order, self._asked, self._held = [(0, 0)], set(), {}
+        self._told = asyncio.Event()
+        self._told.set()
         self._newest, self._last = self._first, 0
 
     # --- what the environment sees -------------------------------------------------------------
@@ -188,23 +196,32 @@ class Playing(PlayedEpisode):
             self._log.discarded(key)
             self._discard()
             turn = None
-        if turn is None:
-            most = min(self._section.rollouts.max_new_tokens, left)
-            oldest = max((int(t.sampled.versions[-1]) for t in turns), default=0)
-            asked = self._asked  # of this attempt
-            asked.add(trajectory)
-            try:
+        # Of this attempt. No wait here is longer than that for an answer of the policy, which has
+        # its deadlines.
+        asked, held, place = self._asked, self._held, (trajectory, len(turns))
+        earlier, told = self._told, asyncio.Event()
+        self._told = told
+        asked.add(trajectory)
+        try:
+            if turn is None:
+                most = min(self._section.rollouts.max_new_tokens, left)
+                oldest = max((int(t.sampled.versions[-1]) for t in turns), default=0)
                 turn = Turn(tokens, await self._ask(key, context, most, oldest))
-            finally:
-                asked.discard(trajectory)
-            self._log.sampled(key, turn)
-        self._order.append((trajectory, len(turns)))
+                self._log.sampled(key, turn)
+            if self._section.deterministic:
+                held[place] = turn
+                await earlier.wait()
+                del held[place]
+        finally:
+            asked.discard(trajectory)
+            told.set()
+        self._order.append(place)
         turns.append(turn)
         self._newest, self._last = turn, trajectory
         return self.answer
 
     def _discard(self) -> None:
-        """What is known of turns to come is void."""
+        """Discards what is known of turns to come."""
         for trajectory, turn in self._known:
             self._log.discarded(self.key._replace(trajectory=trajectory, turn=turn))
         self._known.clear()
@@ -237,6 +254,8 @@ class Playing(PlayedEpisode):
         Args:
           text: what rewards read; None: the newest answer's.
         """
+        self._known |= self._held
+        self._held.clear()
         self._discard()
         kept = [turns for turns in self._turns if turns]
         trajectories = tuple(Trajectory(tuple(turns)) for turns in kept)

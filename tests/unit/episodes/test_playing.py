@@ -3,55 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from sections import section_with
+from under_way import KEY, Log, Source, playing
 
-from rlax_plugin.episodes.playing import Playing, TurnLog
 from rlax_plugin.ports.environment import Answer, EpisodeLimit
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.testing.task import decode, encode
-from rlax_plugin.types import EMPTY, Key, Sampled, Turn
-
-KEY = Key("train", 7, 2)
-FIRST = Turn(encode("12"), make_sampled(3, version=4))  # tokens 4, 5, 6: "234"
-
-
-class Log(TurnLog):
-    """Remembers what it is told: place -> what was given; and the places that are void."""
-
-    def __init__(self) -> None:
-        self.turns: list[tuple[Key, Turn]] = []
-        self.void: list[tuple[int, int]] = []
-
-    def turns_of(self, group: int) -> Sequence[tuple[Key, Turn]]:
-        return self.turns
-
-    def sampled(self, key: Key, turn: Turn) -> None:
-        self.turns.append((key, turn))
-
-    def discarded(self, key: Key) -> None:
-        self.void.append((key.trajectory, key.turn))
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        return [(key.trajectory, key.turn) for key, _ in self.turns]
-
-
-class Source:
-    stop_ids = (1,)
-
-    def prompts(self, split: str) -> Any:
-        raise NotImplementedError
-
-    def decode(self, tokens: np.ndarray) -> str:
-        return decode(tokens)
-
-    def encode_given(self, text: str) -> list[int]:
-        return encode(text).tolist()
+from rlax_plugin.types import Key, Sampled, Turn
 
 
 class Asked:
@@ -75,24 +37,6 @@ class Asked:
         length = self.lengths.pop(0) if self.lengths else 2
         tokens = 20 + number + np.arange(min(length, most))
         return make_sampled(tokens=tokens, version=self.version)
-
-
-def playing(
-    ask: Asked,
-    log: Log | None = None,
-    known: Sequence[tuple[Key, Turn]] = (),
-    *,
-    rollouts: Mapping[str, int] = EMPTY,
-    source: Source | None = None,
-    **limits: int,
-) -> Playing:
-    """Prompts of at most 4 tokens, answers of at most 6, 12 tokens behind a prompt, 4 turns."""
-    section = section_with(
-        environment={"name": "x"},
-        rollouts={"max_prompt_tokens": 4, "max_new_tokens": 6} | dict(rollouts),
-        episodes={"max_turns": 4, "max_tokens": 12} | limits,
-    )
-    return Playing(section, source or Source(), KEY, FIRST, ask=ask, log=log or Log(), known=known)
 
 
 def test_a_later_turn_goes_on_behind_what_was_sampled() -> None:
