@@ -16,6 +16,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it imports
     from reasoning_gym import factory
 
+# Their scorers take every text for right, as bool("False") is true.
+_EXACT = frozenset({"game_of_life_halting"})
 _TRIED = ("0", "[]", "{}", "a")  # to try a scorer with where the entry has no answer
 _NUMBERS = re.compile(r"\d[\d_.]*(?:e[-+]?\d+)?", re.IGNORECASE)
 _WORDS = re.compile(r"[^\W\d_]+")
@@ -37,6 +39,8 @@ def score(name: str, entry: dict[str, Any], answer: str | None) -> tuple[float, 
         answer = own or _TRIED[0]
     if not answer or not (answer == own or (is_harmless(answer) and _is_finite(answer))):
         return 0.0, ""
+    if name in _EXACT:
+        return float(answer.strip() == own), ""
     try:
         entry = _as_generated(name, scorer, entry)
         return _within(scorer(answer=answer, entry=entry)), ""

@@ -105,7 +105,8 @@ def main() -> None:
             if os.WEXITSTATUS(status) != _AGAIN:
                 return
             continue
-        _say(answers, {"signal": os.WTERMSIG(status)})
+        with suppress(BrokenPipeError):  # nobody is left, and the next worker will see that
+            _say(answers, {"signal": os.WTERMSIG(status)})
 
 
 if __name__ == "__main__":

@@ -139,7 +139,9 @@ def test_no_answer_is_executed(reward, task, tmp_path, monkeypatch):
 
 
 # Of complex_arithmetic "nan" was right; that of boxnet raises on a number, and has no answer.
+# Of game_of_life_halting every text was right.
 HOSTILE = ["complex_arithmetic", "boxnet", "coin_flip", "polynomial_equations", "countdown"]
+HOSTILE += ["game_of_life_halting"]
 SLOW_TO_GENERATE = {"composite"}  # which needs options as well
 
 
@@ -149,6 +151,12 @@ def check_hostile_answers(reward, task) -> None:
         given = reward(prompt, said(text))
         right = text in ("1e-999", "-0.0")  # which may be 0, as it should be
         assert 0.0 <= given < 1.0 or right, (text[:60], given)
+
+
+def test_a_scorer_that_takes_every_text_for_right_is_not_asked(reward):
+    prompt = prompt_of("game_of_life_halting")
+    other = {"True": "False", "False": "True"}[prompt.reference]
+    assert [reward(prompt, said(one)) for one in (prompt.reference, other)] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("task", HOSTILE)
