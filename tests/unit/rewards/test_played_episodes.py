@@ -279,7 +279,7 @@ def test_time_in_which_the_policy_answers_is_not_the_environments(shared):
         ("long", "bytes, and may have 1048576"),
         ("odd 7", "play returned a int, and must return an Outcome"),
         ("odd Outcome(metrics={'a': float('nan')})", "metric 'a' is nan"),
-        ("odd Outcome(rewards='abc')", "could not convert string to float"),
+        ("odd Outcome(rewards='abc')", "the environment returned a text"),
     ],
 )
 def test_what_goes_wrong_is_said_in_one_line(shared, how, says):
