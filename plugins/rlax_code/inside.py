@@ -138,7 +138,7 @@ def _done(asked: dict[str, Any], kept: Callable[[Any], Any]) -> Any:
 
 
 def _left_of(iterator: Any) -> Iterator[Any]:
-    """What an iterator still has; of something else it raises a TypeError, as ``next`` does."""
+    """Yields the remaining items of an iterator; of anything else it raises a TypeError."""
     while True:
         try:
             one = next(iterator)

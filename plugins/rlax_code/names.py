@@ -48,7 +48,7 @@ def modules_among(names: Iterable[str], texts: Iterable[str]) -> set[str]:
 
 
 def given(prefix: str, entry: str) -> tuple[str, set[str]]:
-    """What a prefix defines for the tests as well, and the names that it leaves to the code.
+    """Separates what a prefix defines for the tests from the names that it leaves to the code.
 
     The tests have its imports, its functions and its variables. To the code it leaves classes,
     because the tests may pass their objects to it, and where there is a class also the functions,
@@ -92,7 +92,7 @@ def _complete(prefix: str) -> list[ast.stmt]:
 
 
 def _ends(statement: ast.stmt, prefix: str) -> bool:
-    """Whether no completion can continue this last statement."""
+    """Returns True if no completion can continue this last statement."""
     rest = prefix.splitlines()[(statement.end_lineno or 1) :]
     if any(line.strip() and not line[0].isspace() for line in rest):
         return True  # another statement begins, which was not complete
@@ -120,7 +120,7 @@ def bound(statement: ast.stmt) -> set[str]:
 
 
 def _needs(statement: ast.stmt, left: set[str]) -> bool:
-    """Whether it cannot be run without what is left to the code; a function may call that later."""
+    """Returns True if it needs a name left to the code when it runs, not only in a function."""
     if not isinstance(statement, _DEFINITIONS):
         return bool(_used(statement) & left)
     parts = (*statement.decorator_list, statement.args, statement.returns)

@@ -77,7 +77,7 @@ def encode(value: Any, keep: Callable[[Any], Any], depth: int = 0) -> Any:
 
 
 def decode(found: Any, kept: Callable[[Any], Any], depth: int = 0) -> Any:
-    """What ``encode`` made; the sender may have made anything.
+    """Reads the result of ``encode``; the sender may have written anything.
 
     Raises:
       ValueError, TypeError, LookupError, ArithmeticError: it is nothing of that.

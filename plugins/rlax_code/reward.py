@@ -86,7 +86,7 @@ class PythonTestsConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What is tested.
+    """The code that is tested.
 
     Attributes:
       setup: what runs before the code and before each test.

@@ -110,7 +110,7 @@ class JudgeConfig(ServerConfig):
         return self.verdict != "json" and bool(self.marker)
 
     def code_of(self, prompt: Prompt, completion: str) -> str:
-        """What stands before the verdict on a completion; empty where nothing does."""
+        """The text before the verdict on a completion; empty if there is none."""
         return code_of(prompt, completion) if self._has_code else ""
 
     @property

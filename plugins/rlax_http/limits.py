@@ -1,4 +1,4 @@
-"""How fast a server may be asked, and when it is left alone."""
+"""Limits of the rate of requests to a server, and pauses that it asks for."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def verdict(
 
 
 def _counts(found: re.Match[str], highest: float | None) -> bool:
-    """Whether a number that is out of another one, as in ``7/10``, is out of the right one."""
+    """Returns True if the second number of a score such as ``7/10`` is the highest verdict."""
     out_of = found.group(2) if found.re is _NUMBER else None
     return out_of is None or float(out_of) == highest
 

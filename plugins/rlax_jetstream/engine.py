@@ -227,7 +227,7 @@ class JetstreamEngine(RolloutEngine):
 
     @property
     def paused(self) -> bool:
-        """Whether no sample may be put into a slot: weights wait, or are being verified."""
+        """True while no sample may be put into a slot: weights wait, or are being verified."""
         return self._swaps.paused
 
     @property

@@ -19,7 +19,7 @@ _VARINT, _BYTES = 0, 2  # wire types
 
 
 def samples_asked(request: Any, most: int) -> int:
-    """How many completions a request wants; 1 if it does not say.
+    """The number of completions that a request wants; 1 if it does not say.
 
     Args:
       request: a ``DecodeRequest`` of either version.

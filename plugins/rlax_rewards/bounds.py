@@ -42,7 +42,7 @@ def may_be_parsed(text: str) -> bool:
 
 
 def _nesting_is_small(text: str) -> bool:
-    """Whether neither too many brackets lie in each other nor too many functions."""
+    """Returns True if neither brackets nor functions are nested too deeply."""
     functions = waiting = 0  # all; those whose argument comes next
     around: list[int] = []  # for each open bracket, the functions that it is an argument of
     for match in _NESTING.finditer(text):

@@ -26,7 +26,7 @@ _wants_tuples: dict[str, bool] = {}  # task -> whether lists are to be tuples
 
 
 def score(name: str, entry: dict[str, Any], answer: str | None) -> tuple[float, str]:
-    """What a task's scorer gives an answer, in [0, 1]; and why nothing can be scored, if so.
+    """Scores an answer by its task's scorer, in [0, 1]; or says why nothing can be scored.
 
     Args:
       answer: None: tries the scorer with the entry's own.
@@ -52,13 +52,13 @@ def score(name: str, entry: dict[str, Any], answer: str | None) -> tuple[float, 
 
 
 def _within(given: Any) -> float:
-    """What a scorer gives, if it is a number in [0, 1] or can be made one."""
+    """The score, if it is a number in [0, 1] or can be made one."""
     found = float(given)
     return min(1.0, max(0.0, found)) if math.isfinite(found) else 0.0
 
 
 def _is_finite(answer: str) -> bool:
-    """Whether an answer has no number that is infinite or none: some scorers take it for right.
+    """Returns True if no number of an answer is infinite or nan, which some scorers call right.
 
     Letters that are part of a text, such as the name Nan in a sentence, are none.
     """

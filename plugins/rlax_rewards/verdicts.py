@@ -1,4 +1,4 @@
-"""Whether two texts are the same mathematics; runs in a process of its own, with limits."""
+"""Compares two texts as mathematics; runs in a process of its own, with limits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its li
 
 
 def is_readable(reference: str) -> bool:
-    """Whether a reference is an expression, and small enough to compute."""
+    """Returns True if a reference is an expression, and small enough to compute."""
     return bool(_parsed_reference(reference))
 
 
 def verdict(reference: str, answer: str | None) -> bool:
-    """Whether an answer equals a reference; without an answer, whether that can be read."""
+    """Compares an answer with a reference; without one, checks that the reference is readable."""
     if answer is None:
         return is_readable(reference)
     expected = _parsed_reference(reference)

@@ -59,7 +59,7 @@ class Outcomes:
 
     @property
     def paid_n(self) -> np.ndarray:
-        """What rewards and the environment paid for a sample, at its tokens and as a whole."""
+        """All that rewards and the environment paid for a sample, without KL rewards."""
         if self.paid_at_tokens_n is None:
             return self.rewards_n
         return self.rewards_n + self.paid_at_tokens_n

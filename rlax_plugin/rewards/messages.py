@@ -212,7 +212,7 @@ def weighted(weights: Sequence[float], parts: Sequence[float]) -> float:
 
 
 def within(value: Any, limit: float, name: str = "a reward") -> float:
-    """What a reward has returned, if it is in bounds.
+    """Checks that the value of a reward is a finite number in bounds.
 
     Args:
       limit: ``rlax.reward_limit``.

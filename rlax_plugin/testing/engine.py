@@ -158,7 +158,7 @@ class ScriptedEngine(RolloutEngine):
 
     @property
     def paused(self) -> bool:
-        """Whether no group may begin, because new weights wait for running ones to end."""
+        """True while no group may begin, because new weights wait for running ones to end."""
         return self._swaps > 0
 
     def health(self) -> dict[str, float]:

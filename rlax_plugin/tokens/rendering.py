@@ -36,7 +36,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What a chat template may take.
+    """Limits of time and memory for a chat template.
 
     Attributes:
       render_s: seconds for one conversation: ``rlax.deadlines.template_s``.
@@ -123,7 +123,7 @@ class _Process:
         self._end: Any = None
 
     def ask(self, template: Template, line: bytes, limit_s: float) -> dict[str, Any]:
-        """What the process answers to a line; it is started if it does not run."""
+        """Sends a line to the process, which is started if it does not run; returns its answer."""
         if self._running is None:
             self._start()
         if template.number not in self._known:

@@ -61,7 +61,7 @@ class Episode:
 
     @property
     def sampled(self) -> Iterator[Sampled]:
-        """What was sampled, turn by turn, trajectory by trajectory; see ``order``."""
+        """The sampled part of each turn, trajectory by trajectory; see ``order``."""
         return (turn.sampled for one in self.trajectories for turn in one.turns)
 
     @property
