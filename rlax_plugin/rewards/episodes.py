@@ -104,7 +104,14 @@ class PlayJob(Job):
 
     def take(self, message: Mapping[str, Any], size: int) -> bool:
         if "outcome" in message:
-            self._end(self._outcome(message["outcome"]))
+            outcome = self._outcome(message["outcome"])
+            if (paid := len(outcome.rewards)) in (0, self._turns):
+                self._end(outcome)
+            else:  # only this process knows which answers came before the outcome
+                self.fail(
+                    f"play returned {paid} rewards for {self._turns} turns, and must return one "
+                    "for each turn, or none"
+                )
         elif "error" in message:
             self.fail(one_line(message["error"], LONGEST_ERROR))
         elif size > LONGEST or len(self._questions) >= _MOST_QUESTIONS:
@@ -124,8 +131,6 @@ class PlayJob(Job):
             raise ValueError(f"the text of an outcome has {len(text)} characters")
         if ended not in ("done", "cut"):
             raise ValueError("an outcome is neither done nor cut")
-        if len(rewards) not in (0, self._turns):
-            raise ValueError(f"an outcome has {len(rewards)} rewards of {self._turns} turns")
         return Outcome(text, rewards, ended, checked_metrics(said["metrics"]))
 
     def _ask(self, message: Mapping[str, Any]) -> None:

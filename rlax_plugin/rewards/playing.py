@@ -114,6 +114,8 @@ async def outcome_of(
         outcome = Outcome(ended="cut")
     if not isinstance(outcome, Outcome):
         raise TypeError(f"play returned a {type(outcome).__name__}, and must return an Outcome")
+    if outcome.ended not in ("done", "cut"):
+        raise ValueError(f"an outcome ended {outcome.ended!r}: 'done' and 'cut' are allowed")
     shown = {
         "text": session.text if outcome.text is None else str(outcome.text),
         "rewards": [within(one, reward_limit, "the environment") for one in outcome.rewards],

@@ -26,11 +26,6 @@ MESSAGES = {
         ValueError,
         "has 1048577 characters",
     ),
-    "rewards of other turns": (
-        {"outcome": OUTCOME | {"rewards": [1, 2]}},
-        ValueError,
-        "2 rewards of 1 turns",
-    ),
     "another end": ({"outcome": OUTCOME | {"ended": "late"}}, ValueError, "neither done nor cut"),
     "no metrics": ({"outcome": OUTCOME | {"metrics": [1]}}, TypeError, "metrics are a list"),
     "no end": ({"outcome": {"text": "", "rewards": []}}, KeyError, "ended"),

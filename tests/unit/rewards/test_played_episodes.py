@@ -280,6 +280,8 @@ def test_time_in_which_the_policy_answers_is_not_the_environments(shared):
         ("odd 7", "play returned a int, and must return an Outcome"),
         ("odd Outcome(metrics={'a': float('nan')})", "metric 'a' is nan"),
         ("odd Outcome(rewards='abc')", "the environment returned a text"),
+        ("odd Outcome(rewards=(1.0, 2.0))", "play returned 2 rewards for 1 turns, and must return"),
+        ("odd Outcome(ended='late')", "an outcome ended 'late': 'done' and 'cut' are allowed"),
     ],
 )
 def test_what_goes_wrong_is_said_in_one_line(shared, how, says):
