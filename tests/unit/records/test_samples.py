@@ -309,6 +309,19 @@ def test_every_optional_column_is_shown_to_have_values() -> None:
     assert samples.OPTIONAL - shown == {"advantage", "token_advantages"}
 
 
+def test_advantages_of_tokens_are_in_the_row_of_their_trajectory() -> None:
+    later = Trajectory((Turn(np.array([8], np.int32), make_sampled(2)),))
+    episode = make_episode(make_sampled(3))
+    episode = dataclasses.replace(episode, trajectories=(*episode.trajectories, later))
+    advantages = np.array([[1.0, 2.0, 3.0, 4.0, 5.0]])
+    data = samples.to_parquet(
+        1, samples.of_batch(TrainBatch(1, (of_episode(episode),), (advantages,)))
+    )
+    assert rows_of(data, FILE)["token_advantages"].to_pylist() == [[1, 2, 3], [4, 5]]
+    (found,) = as_batch(1, read(data)).advantages
+    assert found.tolist() == advantages.tolist()
+
+
 def test_side_channels_have_columns_of_their_own() -> None:
     routes = np.arange(2 * (1 + 3), dtype=np.uint8).reshape(4, 2)  # over a prompt of one token
     one = of_episode(make_episode(make_sampled(3, side={"routes": routes})))

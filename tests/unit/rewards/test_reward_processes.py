@@ -267,6 +267,7 @@ def test_an_answer_that_is_none_is_the_error_of_its_sample():
         ({"metrics": {"a": float("nan")}}, ValueError, "metric 'a' is nan"),
         ({"metrics": {str(i): i for i in range(33)}}, ValueError, "there are 33 metrics"),
         ({"tokens": ["AAAAAAAAAAA="]}, ValueError, "token_rewards have the shapes"),
+        ({"tokens": ["A" * 22 + "==", "AAAAAAAAAAA="]}, ValueError, "have the shapes"),
         ({"tokens": ["AAAAAAAAAAA=", "AAAAAAAA8H8="]}, ValueError, "are not all finite"),
     ],
 )
