@@ -246,6 +246,8 @@ def test_a_run_outlives_its_parameter_server_killed_at_random_moments(
     assert "quarantined" not in out and " lost" not in out
     assert [step["step"] for step in run.steps()] == list(range(1, steps + 1))
     summary = run.summary()
-    assert summary["worker_restarts"] == 0 and summary["evaluation"]["skipped"] == 0
+    assert summary["worker_restarts"] == 0
+    # One that waits for the server may still be running when the next one is due.
+    assert summary["evaluation"]["skipped"] == out.count("is still running")
     report = audit(RunFiles(run.dir))
     assert report.clean, report.violation
