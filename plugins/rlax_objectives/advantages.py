@@ -129,7 +129,8 @@ class Gae(Whitening):
     critic estimates. The reward of the sample is added to its last token, and the value after that
     token is 0. The built-in trainers have no critic. Without one, the advantage of a token before
     whitening is the reward of the sample plus all rewards of this and all later tokens, those of
-    turns and of KL included, and gamma and lam must be 1. A trainer of your own or ``evaluate_objective`` can provide values.
+    turns and of KL included, and gamma and lam must be 1. A trainer of your own or
+    ``evaluate_objective`` can provide values.
     """
 
     gamma: Fraction = Field(1.0, description="discount factor per token")
