@@ -25,7 +25,7 @@ _PIDS = 1 << 22  # the kernel's largest
 TESTED_UID = 1
 """Of tested code, as it is seen inside a user namespace."""
 HOST_NAME = "sandbox"
-"""Of the machine, as it is seen inside a uts namespace."""
+"""The machine's name inside a uts namespace."""
 
 
 def enter(layers: Collection[str], tell_unshared: Callable[[], None]) -> None:
