@@ -26,7 +26,7 @@ from maxtext_overrides.upstream import lean_imports
 from maxtext_overrides.upstream.declared.config import LOADING
 from maxtext_overrides.upstream.signatures import check
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.config.loading import ResolvedConfig
+from rlax_plugin.config.loading import ResolvedConfig, model_keys
 from rlax_plugin.config.yaml_values import dumped
 from rlax_plugin.errors import ConfigError
 
@@ -101,12 +101,13 @@ def load(config: ResolvedConfig, **overrides: Any) -> Config:
     Args:
       config: MaxText gets those of its keys that a file set as a file, in which a named model's
         keys win, and those that arguments set as arguments, which must not contradict the model.
+        With ``override_model_config`` both win over the model's.
       overrides: MaxText keys that win over both.
 
     Raises:
       ConfigError: names the dotted key, its value, and what would be right.
     """
-    said = {key: config.maxtext[key] for key in config.arguments & config.maxtext.keys()}
+    said = {key: config.maxtext[key] for key in _winning(config)}
     filed = {key: value for key, value in config.maxtext.items() if key not in said}
     overrides = {**_cache_as_it_is(config), **said, **overrides}
     try:
@@ -126,6 +127,15 @@ def load(config: ResolvedConfig, **overrides: Any) -> Config:
         raise ConfigError("config", config.source, " ".join(str(error).split())) from None
     except _MAXTEXT_RAISES as error:
         raise _explained(error, config) from None
+
+
+def _winning(config: ResolvedConfig) -> set[str]:
+    """The keys that win over those of a named model."""
+    names = config.arguments & config.maxtext.keys()
+    if config.maxtext.get("override_model_config") is True:
+        # Of the keys in a file MaxText would still prefer the model's, and say nothing.
+        names |= model_keys(str(config.maxtext.get("model_name"))).keys() & config.maxtext.keys()
+    return set(names)
 
 
 def _cache_as_it_is(config: ResolvedConfig) -> dict[str, str]:

@@ -1,15 +1,17 @@
-"""What variables the installed MaxText has for a model's keys."""
+"""Whether the installed MaxText computes what a model was made for, with the same variables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
 
 from maxtext_overrides.config.loading import Config, load_to_check, passed_on
 from maxtext_overrides.config.memory import abstract_model
-from maxtext_overrides.models.tensors import Writable
+from maxtext_overrides.models.architecture import Architecture
+from maxtext_overrides.models.maxtext_keys import maxtext_keys, of_maxtext
+from maxtext_overrides.models.rules import variables
 from maxtext_overrides.variables import published
 from rlax_plugin.config.loading import resolved
 from rlax_plugin.errors import TrainingError
@@ -42,23 +44,42 @@ def loaded_model(keys: Mapping[str, Any], source: str) -> tuple[Config, dict[str
     return config, {name: tuple(value.shape) for name, value in model.items()}
 
 
-def check(keys: Mapping[str, Any], found: Sequence[Writable], source: str) -> None:
-    """Compares names and shapes of all variables with those of MaxText's own model.
+def check(model: Architecture, keys: Mapping[str, Any], source: str) -> None:
+    """Compares MaxText's config and all variables with those that a model needs.
 
     Args:
-      keys: MaxText's keys of the model.
-      found: what is going to be written.
+      model: what is going to be written.
+      keys: MaxText's keys of it, ``scan_layers`` included.
       source: for messages.
 
     Raises:
       ConfigError: MaxText rejects the keys.
-      TrainingError: it has other variables, as only another version of it can.
+      TrainingError: it makes another model of them, as only another version of it can.
     """
-    _, expected = loaded_model(keys, source)
-    shapes = {variable.name: variable.shape for variable in found}
+    config, expected = loaded_model(keys, source)
+    for key, (wanted, found) in differences(model, config).items():
+        raise TrainingError(
+            f"the installed MaxText computes with {key} = {found!r}, and this model needs "
+            f"{wanted!r}"
+        )
+    shapes = {variable.name: variable.shape for variable in variables(model, config.scan_layers)}
     if expected != shapes:
         name = min(k for k in expected.keys() | shapes.keys() if expected.get(k) != shapes.get(k))
         raise TrainingError(
             f"the installed MaxText has the variable {name} with the shape {expected.get(name)}, "
             f"and this model needs {shapes.get(name)}"
         )
+
+
+def differences(model: Architecture, config: Config) -> dict[str, tuple[Any, Any]]:
+    """MaxText's keys with which a config computes another model: key -> (wanted, found).
+
+    Raises:
+      ConfigError: the config describes no model of the supported families.
+    """
+    wanted, found = maxtext_keys(model), maxtext_keys(of_maxtext(config))
+    return {
+        key: (wanted.get(key), found.get(key))
+        for key in sorted(wanted.keys() | found.keys())
+        if wanted.get(key) != found.get(key)
+    }

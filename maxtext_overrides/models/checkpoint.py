@@ -73,9 +73,8 @@ class _InTurn(type_handlers.NumpyHandler):
 
 def write(
     directory: Path,
-    variables: Sequence[Writable],
+    variables: Sequence[tuple[Writable, np.dtype]],
     read: Callable[[str], np.ndarray],
-    dtype: np.dtype,
     scanned: bool,
     progress: Callable[[int, int], None],
 ) -> None:
@@ -83,9 +82,8 @@ def write(
 
     Args:
       directory: ``ITEMS`` is written below it.
-      variables: all of the model.
+      variables: all of the model, each with the dtype in which it is written.
       read: name -> tensor.
-      dtype: of what is written.
       scanned: ``scan_layers``, which MaxText compares when it loads.
       progress: (bytes written, bytes of all), before the first array and after each.
 
@@ -93,7 +91,7 @@ def write(
       Exception: what ``read`` raises.
       OSError: the disk failed.
     """
-    pending = [_Pending(variable, dtype, read) for variable in variables]
+    pending = [_Pending(variable, dtype, read) for variable, dtype in variables]
     total, done = sum(one.nbytes for one in pending), 0
 
     def written(one: _Pending) -> None:

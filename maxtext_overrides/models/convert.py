@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from maxtext_overrides.models import gguf_tokenizer, huggingface_config, side_files
+from maxtext_overrides.models.architecture import Architecture
 from maxtext_overrides.models.gguf_file import GgufFile
+from maxtext_overrides.models.maxtext_keys import maxtext_keys
 from maxtext_overrides.models.model_section import text_of
-from maxtext_overrides.models.rules import variables
+from maxtext_overrides.models.named import name_of
+from maxtext_overrides.models.rules import Variable, variables
 from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
-from maxtext_overrides.models.tensors import DTYPES, TensorSource, Writable, check_tensors
+from maxtext_overrides.models.tensors import DTYPES, TensorSource, check_tensors
 from rlax_plugin.config.loading import CONVERTED
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.tokens.tokenizer import Tokenizer
@@ -33,26 +38,33 @@ class Convertible:
     """A model that was read and checked, and of which nothing is written yet.
 
     Attributes:
-      family: its architecture, as config.json names it.
-      keys: MaxText's keys of the model.
+      architecture: of the model.
       source: its tensors.
-      variables: what they become.
       scanned: ``scan_layers``.
-      dtype: of what is written, one of ``DTYPES``.
+      dtype: of what is written, one of ``DTYPES``; variables whose values are other numbers than
+        those of the source are float32 always.
       has_tokenizer: there is a tokenizer among the files beside the weights.
-      padding: number of tokens that MaxText adds to the model.
       write_beside: fills a directory with config.json and the tokenizer.
     """
 
-    family: str
-    keys: Mapping[str, Any]
+    architecture: Architecture
     source: TensorSource
-    variables: Sequence[Writable]
     scanned: bool
     dtype: str
     has_tokenizer: bool
-    padding: int = 0
     write_beside: Callable[[Path], None]
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """MaxText's keys of the model, and the name that it has for it."""
+        keys = maxtext_keys(self.architecture)
+        named = name_of(keys)
+        return ({"model_name": named} if named else {}) | keys | {"scan_layers": self.scanned}
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """What its tensors become."""
+        return variables(self.architecture, self.scanned)
 
     @property
     def parameters(self) -> int:
@@ -62,7 +74,10 @@ class Convertible:
     @property
     def nbytes(self) -> int:
         """Of the checkpoint."""
-        return self.parameters * DTYPES[self.dtype].itemsize
+        return sum(math.prod(v.shape) * self._dtype(v).itemsize for v in self.variables)
+
+    def _dtype(self, variable: Variable) -> np.dtype:
+        return DTYPES["float32" if variable.is_rescaled else self.dtype]
 
     def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:
         """Fills a directory.
@@ -81,23 +96,22 @@ class Convertible:
         beside = directory / SIDE_FILES
         beside.mkdir()
         self.write_beside(beside)
-        keys = {**self.keys, "scan_layers": self.scanned}
+        keys, family = self.keys, self.architecture.family
         if self.has_tokenizer:
             keys |= {"tokenizer_type": "huggingface", "tokenizer_path": str(home / SIDE_FILES)}
         keys["load_parameters_path"] = str(home / checkpoint.ITEMS)
-        (directory / CONVERTED).write_text(text_of(self.family, keys), encoding="utf-8")
+        (directory / CONVERTED).write_text(text_of(family, keys), encoding="utf-8")
         record = {
             "source": self.source.where,
-            "architecture": self.family,
+            "architecture": family,
             "dtype": self.dtype,
             "tensors": len(self.source.shapes),
             "variables": len(self.variables),
             "bytes": self.nbytes,
         }
         (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        checkpoint.write(
-            directory, self.variables, self.source.read, DTYPES[self.dtype], self.scanned, progress
-        )
+        pending = [(variable, self._dtype(variable)) for variable in self.variables]
+        checkpoint.write(directory, pending, self.source.read, self.scanned, progress)
 
 
 def examine(path: Path, dtype: str, scanned: bool) -> Convertible:
@@ -125,23 +139,12 @@ def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
     if not config.exists():
         raise ConfigError("SOURCE", str(path), f"has no {side_files.CONFIG}")
     content = huggingface_config.read(config)
-    family = huggingface_config.family_of(content, config)
-    has_tokenizer, padding = side_files.has_tokenizer(path), 0
-    if family in huggingface_config.FAMILIES:
-        architecture = huggingface_config.architecture(content, config)
-        keys, source = architecture.maxtext_keys(), SafetensorsDirectory(path)
-        check_tensors(source, architecture)
-        found: Sequence[Writable] = variables(architecture, scanned)
-    else:
-        # MaxText takes seconds to import.
-        from maxtext_overrides.models import named_model
-
-        model = named_model.examine(content, family, path, scanned)
-        keys = {**model.keys, "vocab_size": model.vocab_size}
-        source, found = model.source, model.variables
-        padding = model.vocab_size - content["vocab_size"]
+    architecture = huggingface_config.architecture(content, config)
+    source = SafetensorsDirectory(path)
+    check_tensors(source, architecture)
+    has_tokenizer = side_files.has_tokenizer(path)
     if has_tokenizer:
-        _check_tokenizer(Tokenizer.load(path, "SOURCE").size, keys["vocab_size"] - padding, path)
+        _check_tokenizer(Tokenizer.load(path, "SOURCE").size, architecture.vocab_size, path)
 
     def write_beside(directory: Path) -> None:
         for name in (side_files.CONFIG, side_files.GENERATION):
@@ -149,14 +152,11 @@ def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
         side_files.copy_tokenizer(path, directory)
 
     return Convertible(
-        family=family,
-        keys=keys,
+        architecture=architecture,
         source=source,
-        variables=found,
         scanned=scanned,
         dtype=dtype,
         has_tokenizer=has_tokenizer,
-        padding=padding,
         write_beside=write_beside,
     )
 
@@ -175,10 +175,8 @@ def _file(path: Path, dtype: str, scanned: bool) -> Convertible:
         gguf_tokenizer.write(source, tokenizer, directory)
 
     return Convertible(
-        family=architecture.family,
-        keys=architecture.maxtext_keys(),
+        architecture=architecture,
         source=source,
-        variables=variables(architecture, scanned),
         scanned=scanned,
         dtype=dtype,
         has_tokenizer=True,

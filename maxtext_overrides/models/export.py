@@ -7,33 +7,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from maxtext_overrides.models import huggingface_config, named_export
-from maxtext_overrides.models.architecture import Architecture, of_maxtext
-from maxtext_overrides.models.named_model import SIZES
+from maxtext_overrides.models import huggingface_config
+from maxtext_overrides.models.architecture import Architecture
+from maxtext_overrides.models.maxtext_keys import of_maxtext
 from maxtext_overrides.models.reading import StoredWeights
-from maxtext_overrides.models.rules import variables
+from maxtext_overrides.models.rules import Variable, variables
 from maxtext_overrides.models.side_files import CONFIG, GENERATION, copy_tokenizer
 from maxtext_overrides.models.tensor_files import write_tensors
 from maxtext_overrides.models.tensors import DTYPES
 from rlax_plugin.errors import ConfigError
-
-
-class Exportable(Protocol):
-    """A variable and the tensors in it, by our rules or by MaxText's."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]: ...
-    def to_tensors(
-        self, value: np.ndarray, dtype: np.dtype
-    ) -> Iterator[tuple[str, np.ndarray]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +34,7 @@ class Description:
       tokenizer: directory with the tokenizer's files.
     """
 
-    variables: Sequence[Exportable]
+    variables: Sequence[Variable]
     config: Mapping[str, Any]
     made: bool
     generation: Mapping[str, Any]
@@ -74,50 +60,33 @@ def describe(
       special_ids: returns ``eos_token_id`` and its like, for files that have to be made.
 
     Raises:
-      ConfigError: the model is neither Llama-shaped nor one that MaxText exports itself, or a file
-        there is no JSON.
+      ConfigError: the model is of no family that can be exported, or a file there is no JSON.
     """
-    try:
-        found = of_maxtext(config)
-    except ConfigError:
-        if (named := named_export.find(config)) is None:
-            raise
-        made, parts = named
-        known = _same_sizes(tokenizer / CONFIG, made)
-    else:
-        made = huggingface_config.content_of(found)
-        parts = variables(found, config.scan_layers)
-        known = _given(tokenizer / CONFIG, found)
-    content = known or {**made, **special_ids()}
+    found = of_maxtext(config)
+    content, known = _given(tokenizer / CONFIG, found)
+    if known is None:
+        content = {**huggingface_config.content_of(found), **special_ids()}
     content = {key: value for key, value in content.items() if key not in ("dtype", "torch_dtype")}
     generation = _json(tokenizer / GENERATION) or special_ids()
+    parts = variables(known or found, config.scan_layers)
     return Description(parts, content, known is None, generation, tokenizer)
 
 
-def _same_sizes(path: Path, made: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The content of a config.json, if it is of the same named model."""
-    content = _json(path)
-    same = content is not None and all(content.get(key) == made.get(key) for key in SIZES)
-    return content if same else None
-
-
-def _given(path: Path, wanted: Architecture) -> dict[str, Any] | None:
-    """The content of a config.json, if it describes that model."""
+def _given(path: Path, wanted: Architecture) -> tuple[dict[str, Any], Architecture | None]:
+    """The content of a config.json, and the model if it describes the wanted one."""
     content = _json(path)
     if content is None:
-        return None
+        return {}, None
     try:
         said = huggingface_config.architecture(content, path)
     except ConfigError:
-        return None  # of a model that is not even of one of these families
-    # Llama and Mistral are one thing to MaxText, and its longest sequence is the run's.
-    alike = replace(
-        said,
-        family=wanted.family,
-        positions=wanted.positions,
-        scaled_query=wanted.scaled_query,
-    )
-    return content if alike == wanted else None
+        return {}, None  # of a model that is not even of one of these families
+    # Llama and Mistral are one thing to MaxText, and its longest sequence is the run's. What the
+    # attention logits of a Gemma 2 are divided by is inside the query kernel.
+    known = replace(wanted, query_scalar=said.query_scalar)
+    alike = replace(said, family=wanted.family, positions=wanted.positions, block=wanted.block)
+    inside = wanted.block == "gemma2"
+    return content, known if alike == (known if inside else wanted) else None
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ import numpy as np
 from gguf.quants import dequantize
 
 from maxtext_overrides.models.architecture import LLAMA3, Architecture
+from maxtext_overrides.models.families import FAMILIES
 from maxtext_overrides.models.huggingface_config import check_sizes
 from rlax_plugin.errors import ConfigError, alternatives
 
@@ -175,8 +176,10 @@ class GgufFile:
         llama3 = self._llama3(int(theta), head_dim)
         # A float32 of the header: its shortest spelling, 1e-05, is what the model's config said.
         epsilon = float(str(np.float32(self._number("attention.layer_norm_rms_epsilon"))))
+        family = _FAMILIES[named]
         found = Architecture(
-            family=_FAMILIES[named],
+            family=family,
+            block=FAMILIES[family].block,
             layers=int(self._number("block_count")),
             width=width,
             heads=heads,
@@ -185,39 +188,39 @@ class GgufFile:
             mlp_width=int(self._number("feed_forward_length")),
             vocab_size=embedding[0],
             tied="lm_head.weight" not in self.shapes,
-            qkv_bias=named == "qwen2",
-            qk_norm=named == "qwen3",
+            qkv_bias=FAMILIES[family].qkv_bias,
+            qk_norm=FAMILIES[family].qk_norm,
             norm_epsilon=epsilon,
             rope_theta=int(theta),
             rope="llama3" if llama3 else "linear" if factor != 1.0 else "default",
-            rope_factor=factor,
+            rope_factor=llama3 or factor,
             positions=int(self._number("context_length")),
         )
         check_sizes(found, self._path)
         return found
 
-    def _llama3(self, theta: int, head_dim: int) -> bool:
-        """Whether the file has Llama 3.1's factors of the rotary positions.
+    def _llama3(self, theta: int, head_dim: int) -> float:
+        """The factor of Llama 3.1's rotary positions; 0 if the file has none.
 
         Raises:
           ConfigError: it has other ones.
         """
         found = [tensor for tensor in self._reader.tensors if tensor.name == _ROPE_FACTORS]
         if not found:
-            return False
+            return 0.0
         factors = np.asarray(found[0].data, np.float64).reshape(-1)
         wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-        low, high, whole = (
-            LLAMA3[f"{k}"] for k in ("low_freq_factor", "high_freq_factor", "factor")
-        )
+        low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
         ratio = LLAMA3["original_max_position_embeddings"] / wavelengths
         smooth = np.clip((ratio - low) / (high - low), 0, 1)
+        # The longest wavelengths, of which there are some with every usual theta, have it whole.
+        whole = float(np.float32(factors.max(initial=1.0)))
         expected = 1 / ((1 - smooth) / whole + smooth)
         if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
             said = ", ".join(f"{key} {right:g}" for key, right in LLAMA3.items())
             reason = f"MaxText has llama3 scaling only with {said}"
             raise ConfigError(f"{_ROPE_FACTORS} in {self._path}", None, reason)
-        return True
+        return whole
 
 
 def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:

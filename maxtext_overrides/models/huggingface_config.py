@@ -1,25 +1,21 @@
 """config.json of a Hugging Face directory: read into an ``Architecture``, and written from one.
 
-The defaults of what a config.json leaves out are those of ``transformers``, whose config classes
-also check the types. What MaxText cannot express is rejected by name.
+What a config.json leaves out has the default of ``transformers``, whose config classes also check
+the types. What MaxText would compute otherwise is rejected, all of it in one message.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from maxtext_overrides.models.architecture import LLAMA3, Architecture, Rope
-from rlax_plugin.errors import ConfigError, alternatives
+from maxtext_overrides.models.architecture import GEMMA3_PERIOD, Architecture
+from maxtext_overrides.models.families import FAMILIES, Family
+from maxtext_overrides.models.rotary import rope_content, rotary_positions
+from rlax_plugin.errors import ConfigError
 
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 _LARGEST_FILE = 16 << 20  # bytes of a config.json
 _MOST_LAYERS = 1000
 _NEEDED = (
@@ -29,6 +25,7 @@ _NEEDED = (
     "num_attention_heads",
     "vocab_size",
 )
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -54,12 +51,15 @@ def family_of(content: Mapping[str, Any], path: Path) -> str:
     """The architecture that a config.json names.
 
     Raises:
-      ConfigError: it names none, or several.
+      ConfigError: it names none, several, or one that is not supported.
     """
     named = content.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
         reason = "must be a list with the name of one architecture, such as LlamaForCausalLM"
         raise ConfigError(f"architectures in {path}", named, reason)
+    if named[0] not in FAMILIES:
+        reason = f"is not supported; supported are {', '.join(FAMILIES)}"
+        raise ConfigError(f"architectures in {path}", named[0], reason)
     return named[0]
 
 
@@ -71,47 +71,69 @@ def architecture(content: Mapping[str, Any], path: Path) -> Architecture:
       path: of it, for messages.
 
     Raises:
-      ConfigError: the family is not one of ``FAMILIES``, a key is missing or wrong, or the model
-        has something that MaxText cannot express.
+      ConfigError: the family is not one of ``FAMILIES``, a key is missing, wrong or unknown, or the
+        model has something that MaxText cannot express. It names all of the keys.
     """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    family = family_of(content, path)
-    if family not in FAMILIES:
-        raise ConfigError(f"architectures in {path}", family, alternatives(family, FAMILIES))
-    for key in _NEEDED:
-        if content.get(key) is None:
-            raise ConfigError(f"{key} in {path}", None, "is missing")
-    try:
-        known = CONFIG_MAPPING[FAMILIES[family]].from_dict(dict(content))
-    except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
-        reason = f"is no config of {family}: {' '.join(str(error).split())}"
-        raise ConfigError("SOURCE", str(path), reason) from None
-    values = known.to_dict()
-    _check_features(values, path)
-    rope, theta, factor = _rope(values, path)
+    name = family_of(content, path)
+    family = FAMILIES[name]
+    values = _complete(content, name, path)
+    rope, problems = rotary_positions(content, values, family, path)
+    problems = [*_problems(content, values, family, path), *problems]
+    if problems:
+        first, *others = problems
+        raise first.followed_by([str(other) for other in others])
     heads, width = values["num_attention_heads"], values["hidden_size"]
+    head_dim = values.get("head_dim") or width // max(heads, 1)
+    gemma, has_experts = family.block.startswith("gemma"), family.block == "qwen3_moe"
     found = Architecture(
-        family=family,
+        family=name,
+        block=family.block,
         layers=values["num_hidden_layers"],
         width=width,
         heads=heads,
         kv_heads=values.get("num_key_value_heads") or heads,
-        head_dim=values.get("head_dim") or width // max(heads, 1),
-        mlp_width=values["intermediate_size"],
+        head_dim=head_dim,
+        mlp_width=values.get("moe_intermediate_size") or values["intermediate_size"],
         vocab_size=values["vocab_size"],
         tied=bool(values["tie_word_embeddings"]),
-        qkv_bias=family == "Qwen2ForCausalLM",
-        qk_norm=family == "Qwen3ForCausalLM",
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
         norm_epsilon=float(values["rms_norm_eps"]),
-        rope_theta=theta,
-        rope=rope,
-        rope_factor=factor,
+        rope_theta=rope.theta,
+        rope=rope.kind,
+        rope_factor=rope.factor,
         positions=values["max_position_embeddings"],
+        # transformers makes num_experts this one.
+        experts=values["num_local_experts"] if has_experts else 0,
+        experts_per_token=values["num_experts_per_tok"] if has_experts else 0,
+        window=values["sliding_window"] if gemma else 0,
+        local_rope_theta=rope.local_theta,
+        query_scalar=float(values["query_pre_attn_scalar"]) if gemma else 0.0,
+        attention_cap=values.get("attn_logit_softcapping") or 0.0,
+        logits_cap=values.get("final_logit_softcapping") or 0.0,
     )
     check_sizes(found, path)
     return found
+
+
+def _complete(content: Mapping[str, Any], family: str, path: Path) -> dict[str, Any]:
+    """What a config.json says, with the defaults of transformers for what it leaves out."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    for key in _NEEDED:
+        if content.get(key) is None:
+            raise ConfigError(f"{key} in {path}", None, "is missing")
+    kind = FAMILIES[family].model_type
+    if content.get("model_type", kind) != kind:
+        reason = f"must be {kind}, which is that of {family}"
+        raise ConfigError(f"model_type in {path}", content["model_type"], reason)
+    try:
+        known = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(content)))
+    except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
+        reason = f"is no config of {family}: {' '.join(str(error).split())}"
+        raise ConfigError("SOURCE", str(path), reason) from None
+    return {**content, **known.to_dict()}
 
 
 def check_sizes(found: Architecture, path: Path) -> None:
@@ -127,55 +149,94 @@ def check_sizes(found: Architecture, path: Path) -> None:
         raise ConfigError(f"kv_heads in {path}", found.kv_heads, reason)
     if found.head_dim % 2:
         raise ConfigError(f"head_dim in {path}", found.head_dim, "must be even")
+    if found.experts and not 0 < found.experts_per_token <= found.experts:
+        reason = f"must be above 0 and at most {found.experts}, the number of experts"
+        raise ConfigError(f"num_experts_per_tok in {path}", found.experts_per_token, reason)
+    if found.is_gemma:
+        _check_gemma(found, path)
 
 
-def _check_features(values: Mapping[str, Any], path: Path) -> None:
-    """Rejects by name what MaxText cannot express."""
-    only = {
-        "hidden_act": ("silu", "swish"),
-        "mlp_bias": (False, None),
-        # Of Llama and Qwen3: it adds a bias to the output projection too. Qwen2's are its own.
-        "attention_bias": (False, None),
-        "partial_rotary_factor": (1.0, None),
-    }
-    for key, right in only.items():
-        if values.get(key) not in right:
-            reason = f"is not supported; must be {json.dumps(right[0])}"
-            raise ConfigError(f"{key} in {path}", values[key], reason)
-    if values.get("quantization_config"):
-        reason = "quantised weights are not supported: convert the original, or a GGUF file"
-        raise ConfigError(f"quantization_config in {path}", None, reason)
-    window = values.get("sliding_window")
-    kinds = values.get("layer_types")
-    windowed = "sliding_attention" in kinds if isinstance(kinds, list) else True
+def _check_gemma(found: Architecture, path: Path) -> None:
+    for name in ("window", "query_scalar"):
+        if not getattr(found, name) > 0:
+            raise ConfigError(f"{name} in {path}", getattr(found, name), "must be above 0")
+    for name in ("attention_cap", "logits_cap"):
+        if getattr(found, name) < 0:
+            raise ConfigError(f"{name} in {path}", getattr(found, name), "must be above 0 or null")
+    if found.block == "gemma2" and found.layers % 2:
+        reason = "must be even: MaxText has pairs of a layer with a window and one without"
+        raise ConfigError(f"num_hidden_layers in {path}", found.layers, reason)
+    ways = (found.head_dim, found.width // found.heads)
+    if found.block == "gemma3" and found.query_scalar not in ways:
+        reason = f"must be {ways[0]} (head_dim) or {ways[1]} (hidden_size / num_attention_heads)"
+        raise ConfigError(f"query_pre_attn_scalar in {path}", found.query_scalar, reason)
+
+
+def _problems(
+    content: Mapping[str, Any], values: Mapping[str, Any], family: Family, path: Path
+) -> Iterator[ConfigError]:
+    """What MaxText would not compute as the model was made for."""
+    for key, right in family.required.items():
+        value = values.get(key)
+        if not any(_same(value, one) for one in right):
+            shown = json.dumps(right[0])
+            if key == "quantization_config":
+                shown = "null: convert the original, or a GGUF file"
+            yield ConfigError(f"{key} in {path}", value, f"is not supported; must be {shown}")
+    counts = [content[key] for key in ("num_experts", "num_local_experts") if key in content]
+    if counts[1:] and counts[0] != counts[1]:
+        reason = f"contradicts num_local_experts = {counts[1]!r}"
+        yield ConfigError(f"num_experts in {path}", counts[0], reason)
+    for key in content:
+        if not family.knows(key):
+            reason = "is not known, so it may change what the model computes: remove it in a copy "
+            reason += "if it does not"
+            yield ConfigError(f"{key} in {path}", content[key], reason)
+    if family.block.startswith("gemma"):
+        yield from _pattern_problems(values, family, path)
+    else:
+        yield from _window_problems(values, path)
+
+
+def _same(value: Any, right: Any) -> bool:
+    """Equality where True is not 1."""
+    return value == right and isinstance(value, bool) is isinstance(right, bool)
+
+
+def _window_problems(values: Mapping[str, Any], path: Path) -> Iterator[ConfigError]:
+    """Sliding windows, which MaxText's layers of the other families do not have."""
+    kinds, window = values.get("layer_types"), values.get("sliding_window")
+    if isinstance(kinds, list):
+        # A window of no length is an error in transformers.
+        allowed = (_FULL, _SLIDING) if window else (_FULL,)
+        if strange := [kind for kind in kinds if kind not in allowed]:
+            reason = f"is not supported; must hold only {_FULL}"
+            yield ConfigError(f"layer_types in {path}", strange[0], reason)
+        windowed = _SLIDING in kinds
+    else:
+        windowed = values.get("use_sliding_window", True)
     if window and windowed and window < values["max_position_embeddings"]:
         reason = (
             "sliding windows are not supported. Sequences of up to that many tokens do not need "
             "it: for those, set it to null in a copy"
         )
-        raise ConfigError(f"sliding_window in {path}", window, reason)
+        yield ConfigError(f"sliding_window in {path}", window, reason)
 
 
-def _rope(values: Mapping[str, Any], path: Path) -> tuple[Rope, int, float]:
-    """(kind, theta, factor) of the rotary positions."""
-    rope = values.get("rope_parameters") or {}
-    where = f"rope_parameters in {path}"
-    theta = rope.get("rope_theta")
-    if not isinstance(theta, int | float) or theta != int(theta):
-        raise ConfigError(where, rope, "rope_theta must be a whole number, as MaxText wants it")
-    if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise ConfigError(where, rope, "partial rotary positions are not supported")
-    kind = rope.get("rope_type", "default")
-    if kind == "default":
-        return "default", int(theta), 1.0
-    if kind == "linear" and isinstance(rope.get("factor"), int | float):
-        return "linear", int(theta), float(rope["factor"])
-    if kind == "llama3":
-        if all(rope.get(key) == right for key, right in LLAMA3.items()):
-            return "llama3", int(theta), 1.0
-        said = ", ".join(f"{key} {right:g}" for key, right in LLAMA3.items())
-        raise ConfigError(where, rope, f"MaxText has llama3 scaling only with {said}")
-    raise ConfigError(where, rope, "rope_type must be default, linear or llama3")
+def _pattern_problems(
+    values: Mapping[str, Any], family: Family, path: Path
+) -> Iterator[ConfigError]:
+    """Layers of a Gemma that have or lack a window where MaxText's lack or have it."""
+    period = 2 if family.block == "gemma2" else GEMMA3_PERIOD
+    expected = [
+        _SLIDING if (layer + 1) % period else _FULL for layer in range(values["num_hidden_layers"])
+    ]
+    if (found := values.get("layer_types")) != expected:
+        reason = f"is not supported; of {period} layers in a row the last must have no window"
+        yield ConfigError(f"layer_types in {path}", found, reason)
+    if not isinstance(values.get("sliding_window"), int):
+        reason = "must be a number of tokens"
+        yield ConfigError(f"sliding_window in {path}", values.get("sliding_window"), reason)
 
 
 def content_of(found: Architecture, dtype: str = "float32") -> dict[str, Any]:
@@ -184,14 +245,9 @@ def content_of(found: Architecture, dtype: str = "float32") -> dict[str, Any]:
     Args:
       dtype: of the tensors beside it.
     """
-    rope: dict[str, Any] = {"rope_type": found.rope, "rope_theta": float(found.rope_theta)}
-    if found.rope == "linear":
-        rope["factor"] = found.rope_factor
-    elif found.rope == "llama3":
-        rope |= LLAMA3
     content: dict[str, Any] = {
         "architectures": [found.family],
-        "model_type": FAMILIES[found.family],
+        "model_type": FAMILIES[found.family].model_type,
         "dtype": dtype,
         "hidden_size": found.width,
         "intermediate_size": found.mlp_width,
@@ -200,16 +256,30 @@ def content_of(found: Architecture, dtype: str = "float32") -> dict[str, Any]:
         "num_key_value_heads": found.kv_heads,
         "head_dim": found.head_dim,
         "vocab_size": found.vocab_size,
-        "hidden_act": "silu",
         "max_position_embeddings": found.positions,
         "rms_norm_eps": found.norm_epsilon,
         "tie_word_embeddings": found.tied,
-        "rope_parameters": rope,
-        # Readers older than ``rope_parameters`` know these two.
-        "rope_theta": float(found.rope_theta),
+        **rope_content(found),
     }
-    if found.rope != "default":
-        content["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
-    if found.family == "MistralForCausalLM":
-        content["sliding_window"] = None  # its default is 4096
+    if found.is_gemma:
+        content |= {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": found.window,
+            "query_pre_attn_scalar": _whole(found.query_scalar),
+            "attn_logit_softcapping": found.attention_cap or None,
+            "final_logit_softcapping": found.logits_cap or None,
+        }
+        return content
+    content["hidden_act"] = "silu"
+    if found.family in ("MistralForCausalLM", "MixtralForCausalLM"):
+        content["sliding_window"] = None  # Mistral's default is 4096
+    if found.experts:
+        count = "num_local_experts" if found.family == "MixtralForCausalLM" else "num_experts"
+        content |= {count: found.experts, "num_experts_per_tok": found.experts_per_token}
+    if found.family == "Qwen3MoeForCausalLM":
+        content |= {"moe_intermediate_size": found.mlp_width, "norm_topk_prob": True}
     return content
+
+
+def _whole(number: float) -> int | float:
+    return int(number) if number == int(number) else number

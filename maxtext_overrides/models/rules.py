@@ -1,25 +1,32 @@
-"""One table: how a Llama-shaped model's tensors become MaxText's variables, and back.
+"""One table: how a model's tensors become MaxText's variables, and back.
 
 A tensor is called as in Hugging Face checkpoints, ``model.layers.3.self_attn.q_proj.weight``, and a
 variable as in weight versions (``maxtext_overrides.variables``), ``decoder.layers.self_attention.
 query.kernel``. A matrix is [out, in] there and [in, out] here, with heads as an axis of their own.
-With scanned layers a variable holds all layers, stacked along axis 1.
+The experts of a layer are tensors of their own there, and the first axis of one variable here. With
+scanned layers a variable holds all layers, stacked along axis 1.
 
-Where the rotary positions are those of Llama 3.1, MaxText rotates neighbours (0 1, 2 3, ...), and
-Hugging Face halves (0 d/2, 1 d/2+1, ...): the heads' entries are reordered.
+Four things are other numbers in MaxText than in the source, and so are always stored as float32:
 
-Facts read in MaxText 0.2.5: ``layers/attentions.py``, ``layers/embeddings.py``,
-``checkpoint_conversion/utils/param_mapping.py``.
+- the query kernel may hold the factor of the attention logits (``Architecture.query_factor``);
+- Gemma's embedding is sqrt(width) times as large: MaxText does not multiply what it looks up;
+- the weights of Gemma's norms count from 0 in the source, and from 1 here;
+- where the rotary positions are those of Llama 3.1, MaxText rotates neighbours (0 1, 2 3, ...), and
+  Hugging Face halves (0 d/2, 1 d/2+1, ...): the heads' entries are reordered (without rounding).
+
+Facts read in MaxText 0.2.5: ``layers/attentions.py``, ``layers/embeddings.py``, ``layers/moe.py``,
+``models/gemma2.py``, ``models/gemma3.py``, ``checkpoint_conversion/utils/param_mapping.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from maxtext_overrides.models.architecture import Architecture
+from maxtext_overrides.models.architecture import GEMMA3_PERIOD, Architecture
 
 SCAN_AXIS = 1  # MaxText's ``param_scan_axis``
 
@@ -30,12 +37,14 @@ class _Rule:
 
     Attributes:
       variable: name below the layer, or of the whole variable.
-      tensor: name below ``model.layers.N``, or of the whole tensor.
+      tensor: name below ``model.layers.N``, or of the whole tensor; ``{expert}`` stands for the
+        number of an expert, which is the first axis of the variable.
       shape: of MaxText's variable, of one layer.
-      inputs: how many of the leading axes of ``shape`` are inputs of a matrix; 0: the tensor is no
-        matrix, or it is not transposed.
+      inputs: how many of the leading axes of ``shape`` are inputs of a matrix, behind that of
+        experts; 0: the tensor is no matrix, or it is not transposed.
       rotary: the last axis is that of a head which is rotated by its position.
-      scaled: MaxText's has 1 / sqrt(head_dim) in it if the architecture says so.
+      factor: MaxText's values are so many times as large.
+      offset: and then so much larger.
     """
 
     variable: str
@@ -43,7 +52,33 @@ class _Rule:
     shape: tuple[int, ...]
     inputs: int = 0
     rotary: bool = False
-    scaled: bool = False
+    factor: float = 1.0
+    offset: float = 0.0
+
+    @property
+    def experts(self) -> int:
+        """How many tensors a layer has of it; 0: it has one, without an axis of its own."""
+        return self.shape[0] if "{expert}" in self.tensor else 0
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """Shape of what one tensor becomes."""
+        return self.shape[1:] if self.experts else self.shape
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        if not self.inputs:
+            # Biases have the heads as an axis in MaxText only; the embedding stays as it is.
+            return (math.prod(self.part),) if self.variable.endswith(".bias") else self.part
+        return math.prod(self.part[self.inputs :]), math.prod(self.part[: self.inputs])
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors, each with all experts where there are any."""
+        if not self.experts:
+            return (self.tensor,)
+        return tuple(self.tensor.format(expert=number) for number in range(self.experts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +88,30 @@ class Variable:
     Attributes:
       name: of the variable, such as ``decoder.layers.mlp.wo.kernel``.
       shape: of the variable, all layers of a scanned one included.
-      tensors: names of the tensors; several if layers are scanned, in their order.
-      tensor_shape: of each of them.
+      tensors: names of the tensors, in their order: layer by layer, and expert by expert.
     """
 
     name: str
     shape: tuple[int, ...]
     tensors: tuple[str, ...]
-    tensor_shape: tuple[int, ...]
     _rule: _Rule
-    _architecture: Architecture
+    _interleaved: bool
     _scanned: bool
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """Shape of each of the tensors."""
+        return self._rule.tensor_shape
 
     @property
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the tensors."""
         return dict.fromkeys(self.tensors, self.tensor_shape)
+
+    @property
+    def is_rescaled(self) -> bool:
+        """Its values are other numbers than those of the source, which bfloat16 would round."""
+        return self._rule.factor != 1.0 or self._rule.offset != 0.0
 
     def of_tensors(self, read: Callable[[str], np.ndarray], dtype: np.dtype) -> np.ndarray:
         """The variable's value.
@@ -81,8 +124,8 @@ class Variable:
           Array of ``shape``, in a buffer of its own.
         """
         value = np.empty(self.shape, dtype)
-        for layer, name in enumerate(self.tensors):
-            self._layer(value, layer)[...] = self._to_variable(read(name))
+        for name, part in self._parts(value):
+            part[...] = self._to_variable(read(name))
         return value
 
     def to_tensors(self, value: np.ndarray, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
@@ -92,38 +135,54 @@ class Variable:
           value: array of ``shape``.
           dtype: of the tensors.
         """
-        for layer, name in enumerate(self.tensors):
-            tensor = self._to_tensor(self._layer(value, layer))
-            yield name, np.ascontiguousarray(tensor, dtype)
+        for name, part in self._parts(value):
+            yield name, np.ascontiguousarray(self._to_tensor(part), dtype)
 
-    def _layer(self, value: np.ndarray, layer: int) -> np.ndarray:
-        """A view of one layer."""
-        return np.moveaxis(value, SCAN_AXIS, 0)[layer] if self._scanned else value
+    def _parts(self, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+        """(tensor, view of its part) of each tensor."""
+        layers = np.moveaxis(value, SCAN_AXIS, 0) if self._scanned else (value,)
+        names = iter(self.tensors)
+        for layer in layers:
+            for part in layer if self._rule.experts else (layer,):
+                yield next(names), part
 
     def _to_variable(self, tensor: np.ndarray) -> np.ndarray:
         rule = self._rule
-        value = (tensor.T if rule.inputs else tensor).reshape(rule.shape)
-        if rule.rotary and self._architecture.rope == "llama3":
-            halves = value.reshape(*rule.shape[:-1], 2, -1)
-            value = halves.swapaxes(-1, -2).reshape(rule.shape)
-        return value * self._scale(1) if self._scales() else value
+        value = (tensor.T if rule.inputs else tensor).reshape(rule.part)
+        if rule.rotary and self._interleaved:
+            halves = value.reshape(*rule.part[:-1], 2, -1)
+            value = halves.swapaxes(-1, -2).reshape(rule.part)
+        if self.is_rescaled:
+            value = value.astype(np.float32) * np.float32(rule.factor) + np.float32(rule.offset)
+        return value
 
     def _to_tensor(self, value: np.ndarray) -> np.ndarray:
         rule = self._rule
-        if self._scales():
-            value = value * self._scale(-1)
-        if rule.rotary and self._architecture.rope == "llama3":
-            pairs = value.reshape(*rule.shape[:-1], -1, 2)
-            value = pairs.swapaxes(-1, -2).reshape(rule.shape)
+        if self.is_rescaled:
+            value = (value.astype(np.float32) - np.float32(rule.offset)) / np.float32(rule.factor)
+        if rule.rotary and self._interleaved:
+            pairs = value.reshape(*rule.part[:-1], -1, 2)
+            value = pairs.swapaxes(-1, -2).reshape(rule.part)
         if not rule.inputs:
             return value.reshape(self.tensor_shape)
         return value.reshape(self.tensor_shape[::-1]).T
 
-    def _scales(self) -> bool:
-        return self._rule.scaled and self._architecture.scaled_query
 
-    def _scale(self, sign: int) -> np.float32:
-        return np.float32(self._architecture.head_dim ** (-0.5 * sign))
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Layers of the source that MaxText keeps in one place.
+
+    Attributes:
+      prefix: of their variables.
+      suffix: of the first part of a variable's name.
+      numbers: of the layers in the source.
+      scanned: their variables are stacked.
+    """
+
+    prefix: str
+    suffix: str
+    numbers: Sequence[int]
+    scanned: bool
 
 
 def variables(architecture: Architecture, scanned: bool) -> tuple[Variable, ...]:
@@ -132,29 +191,20 @@ def variables(architecture: Architecture, scanned: bool) -> tuple[Variable, ...]
     Args:
       scanned: MaxText's ``scan_layers``.
     """
-    found = [_whole(rule, architecture) for rule in _model_rules(architecture)]
-    layers = range(architecture.layers)
-    for rule in _layer_rules(architecture):
-        names = [f"model.layers.{layer}.{rule.tensor}" for layer in layers]
-        if scanned:
-            shape = (*rule.shape[:SCAN_AXIS], len(names), *rule.shape[SCAN_AXIS:])
-            name = f"decoder.layers.{rule.variable}"
-            found.append(
-                Variable(name, shape, tuple(names), _tensor_shape(rule), rule, architecture, True)
-            )
-        else:
-            found += [
-                Variable(
-                    f"decoder.layers_{layer}.{rule.variable}",
-                    rule.shape,
-                    (name,),
-                    _tensor_shape(rule),
-                    rule,
-                    architecture,
-                    False,
-                )
-                for layer, name in enumerate(names)
-            ]
+    interleaved = architecture.rope == "llama3"
+    found = [
+        Variable(rule.variable, rule.shape, rule.tensors, rule, interleaved, False)
+        for rule in _model_rules(architecture)
+    ]
+    for layers in _places(architecture, scanned):
+        for rule in _layer_rules(architecture):
+            first, _, rest = rule.variable.partition(".")
+            name = f"{layers.prefix}.{first}{layers.suffix}.{rest}"
+            tensors = tuple(f"model.layers.{n}.{t}" for n in layers.numbers for t in rule.tensors)
+            shape = rule.shape
+            if layers.scanned:
+                shape = (*shape[:SCAN_AXIS], len(layers.numbers), *shape[SCAN_AXIS:])
+            found.append(Variable(name, shape, tensors, rule, interleaved, layers.scanned))
     return tuple(found)
 
 
@@ -167,51 +217,92 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _whole(rule: _Rule, architecture: Architecture) -> Variable:
-    shape = _tensor_shape(rule)
-    return Variable(rule.variable, rule.shape, (rule.tensor,), shape, rule, architecture, False)
-
-
-def _tensor_shape(rule: _Rule) -> tuple[int, ...]:
-    if not rule.inputs:
-        # Biases have the heads as an axis in MaxText only; the embedding stays as it is.
-        flat = rule.variable.endswith(".bias")
-        return (int(np.prod(rule.shape)),) if flat else rule.shape
-    return (int(np.prod(rule.shape[rule.inputs :])), int(np.prod(rule.shape[: rule.inputs])))
+def _places(a: Architecture, scanned: bool) -> Iterator[_Layers]:
+    """Where MaxText keeps the layers."""
+    whole, numbers = "decoder.layers", range(a.layers)
+    if a.block == "gemma2":  # MaxText's layer is a pair
+        kinds = ("_local", numbers[::2]), ("_global", numbers[1::2])
+        for suffix, those in kinds:
+            if scanned:
+                yield _Layers(whole, suffix, those, True)
+            else:
+                yield from (
+                    _Layers(f"{whole}_{n}", suffix, (layer,), False)
+                    for n, layer in enumerate(those)
+                )
+    elif a.block == "gemma3" and scanned:  # whole periods are scanned, the rest stands behind them
+        rest = a.layers % GEMMA3_PERIOD
+        periodic = numbers[: a.layers - rest]
+        if periodic:
+            for place in range(GEMMA3_PERIOD):
+                those = periodic[place::GEMMA3_PERIOD]
+                yield _Layers(f"{whole}.layers_{place}", "", those, True)
+        for place, layer in enumerate(numbers[len(periodic) :]):
+            yield _Layers(f"{whole}_remainder.layers_{place}", "", (layer,), False)
+    elif scanned:
+        yield _Layers(whole, "", numbers, True)
+    else:
+        yield from (_Layers(f"{whole}_{layer}", "", (layer,), False) for layer in numbers)
 
 
 def _model_rules(a: Architecture) -> Iterator[_Rule]:
-    embedding = (a.vocab_size, a.width)
-    yield _Rule("token_embedder.embedding", "model.embed_tokens.weight", embedding)
-    yield _Rule("decoder.decoder_norm.scale", "model.norm.weight", (a.width,))
+    embedding, tensor = (a.vocab_size, a.width), "model.embed_tokens.weight"
+    yield _Rule("token_embedder.embedding", tensor, embedding, factor=a.embedding_factor)
+    offset = float(a.is_gemma)
+    yield _Rule("decoder.decoder_norm.scale", "model.norm.weight", (a.width,), offset=offset)
     if not a.tied:
         head = (a.width, a.vocab_size)
         yield _Rule("decoder.logits_dense.kernel", "lm_head.weight", head, inputs=1)
 
 
+_NORMS = {
+    "pre_self_attention_layer_norm": "input_layernorm",
+    "post_self_attention_layer_norm": "post_attention_layernorm",
+}
+_GEMMA_NORMS = {
+    "pre_self_attention_norm": "input_layernorm",
+    "post_self_attention_norm": "post_attention_layernorm",
+    "pre_ffw_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
 def _layer_rules(a: Architecture) -> Iterator[_Rule]:
-    for variable, tensor in (
-        ("pre_self_attention_layer_norm.scale", "input_layernorm.weight"),
-        ("post_self_attention_layer_norm.scale", "post_attention_layernorm.weight"),
-    ):
-        yield _Rule(variable, tensor, (a.width,))
+    offset = float(a.is_gemma)
+    for name, tensor in (_GEMMA_NORMS if a.is_gemma else _NORMS).items():
+        yield _Rule(f"{name}.scale", f"{tensor}.weight", (a.width,), offset=offset)
     for name, letter, heads in (
         ("query", "q", a.heads),
         ("key", "k", a.kv_heads),
         ("value", "v", a.kv_heads),
     ):
         variable, tensor = f"self_attention.{name}", f"self_attn.{letter}_proj"
-        rotary, scaled = letter != "v", letter == "q"
+        rotary, factor = letter != "v", a.query_factor if letter == "q" else 1.0
         kernel = (a.width, heads, a.head_dim)
-        yield _Rule(f"{variable}.kernel", f"{tensor}.weight", kernel, 1, rotary, scaled)
+        yield _Rule(f"{variable}.kernel", f"{tensor}.weight", kernel, 1, rotary, factor)
         if a.qkv_bias:
             bias = (heads, a.head_dim)
-            yield _Rule(f"{variable}.bias", f"{tensor}.bias", bias, 0, rotary, scaled)
+            yield _Rule(f"{variable}.bias", f"{tensor}.bias", bias, 0, rotary, factor)
         if a.qk_norm and rotary:
             norm, tensor = f"self_attention.{name}_norm.scale", f"self_attn.{letter}_norm.weight"
-            yield _Rule(norm, tensor, (a.head_dim,), 0, rotary)
+            yield _Rule(norm, tensor, (a.head_dim,), 0, rotary, offset=offset)
     out = (a.heads, a.head_dim, a.width)
     yield _Rule("self_attention.out.kernel", "self_attn.o_proj.weight", out, 2)
+    yield from _expert_rules(a) if a.experts else _mlp_rules(a)
+
+
+def _mlp_rules(a: Architecture) -> Iterator[_Rule]:
     yield _Rule("mlp.wi_0.kernel", "mlp.gate_proj.weight", (a.width, a.mlp_width), 1)
     yield _Rule("mlp.wi_1.kernel", "mlp.up_proj.weight", (a.width, a.mlp_width), 1)
     yield _Rule("mlp.wo.kernel", "mlp.down_proj.weight", (a.mlp_width, a.width), 1)
+
+
+def _expert_rules(a: Architecture) -> Iterator[_Rule]:
+    variable = "MoeBlock_0" if a.block == "mixtral" else "moe_block"
+    tensor, inner = "mlp", ("gate_proj", "up_proj", "down_proj")
+    if a.family == "MixtralForCausalLM":
+        tensor, inner = "block_sparse_moe", ("w1", "w3", "w2")
+    yield _Rule(f"{variable}.gate.kernel", f"{tensor}.gate.weight", (a.width, a.experts), 1)
+    up, down = (a.experts, a.width, a.mlp_width), (a.experts, a.mlp_width, a.width)
+    for name, part, shape in zip(("wi_0", "wi_1", "wo"), inner, (up, up, down), strict=True):
+        yield _Rule(f"{variable}.{name}", f"{tensor}.experts.{{expert}}.{part}.weight", shape, 1)

@@ -2,17 +2,22 @@
 
 MaxText finds that out when it loads the checkpoint, after devices and workers have been started.
 ``check_place`` looks at names of files only; ``check_shapes`` has Orbax read names and shapes. No
-array is read. What MaxText can load passes.
+array is read. What MaxText can load passes, unless the weights are of a model that was converted:
+``check_converted`` compares every key that changes what it computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from maxtext_overrides.models import side_files
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records.files import RunFiles
+
+if TYPE_CHECKING:
+    from maxtext_overrides.config.loading import Config
 
 _KEYS = ("load_parameters_path", "load_full_state_path")
 # Orbax writes at least one of them into every checkpoint, or into the step above it.
@@ -92,3 +97,27 @@ def check_shapes(key: str, path: str, expected: Mapping[str, tuple[int, ...]]) -
         more = f"; and {len(wrong) - _MOST_NAMES} more" if len(wrong) > _MOST_NAMES else ""
         raise ConfigError(key, path, f"holds the weights of another model: {listed}{more}")
     return sorted(stored.keys() - expected.keys())
+
+
+def check_converted(key: str, path: str, config: Config) -> None:
+    """Whether a model that was converted is computed as its own config.json says.
+
+    Names and shapes say nothing of the base of the rotary positions, an epsilon or a window.
+
+    Args:
+      config: MaxText's, validated.
+
+    Raises:
+      ConfigError: names the first of MaxText's keys that makes it another model.
+    """
+    from maxtext_overrides.models import agreement, convert, huggingface_config
+
+    given = Path(path)
+    home = given.parents[1] if given.name == "items" else given.parent
+    described = home / convert.SIDE_FILES / side_files.CONFIG
+    if "://" in path or not ((home / convert.RECORD).is_file() and described.is_file()):
+        return
+    model = huggingface_config.architecture(huggingface_config.read(described), described)
+    for name, (wanted, found) in agreement.differences(model, config).items():
+        reason = f"must be {wanted!r}, which the model in {home} was made with"
+        raise ConfigError(name, found, reason)

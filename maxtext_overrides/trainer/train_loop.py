@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from maxtext_overrides import folding, tied_head
+from maxtext_overrides import folding, rope_scaling, tied_head
 from maxtext_overrides.trainer import loss as rl_loss
 from maxtext_overrides.trainer.updates import StepMetrics, Updates
 from maxtext_overrides.upstream import lean_imports
@@ -343,6 +343,7 @@ def run_train_loop(
     """
     train = lean_imports.import_trainer(bool(config.use_vertex_tensorboard))
     tied_head.install(config.allow_untested)
+    rope_scaling.install(config.allow_untested)
     folding.install(config.allow_untested)
     extension = _Extension(train, config, events, arrays, rl=objective is not None)
     loss_fn = None

@@ -20,8 +20,7 @@ def examine_model(source: Path, dtype: str, scan_layers: bool) -> ConvertibleMod
     # MaxText takes seconds to import: not before the source is known to be sound.
     from maxtext_overrides.models import agreement
 
-    keys = {**found.keys, "scan_layers": scan_layers}
-    agreement.check(keys, found.variables, str(source))
+    agreement.check(found.architecture, found.keys, str(source))
     return _Model(found)
 
 
@@ -31,7 +30,9 @@ class _Model(ConvertibleModel):
     def __init__(self, found: Convertible):
         self._found = found
         self.nbytes = found.nbytes
-        self.description = f"{found.family}, {found.parameters:,} parameters, {found.dtype}"
+        named = f", MaxText's {name}" if (name := found.keys.get("model_name")) else ""
+        family = found.architecture.family
+        self.description = f"{family}{named}, {found.parameters:,} parameters, {found.dtype}"
         self.notes = [*_notes(found)]
 
     def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:
@@ -41,8 +42,3 @@ class _Model(ConvertibleModel):
 def _notes(found: Convertible) -> Iterator[str]:
     if not found.has_tokenizer:
         yield f"{found.source.where} has no tokenizer: set tokenizer_type and tokenizer_path"
-    if found.padding:
-        yield (
-            f"MaxText adds {found.padding} tokens to this model. They have weights of zero, and a "
-            "policy can generate them"
-        )

@@ -133,6 +133,7 @@ class MaxTextTrainer(Trainer):
           ConfigError: MaxText's config and the ``rlax`` section disagree.
         """
         from maxtext_overrides.config.loading import initialize
+        from maxtext_overrides.trainer import first_weights
         from rlax_maxtext import supervised
         from rlax_maxtext.checking import check_vocabulary
 
@@ -141,6 +142,8 @@ class MaxTextTrainer(Trainer):
         check_rows(config, self._section)
         check_shapes(config, self._section)
         check_vocabulary(config, self._context)
+        if (found := first_weights.chosen(config.get_keys())) is not None:
+            first_weights.check_converted(*found, config)
         if self._options.warm_start.enabled and self._descent is None:
             warm, source = self.warm_start(), answered_prompts(self._context)
             path = supervised.warm_start(given, config, warm, source, self._reporter(port))

@@ -239,6 +239,15 @@ def maxtext_configs() -> Path | None:
     return Path(spec.submodule_search_locations[0]) / "configs"
 
 
+def model_keys(name: str) -> dict[str, Any]:
+    """The keys of a model that MaxText has by name; none if it has no such model."""
+    configs = maxtext_configs()
+    path = configs / "models" / f"{name}.yml" if configs else None
+    if path is None or Path(name).name != name or not path.is_file():
+        return {}
+    return merged(path)
+
+
 def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     parts = key.split(".")

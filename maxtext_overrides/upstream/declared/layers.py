@@ -47,3 +47,25 @@ TIED_HEAD = (
         names=("EXPLICIT",),
     ),
 )
+
+ROPE_SCALING = (
+    Override(
+        symbol="maxtext.layers.attentions.Attention.init_rotary_embedding",
+        use="wrapped",
+        signature="(self)",
+        sha256="cabf9b8bd2f72822e1be73087350da39e6c0d4dbbcbd581b313dc80858a0148c",
+        why="Llama 3's scaling of rotary positions gets the factor that the config says; MaxText "
+        "has 8 in its code",
+        delete_when="a key of MaxText's config is the factor of rope_type llama3.1",
+        relies_on="Attention calls it once, and keeps what it returns as its rotary_embedding",
+    ),
+    Override(
+        symbol="maxtext.layers.embeddings.LLaMARotaryEmbedding",
+        use="called",
+        sha256="0d65928a3c6168a0db10c1348699df89add283be07f73e81a9e7902aae9c4234",
+        why="subclassed with another factor",
+        delete_when="a key of MaxText's config is the factor of rope_type llama3.1",
+        relies_on="_apply_scaling_factor is called for each frequency; the arguments of the "
+        "constructor are attributes",
+    ),
+)

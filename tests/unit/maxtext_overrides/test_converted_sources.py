@@ -137,7 +137,7 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "output bias": (config(attention_bias=True), "attention_bias in .* = True"),
     "activation": (config(hidden_act="gelu"), "hidden_act in .* = 'gelu': is not supported"),
     "window": (
-        config(architectures=["MistralForCausalLM"], sliding_window=32),
+        config(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=32),
         "sliding_window in .* = 32: sliding windows are not supported",
     ),
     "quantised": (config(quantization_config={"bits": 4}), "quantization_config in "),
@@ -149,7 +149,7 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
         config(rope_parameters={"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0}),
         "rope_type must be default, linear or llama3",
     ),
-    "llama 3.2": (
+    "llama 3 of other lengths": (
         config(
             rope_parameters={
                 "rope_theta": 1e4,
@@ -157,10 +157,15 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
                 "factor": 32.0,
                 "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
+                "original_max_position_embeddings": 4096,
             }
         ),
-        "llama3 scaling only with factor 8",
+        "llama3 scaling only with low_freq_factor 1, .* original_max_position_embeddings 8192",
+    ),
+    "other class": (config(model_type="mistral"), "model_type in .* = 'mistral': must be llama"),
+    "unknown family": (
+        config(architectures=["DeepseekV3ForCausalLM"]),
+        "= 'DeepseekV3ForCausalLM': is not supported; supported are LlamaForCausalLM, ",
     ),
     "theta": (config(rope_parameters={"rope_theta": 1e4 + 0.5}), "must be a whole number"),
     "tokenizer": (large_tokenizer, "ids up to 104, but the model has only 96 tokens"),
@@ -224,6 +229,19 @@ def test_a_tied_head_may_be_stored_if_it_is_the_embedding(tmp_path: Path) -> Non
 
 def test_what_transformers_leaves_out_has_its_defaults(source: Path) -> None:
     """A Mistral without sliding_window has one of 4096, which its longest sequence exceeds."""
-    config(architectures=["MistralForCausalLM"], max_position_embeddings=8192)(source)
+    kind = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    config(**kind, max_position_embeddings=8192)(source)
     with pytest.raises(ConfigError, match=r"sliding_window in .* = 4096"):
         convert.examine(source, "float32", True)
+
+
+def test_all_reasons_are_named_at_once(source: Path) -> None:
+    config(mlp_bias=True, attention_bias=True, dual_chunk_attention_config={"chunk_size": 4})(
+        source
+    )
+    with pytest.raises(ConfigError) as caught:
+        convert.examine(source, "float32", True)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    for key in ("mlp_bias in ", "attention_bias in ", "dual_chunk_attention_config in "):
+        assert sum(line.startswith(key) for line in lines) == 1, lines

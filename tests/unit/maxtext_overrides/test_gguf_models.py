@@ -45,22 +45,27 @@ def test_llama_3_1s_factors_of_positions_are_known(tmp_path: Path) -> None:
 
     class WithFactors(gguf.GGUFWriter):
         def write_header_to_file(self, *args: Any) -> None:
-            # Wavelengths up to 2048 are kept, those above 8192 are divided by 8.
+            # Wavelengths up to 2048 are kept, those above 8192 are divided by the factor.
             base = 10000 ** (np.arange(0, 16, 2) / 16) * 2 * np.pi
             smooth = (8192 / base - 1) / 3
-            between = 1 / ((1 - smooth) / 8 + smooth)
-            factors = np.where(base < 2048, 1, np.where(base > 8192, 8, between)) * self.wrong
+            between = 1 / ((1 - smooth) / self.factor + smooth)
+            factors = np.where(base < 2048, 1, np.where(base > 8192, self.factor, between))
+            factors *= self.wrong
             self.add_tensor("rope_freqs.weight", factors.astype(np.float32))
             super().write_header_to_file(*args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf, "GGUFWriter", WithFactors)
-        WithFactors.wrong = 1.0
+        WithFactors.wrong, WithFactors.factor = 1.0, 8
         right = tiny_gguf.write(tmp_path / "right.gguf")
+        WithFactors.factor = 32  # Llama 3.2
+        newer = tiny_gguf.write(tmp_path / "newer.gguf")
         WithFactors.wrong = 1.1
         other = tiny_gguf.write(tmp_path / "other.gguf")
-    assert GgufFile(right).architecture().rope == "llama3"
-    with pytest.raises(ConfigError, match="llama3 scaling only with factor 8"):
+    for path, factor in ((right, 8.0), (newer, 32.0)):
+        found = GgufFile(path).architecture()
+        assert (found.rope, found.rope_factor) == ("llama3", factor)
+    with pytest.raises(ConfigError, match="llama3 scaling only with low_freq_factor 1"):
         GgufFile(other).architecture()
 
 

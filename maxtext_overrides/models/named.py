@@ -1,0 +1,36 @@
+"""The name that MaxText has for a model, where its keys of that name are exactly the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlax_plugin.config.loading import maxtext_configs, merged, model_keys
+
+# Keys that change nothing of what a model computes, or that every run sets itself.
+_APART = {"model_name", "override_model_config", "enable_dropout"}
+
+
+def name_of(keys: Mapping[str, Any]) -> str | None:
+    """The name whose file sets every key of a model to the same value, and no other one.
+
+    What a file or the model leaves out has the value of MaxText's ``base.yml``.
+
+    Args:
+      keys: MaxText's keys of the model.
+    """
+    if (configs := maxtext_configs()) is None:
+        return None
+    base, wanted = merged(configs / "base.yml"), _without_apart(keys)
+    for path in sorted((configs / "models").glob("*.yml")):
+        named = _without_apart(model_keys(path.stem))
+        if all(
+            wanted.get(key, base.get(key)) == named.get(key, base.get(key))
+            for key in named.keys() | wanted.keys()
+        ):
+            return path.stem
+    return None
+
+
+def _without_apart(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key not in _APART}
