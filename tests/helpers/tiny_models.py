@@ -1,7 +1,8 @@
 """Tiny random Hugging Face models, the same on every machine, without torch.
 
 ``tests/data/tiny_models/<family>.json`` has what transformers says of each: config.json as it
-writes it, the names and shapes of the tensors that it saves, and some of its logits. The weights
+writes it, the names and shapes of the tensors that it saves, some of its logits, and a greedy
+continuation of ``prompt``. The weights
 come from a random generator seeded with a tensor's name, here and where the logits were computed.
 """
 
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 DATA = Path(__file__).parents[1] / "data" / "tiny_models"
 FAMILIES = tuple(sorted(path.stem for path in DATA.glob("*.json")))
-ROWS, LENGTH = 2, 24
+ROWS, LENGTH, PROMPT = 2, 24, 8
 
 CHAT = "{% for message in messages %}<s> {{ message['content'] }} {% endfor %}"
 
@@ -31,9 +32,29 @@ def known(family: str) -> Mapping[str, Any]:
     return json.loads((DATA / f"{family}.json").read_text())
 
 
-def weights(shapes: Mapping[str, Sequence[int]], model_type: str) -> dict[str, np.ndarray]:
-    """Name -> float32: logits differ by a few nats, and no norm or bias is neutral."""
-    return {name: _tensor(name, tuple(shape), model_type) for name, shape in shapes.items()}
+def weights(
+    shapes: Mapping[str, Sequence[int]], model_type: str, embedding: float = 1.0
+) -> dict[str, np.ndarray]:
+    """Name -> float32: logits differ by a few nats, and no norm or bias is neutral.
+
+    Args:
+      embedding: factor of the embedding; the last norm makes up for it. A small one keeps a tied
+        head from repeating the last token, as it does where the embedding outweighs the layers.
+    """
+    found = {name: _tensor(name, tuple(shape), model_type) for name, shape in shapes.items()}
+    if embedding != 1.0:
+        found["model.embed_tokens.weight"] *= np.float32(embedding)
+        one = np.float32(model_type.startswith("gemma"))  # which these models add to a norm
+        norm = found["model.norm.weight"]
+        norm[...] = (norm + one) / np.float32(embedding) - one
+    return found
+
+
+def weights_of(family: str) -> dict[str, np.ndarray]:
+    """The weights of the family's model."""
+    reference = known(family)
+    kind, factor = reference["config"]["model_type"], reference.get("embedding", 1.0)
+    return weights(reference["tensors"], kind, factor)
 
 
 def _tensor(name: str, shape: tuple[int, ...], model_type: str) -> np.ndarray:
@@ -50,6 +71,11 @@ def tokens(vocab_size: int) -> np.ndarray:
     return np.random.default_rng(14).integers(0, vocab_size, (ROWS, LENGTH))
 
 
+def prompt(vocab_size: int) -> list[int]:
+    """The tokens that the reference's ``greedy`` continues, at the positions 0, 1, 2, ..."""
+    return tokens(vocab_size)[0, :PROMPT].tolist()
+
+
 def positions(stride: int) -> np.ndarray:
     """int64 [ROWS, LENGTH]: the tokens' positions; far apart where scaling acts on long ranges."""
     return np.broadcast_to(np.arange(LENGTH) * stride, (ROWS, LENGTH)).copy()
@@ -60,7 +86,7 @@ def write(family: str, directory: Path) -> Path:
     reference = known(family)
     config = reference["config"]
     directory.mkdir(parents=True)
-    tensors = weights(reference["tensors"], config["model_type"])
+    tensors = weights_of(family)
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     _put(directory / "config.json", config)
     _put(directory / "generation_config.json", {"eos_token_id": [1, 2], "do_sample": True})
