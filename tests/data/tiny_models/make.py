@@ -102,7 +102,7 @@ FAMILIES = {
             sliding_window=8,
             attn_logit_softcapping=5.0,
             final_logit_softcapping=4.0,
-            rms_norm_eps=1e-3,
+            rms_norm_eps=1e-6,
             rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
         ),
     ),
@@ -110,7 +110,7 @@ FAMILIES = {
         "Gemma3Text",
         dict(
             num_hidden_layers=8,  # five with a window, one without, and two more
-            rms_norm_eps=1e-4,
+            rms_norm_eps=1e-6,
             head_dim=16,
             query_pre_attn_scalar=16,
             sliding_window=8,
