@@ -119,5 +119,6 @@ def check_converted(key: str, path: str, config: Config) -> None:
         return
     model = huggingface_config.architecture(huggingface_config.read(described), described)
     for name, (wanted, found) in agreement.differences(model, config).items():
-        reason = f"must be {wanted!r}, which the model in {home} was made with"
+        right = "MaxText's default" if wanted is None else repr(wanted)
+        reason = f"must be {right}, with which the model in {home} was made"
         raise ConfigError(name, found, reason)

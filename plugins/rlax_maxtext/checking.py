@@ -72,8 +72,9 @@ def _check_first_weights(config: Config, needed: TrainingMemory) -> Iterator[tup
         return
     if "://" not in found[1]:
         first_weights.check_place(*found, config.scan_layers)
-        first_weights.check_converted(*found, config)
-    if names := first_weights.check_shapes(*found, needed.shapes):
+    names = first_weights.check_shapes(*found, needed.shapes)
+    first_weights.check_converted(*found, config)
+    if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield found[0], f"has {names[0]}{more}, which the model of this config lacks"
 

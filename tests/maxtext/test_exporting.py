@@ -153,7 +153,7 @@ REFUSED = {
     "tokenizer": ("tiny@1", ("tokenizer_path=",), r"^tokenizer_path: is not set.*not known: give"),
     "no tokenizer": ("tiny@1", ("tokenizer_path=/nowhere",), r"^tokenizer_path = '/nowhere': "),
     "large tokenizer": ("tiny@1", ("vocab_size=60",), r"^tokenizer_path = .* up to 63.*has 60"),
-    "family": ("tiny@1", ("decoder_block=gemma2",), r"^decoder_block = 'gemma2': "),
+    "family": ("tiny@1", ("decoder_block=gemma",), r"^decoder_block = 'gemma': "),
     "other model": (
         "tiny@1",
         ("base_num_decoder_layers=3",),

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
 from command_line import rlax
 from small_tokenizers import byte_level
 
+from maxtext_overrides.config.loading import load_to_check
+from maxtext_overrides.trainer.first_weights import check_converted
 from rlax_plugin.commands.convert import convert
-from rlax_plugin.config.loading import merged
+from rlax_plugin.config.loading import merged, resolved
+from rlax_plugin.errors import ConfigError
 
 MAXTEXT = str(Path(__file__).parents[1] / "configs/maxtext.yml")
 
@@ -34,6 +39,7 @@ def checked(directory: Path, *overrides: str) -> tuple[int, str]:
     return result.exit_code, result.stderr.replace(str(directory), "DIR")
 
 
+RLAX = {"prompt_source": {"name": "none"}, "rewards": [{"name": "none"}]}
 PLACE = "is not a checkpoint of MaxText; did you mean DIR/0/items?"
 OTHER = "error: load_parameters_path = 'DIR/0/items': holds the weights of another model: "
 
@@ -113,8 +119,97 @@ def test_a_tokenizer_that_is_too_large_is_another_models(
     assert "not belong to the model in DIR/0/items, which has vocab_size = 96" in message
 
 
-def test_ignored_layers_are_a_warning(converted: dict[bool, Path]) -> None:
-    keys = merged(converted[False] / "model.yml", ()) | {"base_num_decoder_layers": 1}
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [
+        ("rope_max_timescale", 10_000, "500000"),
+        ("normalization_layer_epsilon", 1e-5, "1e-06"),
+        ("rope_type", "default", "'llama3.1'"),
+        ("rope_linear_scaling_factor", 32.0, "MaxText's default"),
+    ],
+)
+def test_a_converted_model_is_computed_as_its_config_says(
+    converted: dict[bool, Path], key: str, value: object, right: str
+) -> None:
+    """No shape shows these keys."""
+    code, message = checked(converted[True], f"{key}={json.dumps(value)}")
+    assert code == 2 and message.startswith(f"error: {key}") and message.count("\n") == 1
+    assert f": must be {right}, with which the model in DIR was made" in message
+
+
+# From the config.json of published models, without what their classes have as defaults.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "qwen3-30b-a3b-base": dict(
+        architectures=["Qwen3MoeForCausalLM"],
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        vocab_size=151936,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        rope_theta=1e6,
+    ),
+    "qwen3-0.6b": dict(
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_named_model_is_accepted_only_if_every_key_agrees(name: str, tmp_path: Path) -> None:
+    (tmp_path / "huggingface").mkdir()
+    (tmp_path / "converted.json").write_text("{}")
+    keys = {"base_config": "base.yml", "run_name": "named", "hardware": "cpu", "rlax": RLAX}
+    config = load_to_check(resolved(keys | {"model_name": name}, source="test"))
+
+    def check(**changes: Any) -> None:
+        content = json.dumps(PUBLISHED[name] | changes)
+        (tmp_path / "huggingface" / "config.json").write_text(content)
+        check_converted("load_parameters_path", str(tmp_path / "0" / "items"), config)
+
+    check()
+    flips: dict[str, tuple[Any, str]] = {
+        "rope_theta": (1e7, "rope_max_timescale"),
+        "rms_norm_eps": (1e-5, "normalization_layer_epsilon"),
+        "head_dim": (64, "head_dim"),
+        "num_hidden_layers": (40, "base_num_decoder_layers"),
+        "tie_word_embeddings": (
+            not PUBLISHED[name].get("tie_word_embeddings"),
+            "logits_via_embedding",
+        ),
+        "rope_scaling": ({"rope_type": "linear", "factor": 2.0}, "rope_linear_scaling_factor"),
+    }
+    if "num_experts" in PUBLISHED[name]:
+        flips |= {"num_experts_per_tok": (4, "num_experts_per_tok"), "num_experts": (64, "num_e")}
+        flips["norm_topk_prob"] = (False, "norm_topk_prob")
+    for key, (value, named) in flips.items():
+        with pytest.raises(ConfigError, match=named):
+            check(**{key: value})
+
+
+def test_ignored_layers_are_a_warning(converted: dict[bool, Path], tmp_path: Path) -> None:
+    """Of a checkpoint of which nothing says how it was made."""
+    shutil.copytree(converted[False] / "0", tmp_path / "0")
+    keys = merged(converted[False] / "model.yml", ()) | {
+        "base_num_decoder_layers": 1,
+        "load_parameters_path": str(tmp_path / "0" / "items"),
+    }
     model = (f"{key}={json.dumps(value)}" for key, value in keys.items())
     result = rlax("check", MAXTEXT, *model)
     warning = "load_parameters_path has decoder.layers_1.mlp.wi_0.kernel and 8 more, which the"
