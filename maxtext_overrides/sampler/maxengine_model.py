@@ -21,6 +21,7 @@ from flax import linen, nnx
 from flax.core.spmd import logical_axis_rules
 
 from maxtext_overrides import rope_scaling, tied_head
+from maxtext_overrides.sampler import windows
 from maxtext_overrides.sampler.layer_major import LayerMajor, layer_axes
 from maxtext_overrides.upstream import jetstream_compat
 from maxtext_overrides.upstream.declared.sampler import MAXENGINE_MODEL
@@ -74,6 +75,7 @@ class MaxEngineModel:
         check(OVERRIDES, allow_untested)
         tied_head.install(allow_untested)
         rope_scaling.install(allow_untested)
+        windows.install(allow_untested)
         engine = maxengine.MaxEngine(config)
         self.slots = int(engine.max_concurrent_decodes)
         self.mesh = engine.mesh

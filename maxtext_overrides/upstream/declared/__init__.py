@@ -30,6 +30,7 @@ BY_MODULE: Mapping[str, tuple[Override, ...]] = {
     "maxtext_overrides/trainer/checkpoints.py": loss.CHECKPOINTS,
     "maxtext_overrides/sampler/maxengine_model.py": sampler.MAXENGINE_MODEL,
     "maxtext_overrides/sampler/sampling.py": sampler.SAMPLING,
+    "maxtext_overrides/sampler/windows.py": sampler.WINDOWS,
     "maxtext_overrides/folding.py": layers.FOLDING,
     "maxtext_overrides/tied_head.py": layers.TIED_HEAD,
     "maxtext_overrides/rope_scaling.py": layers.ROPE_SCALING,

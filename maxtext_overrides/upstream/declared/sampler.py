@@ -78,3 +78,37 @@ SAMPLING = (
 )
 
 _JETSTREAM = {"versions": ("0.2.2",), "distribution": "google-jetstream"}
+
+_NO_WINDOW = "MaxText decodes with windows over positions, not over places in its caches"
+    "MaxText's decode step has windows over the positions of tokens, not over places in caches"
+)
+WINDOWS = (
+    Override(
+        symbol="maxtext.layers.attentions.Attention.update_kv_caches",
+        use="wrapped",
+        signature="(self, key, value, decoder_segment_ids, model_mode, previous_chunk)",
+        sha256="7328d2cf7f954262b0432706b69b4b74d499864ed4e3d18833e35346b9b77946",
+        why="while decoding, cache entries out of a sliding window lose their segment",
+        delete_when=_NO_WINDOW,
+        relies_on="returns (key, value, segments) of the prompt and (key, value, segments, "
+        "lengths) of the ring, after KVCache_0.cache_ar_index has moved on",
+    ),
+    Override(
+        symbol="maxtext.layers.attention_op.AttentionOp.generate_attention_mask",
+        use="wrapped",
+        signature="(self, query, key, decoder_segment_ids, model_mode, previous_chunk=None, "
+        "bidirectional_mask=None, compressed_mask=None, segment_positions=None, pad_kv_total=0, "
+        "decoder_segment_ids_kv=None, attention_type=None)",
+        sha256="20d08342ccbfdc0b327c23f214679c35dfbf9cd93d0698da89c3814bd0894701",
+        why="its window is over places in a cache as if the query stood at the end",
+        delete_when=_NO_WINDOW,
+        relies_on="with attention_type GLOBAL a decode step's mask is that of the segments",
+    ),
+    Override(
+        symbol="maxtext.common.common_types.AttentionType",
+        use="read",
+        why="layers with a window, and those without",
+        delete_when=_NO_WINDOW,
+        names=("LOCAL_SLIDING", "GLOBAL"),
+    ),
+)
