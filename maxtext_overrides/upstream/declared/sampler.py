@@ -80,8 +80,6 @@ SAMPLING = (
 _JETSTREAM = {"versions": ("0.2.2",), "distribution": "google-jetstream"}
 
 _NO_WINDOW = "MaxText decodes with windows over positions, not over places in its caches"
-    "MaxText's decode step has windows over the positions of tokens, not over places in caches"
-)
 WINDOWS = (
     Override(
         symbol="maxtext.layers.attentions.Attention.update_kv_caches",
