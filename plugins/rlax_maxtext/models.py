@@ -30,7 +30,8 @@ class _Model(ConvertibleModel):
     def __init__(self, found: Convertible):
         self._found = found
         self.nbytes = found.nbytes
-        named = f", MaxText's {name}" if (name := found.keys.get("model_name")) else ""
+        name = None if found.keys.get("override_model_config") else found.keys.get("model_name")
+        named = f", MaxText's {name}" if name else ""
         family = found.architecture.family
         self.description = f"{family}{named}, {found.parameters:,} parameters, {found.dtype}"
         self.notes = [*_notes(found)]

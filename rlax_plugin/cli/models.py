@@ -42,10 +42,11 @@ def convert(
 ) -> None:
     """Makes a pretrained model ready for training: weights, tokenizer and the config's keys.
 
-    Supported are Llama (also SmolLM2), Mistral, Qwen2 and Qwen3: as a Hugging Face directory with
-    safetensors in one file or several, or as a GGUF file, whose weights are dequantised. The
-    model's own config says what it is. Names and shapes of all tensors are checked against it
-    first, and against MaxText's own model; the directory appears when all is written.
+    Supported are Llama (also SmolLM2), Mistral, Mixtral, Qwen2, Qwen3 (also with experts), Gemma 2
+    and Gemma 3 (text): as a Hugging Face directory with safetensors in one file or several. Llama,
+    Qwen2 and Qwen3 may be a GGUF file, whose weights are dequantised. The model's own config says
+    what it is; a key with which MaxText would compute something else is rejected. Names and shapes
+    of all tensors are checked first; the directory appears when all is written.
 
     OUT has the checkpoint in 0/items, the tokenizer and config.json in huggingface/, and MaxText's
     keys of the model in model.yml. Then rlax init run.yml --model OUT writes a whole config.
