@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from maxtext_overrides.models import gguf_tokenizer, huggingface_config, side_files
+from maxtext_overrides.models import finite, gguf_tokenizer, huggingface_config, side_files
 from maxtext_overrides.models.architecture import Architecture
 from maxtext_overrides.models.gguf_file import GgufFile
 from maxtext_overrides.models.maxtext_keys import maxtext_keys
@@ -88,7 +88,7 @@ class Convertible:
           progress: (bytes written, bytes of all).
 
         Raises:
-          ConfigError: a tensor cannot be read.
+          ConfigError: a tensor cannot be read, or a weight is not finite.
           OSError: the disk failed.
         """
         from maxtext_overrides.models import checkpoint
@@ -110,7 +110,8 @@ class Convertible:
             "bytes": self.nbytes,
         }
         (directory / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        pending = [(variable, self._dtype(variable)) for variable in self.variables]
+        where = self.source.where
+        pending = [(finite.checked(v, where), self._dtype(v)) for v in self.variables]
         checkpoint.write(directory, pending, self.source.read, self.scanned, progress)
 
 
@@ -136,7 +137,7 @@ def examine(path: Path, dtype: str, scanned: bool) -> Convertible:
 
 def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
     config = path / side_files.CONFIG
-    if not config.exists():
+    if not config.is_file():
         raise ConfigError("SOURCE", str(path), f"has no {side_files.CONFIG}")
     content = huggingface_config.read(config)
     architecture = huggingface_config.architecture(content, config)
@@ -182,6 +183,11 @@ def _file(path: Path, dtype: str, scanned: bool) -> Convertible:
         has_tokenizer=True,
         write_beside=write_beside,
     )
+
+
+def _tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a directory, which may have none."""
+    return Tokenizer.load(path, "SOURCE") if side_files.has_tokenizer(path) else None
 
 
 def _check_tokenizer(size: int, vocab_size: int, path: Path) -> None:

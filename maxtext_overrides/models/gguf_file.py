@@ -7,8 +7,10 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,11 @@ from gguf.quants import dequantize
 
 from maxtext_overrides.models.architecture import LLAMA3, Architecture
 from maxtext_overrides.models.families import FAMILIES
+from maxtext_overrides.models.gguf_header import DamagedHeaderError, GgufHeader, GgufTensor
 from maxtext_overrides.models.huggingface_config import check_sizes
+from maxtext_overrides.models.tensors import shown
 from rlax_plugin.errors import ConfigError, alternatives
+from rlax_plugin.text.harmless import one_line
 
 _FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -47,20 +52,8 @@ _OF_LAYER = {
 _ROPE_FACTORS = "rope_freqs.weight"
 # What a header may say only so, because MaxText cannot express anything else.
 _REFUSED = ("expert_count", "attention.sliding_window", "logit_scale", "residual_scale")
-_BROKEN = (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, AssertionError)
-
-
-class _Reader(gguf.GGUFReader):
-    """Raises where a file ends before what its header announces; upstream reads nothing on."""
-
-    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-        try:
-            found = super()._get(offset, dtype, count, override_order)
-        except ValueError:  # numpy's, about a part of a number
-            raise ValueError("it ends too early") from None
-        if len(found) != int(count):
-            raise ValueError("it ends too early")
-        return found
+_LONGEST_NAME = 64  # characters of an architecture
+_LARGEST = 1 << 31  # whole number of a header: more than any size of a model
 
 
 class GgufFile:
@@ -73,24 +66,27 @@ class GgufFile:
     def __init__(self, path: Path):
         self._path = path
         try:
-            self._reader = _Reader(path)
-        except _BROKEN as error:
-            reason = f"is truncated or no GGUF file: {error}"
+            self._header = GgufHeader(path)
+        except (DamagedHeaderError, OSError) as error:
+            reason = f"is truncated or no GGUF file: {one_line(str(error))}"
             raise ConfigError("SOURCE", str(path), reason) from None
-        self._tensors: dict[str, gguf.ReaderTensor] = {}
-        for tensor in self._reader.tensors:
+        self._tensors: dict[str, GgufTensor] = {}
+        for tensor in self._header.tensors:
             self._add(tensor)
 
-    def _add(self, tensor: gguf.ReaderTensor) -> None:
+    def _add(self, tensor: GgufTensor) -> None:
         if tensor.name == _ROPE_FACTORS:
             return
-        kind = tensor.tensor_type
-        try:
-            dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-        except (NotImplementedError, KeyError):
-            reason = f"the tensor {tensor.name} has the type {kind.name}, which cannot be read"
-            raise ConfigError("SOURCE", str(self._path), reason) from None
-        self._tensors[_name(tensor.name)] = tensor
+        if not _is_readable(tensor.kind):
+            reason = (
+                f"the tensor {tensor.name} has the type {tensor.kind.name}, which cannot be read"
+            )
+            raise ConfigError("SOURCE", str(self._path), reason)
+        name = _name(tensor.name)
+        if (other := self._tensors.get(name)) is not None:
+            reason = f"the tensors {shown(other.name)} and {shown(tensor.name)} are both one"
+            raise ConfigError("SOURCE", str(self._path), reason)
+        self._tensors[name] = tensor
 
     @property
     def where(self) -> str:
@@ -98,16 +94,11 @@ class GgufFile:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: _shape(tensor) for name, tensor in self._tensors.items()}
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def read(self, name: str) -> np.ndarray:
         """See ``TensorSource``; float32."""
-        tensor = self._tensors[name]
-        # From the file, not its memory map: pages of that would count as this process's memory.
-        raw = np.fromfile(self._path, np.uint8, int(tensor.n_bytes), offset=int(tensor.data_offset))
-        rows = raw.reshape(*_shape(tensor)[:-1], -1)
-        value = dequantize(rows, tensor.tensor_type).astype(np.float32, copy=False)
-        value = value.reshape(_shape(tensor))
+        value = self._values_of(self._tensors[name])
         heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.split(".")[-2])
         if self._architecture != "llama" or heads is None:
             return value
@@ -121,17 +112,35 @@ class GgufFile:
         Raises:
           ConfigError: it cannot be decoded.
         """
-        field = self._reader.get_field(key)
-        if field is None:
-            return otherwise
         try:
-            return field.contents()
-        except _BROKEN as error:
+            found = self._header.value(key)
+        except ValueError as error:
             raise ConfigError(f"{key} in {self._path}", None, f"is broken: {error}") from None
+        return otherwise if found is None else found
+
+    def _values_of(self, tensor: GgufTensor) -> np.ndarray:
+        """A tensor's numbers, float32."""
+        try:
+            # Read, not mapped: pages of a map would count as this process's memory.
+            raw = np.fromfile(self._path, np.uint8, tensor.nbytes, offset=tensor.offset)
+        except OSError as error:
+            reason = f"the tensor {tensor.name} cannot be read: {error.strerror or error}"
+            raise ConfigError("SOURCE", str(self._path), reason) from None
+        if raw.size != tensor.nbytes:
+            reason = f"the tensor {tensor.name} is not whole any more: the file has changed"
+            raise ConfigError("SOURCE", str(self._path), reason)
+        # A damaged scale of a block makes NaN, which whoever writes the weights looks for.
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = dequantize(raw.reshape(*tensor.shape[:-1], -1), tensor.kind)
+            return value.astype(np.float32, copy=False).reshape(tensor.shape)
 
     @property
     def _architecture(self) -> str:
-        return str(self.value("general.architecture"))
+        key = "general.architecture"
+        value = self.value(key)
+        if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+            raise ConfigError(f"{key} in {self._path}", value, "must be the name of one")
+        return value
 
     def _number(self, name: str, otherwise: float | None = None) -> float:
         key = f"{self._architecture}.{name}"
@@ -139,6 +148,8 @@ class GgufFile:
         if isinstance(value, bool) or not isinstance(value, int | float):
             what = "is missing" if value is None else "must be one number"
             raise ConfigError(f"{key} in {self._path}", value, what)
+        if not math.isfinite(value) or (isinstance(value, int) and abs(value) > _LARGEST):
+            raise ConfigError(f"{key} in {self._path}", value, "is too large")
         return value
 
     def architecture(self) -> Architecture:
@@ -205,10 +216,16 @@ class GgufFile:
         Raises:
           ConfigError: it has other ones.
         """
-        found = [tensor for tensor in self._reader.tensors if tensor.name == _ROPE_FACTORS]
+        found = [tensor for tensor in self._header.tensors if tensor.name == _ROPE_FACTORS]
         if not found:
             return 0.0
-        factors = np.asarray(found[0].data, np.float64).reshape(-1)
+        pairs = head_dim // 2
+        if found[0].shape != (pairs,) or not _is_readable(found[0].kind):
+            reason = f"must be {pairs} numbers, one for each pair of a head's entries"
+            raise ConfigError(f"{_ROPE_FACTORS} in {self._path}", None, reason)
+        factors = self._values_of(found[0]).astype(np.float64)
+        if not np.isfinite(factors).all():
+            raise ConfigError(f"{_ROPE_FACTORS} in {self._path}", None, "must be finite")
         wavelengths = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
         low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
         ratio = LLAMA3["original_max_position_embeddings"] / wavelengths
@@ -216,21 +233,26 @@ class GgufFile:
         # The longest wavelengths, of which there are some with every usual theta, have it whole.
         whole = float(np.float32(factors.max(initial=1.0)))
         expected = 1 / ((1 - smooth) / whole + smooth)
-        if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        if not np.allclose(factors, expected, rtol=1e-3):
             said = ", ".join(f"{key} {right:g}" for key, right in LLAMA3.items())
             reason = f"MaxText has llama3 scaling only with {said}"
             raise ConfigError(f"{_ROPE_FACTORS} in {self._path}", None, reason)
         return whole
 
 
-def _shape(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
-    """As numpy has it; GGUF names the fastest axis first."""
-    return tuple(int(size) for size in reversed(tensor.shape.tolist()))
+@cache
+def _is_readable(kind: gguf.GGMLQuantizationType) -> bool:
+    """Whether the numbers of a type can be computed."""
+    try:
+        dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except (NotImplementedError, KeyError):
+        return False
+    return True
 
 
 def _name(name: str) -> str:
     """The Hugging Face name; unknown ones stay as they are."""
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    match = re.fullmatch(r"blk\.(\d{1,9})\.(\w+)\.(weight|bias)", name)
     if match is None or match[2] not in _OF_LAYER:
         return _WHOLE.get(name, name)
     return f"model.layers.{int(match[1])}.{_OF_LAYER[match[2]]}.{match[3]}"

@@ -11,8 +11,11 @@ import ml_dtypes as ml_dtypes  # names bfloat16 to numpy, which safetensors reli
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from maxtext_overrides.models import safetensors_header
 from maxtext_overrides.models.huggingface_config import read as read_json
+from maxtext_overrides.models.tensors import shown
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.text.harmless import one_line
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F64", "F32", "F16", "BF16")
@@ -32,13 +35,16 @@ class SafetensorsDirectory:
     def __init__(self, directory: Path):
         self._directory = directory
         index = directory / _INDEX
-        if index.exists():
+        if index.is_file():
             self._file_of = _files_of_index(index)
         else:
             self._file_of = dict.fromkeys(_names(_only_file(directory)), _ONE)
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for file in sorted(set(self._file_of.values())):
-            self._shapes |= self._examine(file)
+        tensors: dict[str, set[str]] = {}
+        for tensor, file in self._file_of.items():
+            tensors.setdefault(file, set()).add(tensor)
+        for file in sorted(tensors):
+            self._shapes |= self._examine(file, tensors[file])
 
     @property
     def where(self) -> str:
@@ -50,26 +56,30 @@ class SafetensorsDirectory:
 
     def read(self, name: str) -> np.ndarray:
         # Opened each time: pages of the file that were read would count as this process's memory.
-        with _opened(self._directory / self._file_of[name]) as file:
-            return file.get_tensor(name)
+        path = self._directory / self._file_of[name]
+        with _opened(path) as file:
+            tensor = file.get_tensor(name)
+        if tensor.shape != self._shapes[name]:
+            reason = f"the tensor {name} has another shape than before: the file has changed"
+            raise ConfigError("SOURCE", str(path), reason)
+        return tensor
 
-    def _examine(self, name: str) -> dict[str, tuple[int, ...]]:
+    def _examine(self, name: str, wanted: set[str]) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the tensors that are to be read from a file."""
         path, shapes = self._directory / name, {}
-        wanted = {tensor for tensor, file in self._file_of.items() if file == name}
-        with _opened(path) as file:
+        with _opened(path, examined=True) as file:
             held = set(file.keys())
             if missing := sorted(wanted - held):
-                reason = f"lacks the tensor {missing[0]}, which {_INDEX} says it has"
+                reason = f"lacks the tensor {shown(missing[0])}, which {_INDEX} says it has"
                 raise ConfigError("SOURCE", str(path), reason)
             if unknown := sorted(held - wanted):
-                reason = f"has the tensor {unknown[0]}, which {_INDEX} does not say"
+                reason = f"has the tensor {shown(unknown[0])}, which {_INDEX} does not say"
                 raise ConfigError("SOURCE", str(path), reason)
             for tensor in wanted:
                 part = file.get_slice(tensor)
                 if part.get_dtype() not in _DTYPES:
                     reason = (
-                        f"the tensor {tensor} has the dtype {part.get_dtype()}; "
+                        f"the tensor {shown(tensor)} has the dtype {part.get_dtype()}; "
                         f"supported: {', '.join(_DTYPES)}"
                     )
                     raise ConfigError("SOURCE", str(path), reason)
@@ -89,7 +99,7 @@ def _only_file(directory: Path) -> Path:
 
 
 def _names(path: Path) -> list[str]:
-    with _opened(path) as file:
+    with _opened(path, examined=True) as file:
         return list(file.keys())
 
 
@@ -100,19 +110,29 @@ def _files_of_index(path: Path) -> dict[str, str]:
         raise ConfigError("SOURCE", str(path), "must have an object weight_map: tensor -> file")
     for tensor, file in found.items():
         if not isinstance(file, str) or Path(file).name != file or not file:
-            reason = f"the file of {tensor} must be the name of one beside it, not {file!r}"
+            reason = (
+                f"the file of {shown(tensor)} must be the name of one beside it, not {file!r:.100}"
+            )
             raise ConfigError("SOURCE", str(path), reason)
     return found
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A file of safetensors, with errors that name it."""
+def _opened(path: Path, examined: bool = False) -> Iterator[Any]:
+    """A file of safetensors, with errors that name it.
+
+    Args:
+      examined: its header is checked first.
+    """
+    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        raise ConfigError("SOURCE", str(path), "is no file")
     try:
+        if examined:
+            safetensors_header.check(path)
         with safe_open(path, framework="np") as file:
             yield file
     except FileNotFoundError:
         raise ConfigError("SOURCE", str(path), f"is missing, but {_INDEX} names it") from None
-    except (SafetensorError, OSError) as error:
-        reason = f"is truncated or no file of safetensors: {error}"
+    except (SafetensorError, safetensors_header.DamagedHeaderError, OSError) as error:
+        reason = f"is truncated or no file of safetensors: {one_line(str(error))}"
         raise ConfigError("SOURCE", str(path), reason) from None

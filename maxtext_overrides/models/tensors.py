@@ -11,6 +11,7 @@ import numpy as np
 from maxtext_overrides.models.architecture import Architecture
 from maxtext_overrides.models.rules import tensor_shapes
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.text.harmless import one_line
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 """What weights may be written as."""
@@ -18,7 +19,7 @@ DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Tables of rotary positions, which old checkpoints carry and nothing needs.
 _COMPUTED = (".rotary_emb.inv_freq",)
-_MOST_NAMES = 3  # in a message
+_MOST_NAMES, _LONGEST_NAME = 3, 100  # in a message; characters
 
 
 class TensorSource(Protocol):
@@ -112,6 +113,11 @@ def _check_tied(source: TensorSource) -> None:
         raise ConfigError("SOURCE", source.where, reason)
 
 
+def shown(name: str) -> str:
+    """A tensor's name for a message; a file can give it any name."""
+    return one_line(name, _LONGEST_NAME)
+
+
 def _count(names: object) -> str:
     number = len(names) if isinstance(names, list | set) else 0
     return "a tensor" if number == 1 else f"{number} tensors"
@@ -119,4 +125,4 @@ def _count(names: object) -> str:
 
 def _listed(names: list[str]) -> str:
     more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(shown, names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
