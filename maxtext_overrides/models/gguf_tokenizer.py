@@ -9,13 +9,15 @@ them, and takes a name that it does not know for GPT-2's way of splitting.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from maxtext_overrides.models.gguf_file import GgufFile
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.text.harmless import one_line
+from rlax_plugin.tokens.library import LibraryError, library_errors
 
 _KINDS = ("gpt2", "llama")  # byte-level BPE, SentencePiece's BPE
 _GPT2 = ("gpt-2", "gpt2", "default", "phi-2")
@@ -30,13 +32,20 @@ _SPECIAL = {
 }
 _CONTROL, _USER_DEFINED = 3, 4  # types of tokens
 _MOST_TOKENS = 1 << 21
+_LONGEST_NAME = 64  # characters of one, in a message
+_LISTS = {
+    "tokens": (str, "texts"),
+    "scores": (float, "numbers with a fraction"),
+    "token_type": (int, "whole numbers"),
+    "merges": (str, "texts"),
+}
 
 
 def special_ids(file: GgufFile) -> dict[str, int]:
     """What config.json and generation_config.json say of special tokens."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     found = {name: file.value(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    return {name: value for name, value in found.items() if isinstance(value, int)}
+    return {name: value for name, value in found.items() if type(value) is int}
 
 
 def write(file: GgufFile, tokenizer: Any, directory: Path) -> None:
@@ -59,41 +68,62 @@ def build(file: GgufFile) -> Any:
     """A ``transformers.PreTrainedTokenizerFast`` that encodes as the file says.
 
     Raises:
-      ConfigError: the file has no tokenizer, or one of a kind that is not supported.
+      ConfigError: the file has no tokenizer, a broken one, or one of a kind that is not supported.
     """
-    from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
     header = _header(file)
-    kind, split = header["tokenizer_type"], header["pre_tokenizer_type"]
+    kind, split = str(header["tokenizer_type"]), str(header["pre_tokenizer_type"])
     if kind not in _KINDS:
-        reason = f"{alternatives(str(kind), _KINDS)} (tokenizers of GGUF files)"
+        reason = f"{alternatives(one_line(kind, _LONGEST_NAME), _KINDS)} (tokenizers of GGUF files)"
         raise ConfigError(f"tokenizer.ggml.model in {file.where}", kind, reason)
-    before = _splitter(file, str(split)) if kind == "gpt2" else None
-    try:
-        backend = _byte_level(header, before) if kind == "gpt2" else _sentencepiece(header)
-    except Exception as error:  # the Rust library raises this very class
-        reason = f"has a broken tokenizer: {one_line(str(error))}"
-        raise ConfigError("SOURCE", file.where, reason) from error
+    before = _splitter(file, split) if kind == "gpt2" else None
     tokens = header["tokens"]
     special = {
         name: tokens[index]
         for name, key in _SPECIAL.items()
-        if isinstance(index := file.value(f"tokenizer.ggml.{key}"), int) and index < len(tokens)
+        if (index := _special_id(file, key, len(tokens))) is not None
     }
     begins = kind == "llama" or split in _WHOLE_WORDS
-    if file.value("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special:
-        bos = special["bos_token"]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
-        )
+    begins = file.value("tokenizer.ggml.add_bos_token", begins) and "bos_token" in special
     template = file.value("tokenizer.chat_template")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        clean_up_tokenization_spaces=False,
-        **special,
-        **({"chat_template": template} if isinstance(template, str) else {}),
+    try:
+        with library_errors():
+            backend = _byte_level(header, before) if kind == "gpt2" else _sentencepiece(header)
+            if begins:
+                backend.post_processor = _beginning(special["bos_token"], tokens)
+            return PreTrainedTokenizerFast(
+                tokenizer_object=backend,
+                clean_up_tokenization_spaces=False,
+                **special,
+                **({"chat_template": template} if isinstance(template, str) else {}),
+            )
+    except LibraryError as error:
+        reason = f"has a broken tokenizer: {error}"
+        raise ConfigError("SOURCE", file.where, reason) from error
+
+
+def _beginning(bos: str, tokens: Sequence[str]) -> Any:
+    """What puts the first token in front of a text."""
+    from tokenizers import processors
+
+    return processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
     )
+
+
+def _special_id(file: GgufFile, key: str, count: int) -> int | None:
+    """The id of a special token; None where the file has no such token.
+
+    Raises:
+      ConfigError: it is no token's.
+    """
+    name = f"tokenizer.ggml.{key}"
+    if (found := file.value(name)) is None:
+        return None
+    if type(found) is not int or not 0 <= found < count:
+        raise ConfigError(f"{name} in {file.where}", found, f"must be one of the {count} tokens")
+    return found
 
 
 def _header(file: GgufFile) -> Mapping[str, Any]:
@@ -108,9 +138,25 @@ def _header(file: GgufFile) -> Mapping[str, Any]:
         "add_prefix_space": "add_space_prefix",
     }
     found = {name: file.value(f"tokenizer.ggml.{key}") for name, key in names.items()}
-    tokens = found["tokens"]
-    if not isinstance(tokens, list) or not 0 < len(tokens) <= _MOST_TOKENS:
-        raise ConfigError(f"tokenizer.ggml.tokens in {file.where}", None, "must list the tokens")
+    for name, (kind, what) in _LISTS.items():
+        if name != "tokens" and found[name] is None:
+            continue
+        if not isinstance(found[name], list) or not all(type(one) is kind for one in found[name]):
+            key = f"tokenizer.ggml.{name} in {file.where}"
+            raise ConfigError(key, None, f"must be a list of {what}")
+    tokens, key = found["tokens"], f"tokenizer.ggml.tokens in {file.where}"
+    if not 0 < len(tokens) <= _MOST_TOKENS:
+        raise ConfigError(key, None, f"must list 1 to {_MOST_TOKENS} tokens, not {len(tokens)}")
+    if len(set(tokens)) != len(tokens):
+        twice = next(token for token, count in Counter(tokens).items() if count > 1)
+        reason = f"has a token twice, {one_line(repr(twice), _LONGEST_NAME)}"
+        raise ConfigError(key, None, reason)
+    for name in ("scores", "token_type"):
+        if found[name] is not None and len(found[name]) != len(tokens):
+            reason = f"has {len(found[name])} entries, and there are {len(tokens)} tokens"
+            raise ConfigError(f"tokenizer.ggml.{name} in {file.where}", None, reason)
+    if found["merges"] is None and found["tokenizer_type"] == "gpt2":
+        raise ConfigError(f"tokenizer.ggml.merges in {file.where}", None, "is missing")
     split = file.value("tokenizer.ggml.pre", "default")
     return {
         "tokenizer_type": None,
@@ -138,7 +184,8 @@ def _splitter(file: GgufFile, name: str) -> Any:
         rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([first, rest])
     known = (*_GPT2, *_DIGITS, *GGUF_PRE_TOKENIZER_SPLITS)
-    raise ConfigError(f"tokenizer.ggml.pre in {file.where}", name, alternatives(name, known))
+    reason = alternatives(one_line(name, _LONGEST_NAME), known)
+    raise ConfigError(f"tokenizer.ggml.pre in {file.where}", name, reason)
 
 
 def _sentencepiece(header: Mapping[str, Any]) -> Any:

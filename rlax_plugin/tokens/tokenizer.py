@@ -20,12 +20,13 @@ import numpy as np
 
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.text.harmless import one_line
+from rlax_plugin.tokens import files
 from rlax_plugin.tokens.chat import ChatTemplate
+from rlax_plugin.tokens.library import LibraryError, library_errors
 from rlax_plugin.tokens.rendering import DEFAULT_LIMITS, RenderLimits
 from rlax_plugin.types.generation import EMPTY
 
 _WITH_STOP_IDS = ("config.json", "generation_config.json")
-_WITH_WORDS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 _ANCHOR = "\n"  # what stands before a text that continues another
 
 
@@ -61,8 +62,16 @@ class Tokenizer:
         # Encoding changes settings of the tokenizer, which must not be in use meanwhile.
         self._lock = threading.RLock()
         self._is_plain = _encodes_as_its_backend(fast)
-        self.size = 1 + max(fast.get_vocab().values())
-        self.bos_ids = _put_in_front(fast)
+        ids = fast.get_vocab().values()
+        self.size = 1 + max(ids)
+        # Some tokenizers have ids without a token below their largest id.
+        self._ids = range(self.size) if len(ids) == self.size else frozenset(ids)
+        self._stop_ids = [i for name in _WITH_STOP_IDS for i in _stop_ids_in(directory / name, key)]
+        try:
+            self.bos_ids = _put_in_front(fast)
+        except LibraryError as error:
+            reason = f"tokenizer.json has a broken post_processor: {error}"
+            raise ConfigError(key, str(directory), reason) from error
         self.chat = ChatTemplate(fast, directory, arguments, limits)
 
     @classmethod
@@ -83,17 +92,16 @@ class Tokenizer:
           limits: of the chat template.
 
         Raises:
-          ConfigError: there is no such directory, or no fast tokenizer can be read from it.
+          ConfigError: there is no such directory, or no fast tokenizer can be read from it. The
+            message names the file and what is wrong with it.
         """
         found = Path(directory).expanduser()
         return cls(load_fast(found, key), found, key, template_arguments, limits)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        ids = [self._fast.eos_token_id]
-        for name in _WITH_STOP_IDS:
-            ids += _stop_ids_in(self.directory / name, self._key)
-        return tuple(dict.fromkeys(i for i in [*ids, self.answer_end] if i is not None))
+        ids = [self._fast.eos_token_id, *self._stop_ids, self.answer_end]
+        return tuple(dict.fromkeys(i for i in ids if i is not None))
 
     @property
     def eos_id(self) -> int | None:
@@ -110,7 +118,7 @@ class Tokenizer:
         ours, theirs = (
             {i: token for token, i in one._fast.get_vocab().items()} for one in (self, other)
         )
-        for i in range(max(self.size, other.size)):
+        for i in sorted(ours.keys() | theirs.keys()):
             if ours.get(i) != theirs.get(i):
                 return f"id {i} is {ours.get(i)!r} in one and {theirs.get(i)!r} in the other"
         return None
@@ -127,12 +135,11 @@ class Tokenizer:
           TokenizerError: the tokenizer has no tokens for it, and none for what it does not know.
         """
         try:
-            with self._lock:
+            with self._lock, library_errors():
                 return self._fast.encode(text, add_special_tokens=False, split_special_tokens=True)
-        except Exception as error:  # the Rust library raises this very class
+        except LibraryError as error:
             raise TokenizerError(
-                f"the tokenizer in {self.directory} cannot encode {text!r:.80}: "
-                f"{one_line(str(error))}"
+                f"the tokenizer in {self.directory} cannot encode {text!r:.80}: {error}"
             ) from error
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
@@ -143,7 +150,7 @@ class Tokenizer:
         """
         backend = self._backend
         try:
-            with self._lock:
+            with self._lock, library_errors():
                 if not self._is_plain:  # it does more than its backend
                     found = self._fast(
                         list(texts), add_special_tokens=False, split_special_tokens=True
@@ -154,11 +161,9 @@ class Tokenizer:
                 backend.no_padding()
                 backend.encode_special_tokens = True
                 encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # the Rust library raises this very class
-            raise TokenizerError(
-                f"the tokenizer in {self.directory} cannot encode one of {len(texts)} texts: "
-                f"{one_line(str(error))}"
-            ) from error
+        except LibraryError as error:
+            reason = f"cannot encode one of {len(texts)} texts: {error}"
+            raise TokenizerError(f"the tokenizer in {self.directory} {reason}") from error
         return [one.ids for one in encodings]
 
     def encode_behind(self, text: str) -> list[int]:
@@ -175,11 +180,15 @@ class Tokenizer:
 
         Bytes that are no UTF-8, such as a part of a character, and ids that are no token of the
         tokenizer become U+FFFD.
+
+        Raises:
+          TokenizerError: the tokenizer's decoder is broken.
         """
         ids = np.asarray(tokens).tolist()
-        if not ids or (min(ids) >= 0 and max(ids) < self.size):  # nearly always
+        whole = isinstance(self._ids, range)
+        if not ids or (whole and min(ids) >= 0 and max(ids) < self.size):  # nearly always
             return self._decoded(ids, special)
-        runs = itertools.groupby(ids, key=range(self.size).__contains__)
+        runs = itertools.groupby(ids, key=self._ids.__contains__)
         return "".join(
             self._decoded(list(run), special) if known else "\ufffd" * len(list(run))
             for known, run in runs
@@ -195,8 +204,13 @@ class Tokenizer:
         return found.hexdigest()
 
     def _decoded(self, ids: list[int], special: bool) -> str:
-        with self._lock:
-            return self._backend.decode(ids, skip_special_tokens=not special)
+        try:
+            with self._lock, library_errors():
+                return self._backend.decode(ids, skip_special_tokens=not special)
+        except LibraryError as error:
+            raise TokenizerError(
+                f"the tokenizer in {self.directory} cannot decode {len(ids)} tokens: {error}"
+            ) from error
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool = True
@@ -222,32 +236,49 @@ def load_fast(directory: Path, key: str) -> Any:
         raise ConfigError(key, str(directory), reason)
     # Importing transformers prints advice about torch otherwise.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer
-
     try:
-        fast = AutoTokenizer.from_pretrained(
-            str(directory), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # the Rust library raises this very class
-        reason = _damage(directory) or (
-            f"no tokenizer can be read from this directory: {one_line(str(error))}"
-        )
-        raise ConfigError(key, str(directory), reason) from error
-    if not fast.is_fast:
-        reason = (
-            _damage(directory)
-            or f"has a {type(fast).__name__}, and must have a fast tokenizer (tokenizer.json)"
-        )
-        raise ConfigError(key, str(directory), reason)
+        contents = files.read(directory)
+        fast = _of_library(directory, contents)
+        if not fast.is_fast:
+            raise files.FilesError(
+                f"has a {type(fast).__name__}, and must have a fast tokenizer (tokenizer.json)"
+            )
+        files.check_ids(fast.get_vocab(), contents)
+    except files.FilesError as error:
+        raise ConfigError(key, str(directory), str(error)) from error
     return fast
 
 
-def _put_in_front(fast: Any) -> tuple[int, ...]:
-    """What a tokenizer puts in front of a text by itself."""
+def _of_library(directory: Path, contents: files.Contents) -> Any:
+    """What ``transformers`` makes of a tokenizer's files.
+
+    Raises:
+      FilesError: it cannot read them.
+    """
+    from transformers import AutoTokenizer
+
     try:
-        whole, plain = fast.encode("a"), fast.encode("a", add_special_tokens=False)
-    except Exception:  # noqa: BLE001  such an alphabet is not that of a text; ``encode`` says so
+        with library_errors():
+            return AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=False
+            )
+    except LibraryError as error:
+        raise files.FilesError(files.reason_of(error, directory, contents)) from error
+
+
+def _put_in_front(fast: Any) -> tuple[int, ...]:
+    """What a tokenizer puts in front of a text by itself.
+
+    Raises:
+      LibraryError: it cannot put anything there.
+    """
+    try:
+        with library_errors():
+            plain = fast.encode("a", add_special_tokens=False)
+    except LibraryError:  # such an alphabet is not that of a text; ``encode`` says so
         return ()
+    with library_errors():
+        whole = fast.encode("a")
     start = next((i for i in range(len(whole)) if whole[i:][: len(plain)] == plain), 0)
     return tuple(whole[:start])
 
@@ -259,18 +290,6 @@ def _encodes_as_its_backend(fast: Any) -> bool:
     names = ("__call__", "_encode_plus", "_call_one", "prepare_for_tokenization")
     found, usual = type(fast), PreTrainedTokenizerFast
     return all(getattr(found, name, None) is getattr(usual, name, None) for name in names)
-
-
-def _damage(directory: Path) -> str | None:
-    """What is wrong with a tokenizer's files, if that shows without ``transformers``."""
-    if not any(found for pattern in _WITH_WORDS for found in directory.glob(pattern)):
-        return "has no tokenizer.json, and no other file of a tokenizer, such as tokenizer.model"
-    for file in sorted(directory.glob("*.json")):
-        try:
-            json.loads(file.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            return f"{file.name} cannot be read: {one_line(str(error))}"
-    return None
 
 
 def _stop_ids_in(file: Path, key: str) -> list[int]:

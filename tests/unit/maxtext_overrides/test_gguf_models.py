@@ -149,6 +149,10 @@ def test_a_sentencepiece_tokenizer_encodes_as_the_library_does() -> None:
         ({"values": {"llama.feed_forward_length": 32}}, r"shape \[96, 64\], but \[32, 64\]"),
         ({"values": {"tokenizer.ggml.pre": "klingon"}}, "tokenizer.ggml.pre .*'klingon'"),
         ({"values": {"tokenizer.ggml.model": "rwkv"}}, "tokenizer.ggml.model .*'rwkv'"),
+        ({"values": {"llama.rope.freq_base": float("inf")}}, "freq_base .* = inf: is too large"),
+        ({"values": {"llama.attention.head_count": (1 << 32) - 1}}, "head_count .* is too large"),
+        ({"tokens": [*tiny_gguf.TOKENS, "a"]}, "ggml.tokens .* has a token twice, 'a'"),
+        ({"values": {"tokenizer.ggml.eos_token_id": 5000}}, "eos_token_id .* = 5000: must be one"),
         (
             {"tokens": [*tiny_gguf.TOKENS, *(f"t{i}" for i in range(99))]},
             "ids up to .*has only 96 tokens",

@@ -1,0 +1,192 @@
+"""The files of a tokenizer, checked before and after ``transformers`` reads them.
+
+Its own messages name neither a file nor what is wrong with it: 'added_tokens' is the whole message
+about a tokenizer.json without them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlax_plugin.text.harmless import one_line
+from rlax_plugin.tokens.library import LibraryError, library_errors
+
+_TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+_OBJECTS = (
+    _TOKENIZER,
+    _CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "vocab.json",
+    "config.json",
+    "generation_config.json",
+)
+_TEXTS = ("merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja")
+_WITH_WORDS = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
+_LARGEST = 256 << 20  # bytes of a file; Gemma 3's tokenizer.json has 33 MB
+_SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_SHOWN = 60  # characters of a token in a message
+
+
+class FilesError(ValueError):
+    """A file of a tokenizer is damaged; the message begins with its name."""
+
+
+Contents = Mapping[str, Mapping[str, Any]]
+"""Name of a JSON file -> what it says."""
+
+
+def read(directory: Path) -> Contents:
+    """Reads those of the JSON files that are there, and checks what they say.
+
+    Raises:
+      FilesError: there is no file of a tokenizer, or one cannot be read or says something that no
+        tokenizer does.
+    """
+    if not any(found for pattern in _WITH_WORDS for found in directory.glob(pattern)):
+        raise FilesError(
+            "has no tokenizer.json, and no other file of a tokenizer, such as tokenizer.model"
+        )
+    for name in (*_OBJECTS, *_TEXTS):
+        path = directory / name
+        # Reading a pipe would wait for ever.
+        if path.exists() and not path.is_file():
+            raise FilesError(f"{name} is no file")
+    found = {name: _object(directory / name) for name in _OBJECTS if (directory / name).is_file()}
+    for name, check in ((_TOKENIZER, _tokenizer_faults), (_CONFIG, _config_faults)):
+        if name in found and (fault := next(check(found[name]), None)) is not None:
+            raise FilesError(f"{name} {fault}")
+    return found
+
+
+def reason_of(error: LibraryError, directory: Path, contents: Contents) -> str:
+    """Which file made the library fail, as far as it can be told, and how."""
+    if _TOKENIZER in contents:
+        from tokenizers import Tokenizer
+
+        try:
+            with library_errors():
+                Tokenizer.from_file(str(directory / _TOKENIZER))
+        except LibraryError as alone:
+            return f"{_TOKENIZER} is no tokenizer: {alone}"
+        if "added_tokens" not in contents[_TOKENIZER]:
+            return f"{_TOKENIZER} has no added_tokens, which must be a list"
+    beside = [name for name in contents if name not in (_TOKENIZER, "config.json")]
+    return f"no tokenizer can be read from {', '.join(beside) or 'these files'}: {error}"
+
+
+def check_ids(vocabulary: Mapping[str, int], contents: Contents) -> None:
+    """Compares the ids that tokens have with what the files say of them.
+
+    The library gives an added token the next free id, whatever id the file says.
+
+    Args:
+      vocabulary: token -> id, as it was loaded.
+      contents: see ``read``.
+
+    Raises:
+      FilesError: an id has two tokens, or a token has another id than a file says.
+    """
+    file = _TOKENIZER if _TOKENIZER in contents else "the vocabulary"
+    if not vocabulary:
+        raise FilesError(f"{file} has no tokens")
+    tokens: dict[int, str] = {}
+    for token, number in vocabulary.items():
+        if tokens.setdefault(number, token) != token:
+            both = f"{_shown(tokens[number])} and {_shown(token)}"
+            raise FilesError(f"{file} gives the id {number} to two tokens, {both}")
+    said = [(_TOKENIZER, entry["content"], entry["id"]) for entry in _added(contents)]
+    decoder = contents.get(_CONFIG, {}).get("added_tokens_decoder") or {}
+    said += [(_CONFIG, entry["content"], int(number)) for number, entry in decoder.items()]
+    for name, token, number in said:
+        if (has := vocabulary.get(token)) != number:
+            raise FilesError(
+                f"{name} says that the token {_shown(token)} has the id {number}, and it "
+                + ("is not in the tokenizer" if has is None else f"gets the id {has}")
+            )
+
+
+def _added(contents: Contents) -> list[dict[str, Any]]:
+    return contents.get(_TOKENIZER, {}).get("added_tokens") or []
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise FilesError(f"{path.name} has more than {_LARGEST >> 20} MiB")
+        found = json.loads(path.read_bytes())
+    except FilesError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise FilesError(f"{path.name} cannot be read: {one_line(str(error))}") from None
+    if not isinstance(found, dict):
+        raise FilesError(f"{path.name} must hold a JSON object, not a {type(found).__name__}")
+    return found
+
+
+def _tokenizer_faults(content: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the content of tokenizer.json."""
+    model = content.get("model")
+    if not isinstance(model, dict):
+        yield 'has no object "model"'
+        return
+    if not isinstance(words := model.get("vocab"), dict | list) or not words:
+        yield "has no tokens: model.vocab must be an object, or a list, of tokens"
+    elif isinstance(words, dict):
+        for token, number in words.items():
+            if not _is_id(number):
+                yield f"gives the token {_shown(token)} the id {number!r:.40}"
+    added = content.get("added_tokens", [])
+    if not isinstance(added, list):
+        yield f"has added_tokens that are no list, but a {type(added).__name__}"
+        return
+    for entry in added:
+        if not _is_token(entry) or isinstance(entry, str) or not _is_id(entry.get("id")):
+            yield f"has an entry in added_tokens without id or content: {entry!r:.80}"
+
+
+def _config_faults(content: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the content of tokenizer_config.json."""
+    for key in (f"{name}_token" for name in _SPECIAL):
+        if (value := content.get(key)) is not None and not _is_token(value):
+            yield f"has the {key} {value!r:.40}, which must be a text"
+    for key in _LISTS:
+        value = content.get(key) or []
+        parts = value.values() if isinstance(value, dict) else value
+        if not isinstance(value, list | dict) or not all(map(_is_token, parts)):
+            yield f"has {key} that are no list of tokens: {value!r:.80}"
+    decoder = content.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict):
+        yield f"has an added_tokens_decoder that is no object, but a {type(decoder).__name__}"
+        decoder = {}
+    for number, entry in decoder.items():
+        right = number.isascii() and number.isdecimal() and len(number) < 11
+        if not right or not isinstance(entry, dict) or not _is_token(entry):
+            yield f"has an entry in added_tokens_decoder without id or content: {number!r:.40}"
+    kind = content.get("tokenizer_class")
+    if kind is not None and not isinstance(kind, str):
+        yield f"has the tokenizer_class {kind!r:.40}, which must be a name"
+    longest = content.get("model_max_length")
+    if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int | float)):
+        yield f"has the model_max_length {longest!r:.40}, which must be a number"
+    template = content.get("chat_template")
+    if template is not None and not isinstance(template, str | list | dict):
+        yield f"has the chat_template {template!r:.40}, which must be a text"
+
+
+def _is_token(value: object) -> bool:
+    """Whether it is a token as these files write one: a text, or an object with its content."""
+    return isinstance(value.get("content") if isinstance(value, dict) else value, str)
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 32
+
+
+def _shown(token: str) -> str:
+    return one_line(repr(token), _SHOWN)

@@ -1,0 +1,190 @@
+"""Broken files of a tokenizer: the message names the file and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_tokenizers import END, byte_level
+
+from rlax_plugin.api import ConfigError, Tokenizer
+from rlax_plugin.tokens.tokenizer import TokenizerError
+
+KEY = "tokenizer_path"
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+
+def changed(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Changes what a file says."""
+
+    def write(directory: Path) -> None:
+        content = json.loads((directory / name).read_text())
+        change(content)
+        (directory / name).write_text(json.dumps(content))
+
+    return write
+
+
+def said(name: str, **values: Any) -> Callable[[Path], None]:
+    """Changes keys of a file; Ellipsis removes one."""
+
+    def change(content: dict[str, Any]) -> None:
+        for key, value in values.items():
+            content[key] = value
+            if value is ...:
+                del content[key]
+
+    return changed(name, change)
+
+
+def written(name: str, text: str | bytes) -> Callable[[Path], None]:
+    """Replaces a file."""
+    data = text.encode() if isinstance(text, str) else text
+    return lambda directory: (directory / name).write_bytes(data) and None
+
+
+def words(**ids: object) -> Callable[[Path], None]:
+    """Changes ids of tokens."""
+    return changed(TOKENIZER, lambda content: content["model"]["vocab"].update(ids))
+
+
+def truncated(directory: Path) -> None:
+    path = directory / TOKENIZER
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def pipe(directory: Path) -> None:
+    os.mkfifo(directory / "special_tokens_map.json")
+
+
+def added(**values: Any) -> Callable[[Path], None]:
+    return changed(TOKENIZER, lambda content: content["added_tokens"][2].update(values))
+
+
+def precompiled(charsmap: str) -> Callable[[Path], None]:
+    return said(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap})
+
+
+MISSING = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}} | {
+    "single": [{"SpecialToken": {"id": "nothing", "type_id": 0}}]
+}
+DECODER = {"9999": {"content": "<strange>", "special": True}}
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (truncated, "tokenizer.json cannot be read: Unterminated string"),
+    "deep": (written(CONFIG, "[" * 100_000), "tokenizer_config.json cannot be read: maximum rec"),
+    "no text": (written(TOKENIZER, b"\xff\xfe{"), "tokenizer.json cannot be read: 'utf-16"),
+    "a list": (written(TOKENIZER, "[]"), "tokenizer.json must hold a JSON object, not a list"),
+    "config a list": (
+        written(CONFIG, "[]"),
+        "tokenizer_config.json must hold a JSON object, not a",
+    ),
+    "special a list": (written("special_tokens_map.json", "[]"), "special_tokens_map.json m"),
+    "a pipe": (pipe, "special_tokens_map.json is no file"),
+    "no model": (said(TOKENIZER, model=...), 'tokenizer.json has no object "model"'),
+    "no words": (said(TOKENIZER, model={"type": "BPE"}), "tokenizer.json has no tokens: model.vo"),
+    "no id": (words(a="x"), "tokenizer.json gives the token 'a' the id 'x'"),
+    "negative": (words(a=-1), "tokenizer.json gives the token 'a' the id -1"),
+    "too large": (words(a=1 << 32), "tokenizer.json gives the token 'a' the id 4294967296"),
+    "two of one id": (words(a=66), "tokenizer.json gives the id 66 to two tokens, '.' and '.'"),
+    "merges": (
+        changed(TOKENIZER, lambda content: content["model"]["merges"].append(["zq", "a"])),
+        "tokenizer.json is no tokenizer: Token `zq` out of vocabulary",
+    ),
+    "no added_tokens": (
+        said(TOKENIZER, added_tokens=...),
+        "tokenizer.json has no added_tokens, which must be a list",
+    ),
+    "added_tokens an object": (
+        said(TOKENIZER, added_tokens={}),
+        "tokenizer.json has added_tok.* no",
+    ),
+    "added_tokens of texts": (
+        said(TOKENIZER, added_tokens=["a"]),
+        "tokenizer.json has an entry in added_tokens without id or content: 'a'",
+    ),
+    "another id": (added(id=999), rf"tokenizer.json says .* '{END}' has the id 999, .* the id 264"),
+    "another id in the config": (
+        said(CONFIG, added_tokens_decoder=DECODER),
+        "tokenizer_config.json says that the token '<strange>' has the id 9999, and it gets the id",
+    ),
+    "negative id in the config": (
+        said(CONFIG, added_tokens_decoder={"-5": {"content": "a"}}),
+        "tokenizer_config.json has an entry in added_tokens_decoder without id or content: '-5'",
+    ),
+    "decoder a list": (
+        said(CONFIG, added_tokens_decoder=[1]),
+        "tokenizer_config.json has an added",
+    ),
+    "eos a number": (said(CONFIG, eos_token=5), "tokenizer_config.json has the eos_token 5, which"),
+    "eos an object": (
+        said(CONFIG, eos_token={"a": 1}),
+        "tokenizer_config.json has the eos_token {",
+    ),
+    "extra": (said(CONFIG, extra_special_tokens={"a": 5}), "tokenizer_config.json has extra_spec"),
+    "class": (said(CONFIG, tokenizer_class=5), "tokenizer_config.json has the tokenizer_class 5"),
+    "longest": (said(CONFIG, model_max_length="x"), "tokenizer_config.json has the model_max_len"),
+    "template": (said(CONFIG, chat_template=5), "tokenizer_config.json has the chat_template 5"),
+    "panic of Rust": (
+        precompiled("AAAA"),
+        "tokenizer.json is no tokenizer: the library panics: Pre",
+    ),
+    "panic while encoding": (
+        said(TOKENIZER, post_processor=MISSING),
+        "tokenizer.json has a broken post_processor: the library panics: no entry found",
+    ),
+    "expression": (
+        said(
+            TOKENIZER,
+            pre_tokenizer={"type": "Split", "pattern": {"Regex": "(("}, "invert": False}
+            | {"behavior": "Isolated"},
+        ),
+        "tokenizer.json is no tokenizer: Oniguruma error",
+    ),
+    "end": (
+        written("generation_config.json", '{"eos_token_id": "a"}'),
+        "generation_config.json has",
+    ),
+    "end a list": (
+        written("generation_config.json", "[]"),
+        "generation_config.json must hold a JS",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BROKEN.values(), ids=BROKEN)
+def test_the_file_is_named(spoil: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    directory = byte_level(tmp_path / "model")
+    spoil(directory)
+    with pytest.raises(ConfigError, match=message) as raised:
+        Tokenizer.load(directory, KEY)
+    assert str(raised.value).startswith(f"{KEY} = {str(directory)!r}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_ids_without_a_token_are_no_text(tmp_path: Path) -> None:
+    """Tokenizers with holes exist; a model can generate such an id."""
+    directory = byte_level(tmp_path / "model")
+    words(Z=300)(directory)
+    tokenizer = Tokenizer.load(directory, KEY)
+    (z, b) = tokenizer.encode("Z") + tokenizer.encode("b")
+    assert (z, tokenizer.size) == (300, 301)
+    assert tokenizer.decode([z, 57, b, 299, 301, b]) == "Z\ufffdb\ufffd\ufffdb"
+
+
+def test_what_has_a_huge_id_is_compared_at_once(tmp_path: Path) -> None:
+    one, other = byte_level(tmp_path / "one"), byte_level(tmp_path / "other")
+    for directory in (one, other):
+        words(Z=(1 << 32) - 1)(directory)
+    assert Tokenizer.load(one, KEY).difference(Tokenizer.load(other, KEY)) is None
+
+
+def test_a_panic_while_decoding_is_an_error(tmp_path: Path) -> None:
+    directory = byte_level(tmp_path / "model")
+    said(TOKENIZER, decoder={"type": "Strip", "content": "Z", "start": 0, "stop": 9})(directory)
+    tokenizer = Tokenizer.load(directory, KEY)
+    with pytest.raises(TokenizerError, match="cannot decode 1 tokens: the library panics"):
+        tokenizer.decode([57])
