@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -35,19 +34,15 @@ def convert(source: str, out: str, *, dtype: str, scan_layers: bool, trainer: st
     """
     check_new_directory("--out", out)
     converter = _converter(trainer)
-    logs = Path(tempfile.mkdtemp(prefix="rlax-convert-"))
-    try:
-        with quiet(logs / "convert.log") as console:
-            model = converter.examine_model(Path(source), dtype, scan_layers)
-            console.print(f"{source}: {model.description}")
-            _check_space(out, model.nbytes)
-            with new_directory("--out", out) as directory:
-                _write(model, directory, Path(out).absolute(), console)
-            for note in model.notes:
-                console.print(f"note: {note}")
-            console.print(f"written to {out} ({in_bytes(model.nbytes)})")
-    finally:
-        shutil.rmtree(logs)
+    with quiet(Path(os.devnull)) as console:
+        model = converter.examine_model(Path(source), dtype, scan_layers)
+        console.print(f"{source}: {model.description}")
+        _check_space(out, model.nbytes)
+        with new_directory("--out", out) as directory:
+            _write(model, directory, Path(out).absolute(), console)
+        for note in model.notes:
+            console.print(f"note: {note}")
+        console.print(f"written to {out} ({in_bytes(model.nbytes)})")
 
 
 def _converter(name: str) -> ModelConverter:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlax_plugin.concurrency.threads import on_daemon
@@ -14,6 +17,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
 
 _RPC_S = "rlax.deadlines.rpc_s"
+_LOCK, _FILLED = "rlax.lock", "filled"  # in a directory beside the one that is being made
 
 
 def check_readable(key: str, path: str, deadline_s: float) -> None:
@@ -112,6 +116,9 @@ def check_new_directory(key: str, path: str | os.PathLike[str]) -> None:
 def new_directory(key: str, path: str | os.PathLike[str]) -> Iterator[Path]:
     """A directory that is filled beside its place and moved there at the end, or removed.
 
+    A process that is killed meanwhile leaves a hidden directory beside that place, which the next
+    one that makes a directory of this name removes.
+
     Raises:
       ConfigError: see ``check_new_directory``.
       RlaxError: the disk failed, or was full.
@@ -119,15 +126,59 @@ def new_directory(key: str, path: str | os.PathLike[str]) -> Iterator[Path]:
     check_new_directory(key, path)
     target = Path(path).absolute()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
-            filled = Path(beside, "filled")
-            filled.mkdir()
-            yield filled
-            check_new_directory(key, path)
-            filled.rename(target)
+        with _parents(target):
+            _remove_leftovers(target)
+            with (
+                tempfile.TemporaryDirectory(prefix=_hidden(target), dir=target.parent) as beside,
+                Path(beside, _LOCK).open("w") as lock,
+            ):
+                with suppress(OSError):  # a file system without locks: then nothing is removed
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                filled = Path(beside, _FILLED)
+                filled.mkdir()
+                yield filled
+                check_new_directory(key, path)
+                filled.rename(target)
     except OSError as error:
         raise RlaxError(f"{path} cannot be written: {error}") from error
+
+
+@contextmanager
+def _parents(target: Path) -> Iterator[None]:
+    """The directories above, made where they are missing; removed again if something fails."""
+    made = [place for place in target.parents if not place.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):  # somebody else has put something there
+            for place in made:
+                place.rmdir()
+        raise
+
+
+def _hidden(target: Path) -> str:
+    """What the names of directories begin with that are to become this one."""
+    return f".{target.name}."
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Removes what killed processes have left that were filling this directory.
+
+    The lock of a directory is free if, and only if, the process that fills it has ended.
+    """
+    name = re.compile(re.escape(_hidden(target)) + r"[a-z0-9_]{8}")  # as tempfile makes it
+    for beside in target.parent.iterdir():
+        if not name.fullmatch(beside.name) or beside.is_symlink() or not beside.is_dir():
+            continue
+        inside = {place.name for place in beside.iterdir()}
+        if not inside:
+            beside.rmdir()
+        if _LOCK not in inside or inside - {_LOCK, _FILLED}:
+            continue  # it is something else
+        with suppress(OSError), (beside / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(beside)
 
 
 def _reject(key: str, path: str, deadline_s: float, look: Callable[[], str | None]) -> None:
