@@ -109,7 +109,9 @@ def _files_of_index(path: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not found:
         raise ConfigError("SOURCE", str(path), "must have an object weight_map: tensor -> file")
     for tensor, file in found.items():
-        if not isinstance(file, str) or Path(file).name != file or not file:
+        # Neither a file system nor a terminal has a zero byte or half a character in a name.
+        named = isinstance(file, str) and file != "" and file.isprintable()
+        if not named or Path(file).name != file:
             reason = (
                 f"the file of {shown(tensor)} must be the name of one beside it, not {file!r:.100}"
             )
