@@ -184,6 +184,15 @@ def test_a_converted_model_brings_its_keys(folder: Path, converted: Path) -> Non
     load_section("run.yml")
 
 
+def test_experts_get_plain_products_on_a_processor(folder: Path, with_tokenizer: Path) -> None:
+    assert rlax("init", "plain.yml", "--model", "model").exit_code == 0
+    assert "sparse_matmul" not in load_section("plain.yml")[1]
+    with (with_tokenizer / "model.yml").open("a") as file:
+        file.write("num_experts: 8\n")
+    assert rlax("init", "run.yml", "--model", "model").exit_code == 0
+    assert load_section("run.yml")[1]["sparse_matmul"] is False
+
+
 def test_a_converted_model_is_given_a_task_of_text_in_parts_of_256_mb(
     folder: Path, with_tokenizer: Path
 ) -> None:
