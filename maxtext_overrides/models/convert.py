@@ -185,11 +185,6 @@ def _file(path: Path, dtype: str, scanned: bool) -> Convertible:
     )
 
 
-def _tokenizer(path: Path) -> Tokenizer | None:
-    """The tokenizer of a directory, which may have none."""
-    return Tokenizer.load(path, "SOURCE") if side_files.has_tokenizer(path) else None
-
-
 def _check_tokenizer(size: int, vocab_size: int, path: Path) -> None:
     """Raises ConfigError if the tokenizer has ids that the model has not."""
     if size > vocab_size:

@@ -7,6 +7,8 @@ the types. What MaxText would compute otherwise is rejected, all of it in one me
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from maxtext_overrides.models.architecture import GEMMA3_PERIOD, Architecture
 from maxtext_overrides.models.families import FAMILIES, Family
 from maxtext_overrides.models.rotary import rope_content, rotary_positions
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.text.harmless import one_line
 
 _LARGEST_FILE = 16 << 20  # bytes of a config.json
 _MOST_LAYERS = 1000
@@ -37,7 +40,12 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise ConfigError("SOURCE", str(path), "is too large to be a config.json")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(
+            path.read_text(encoding="utf-8"),
+            object_pairs_hook=_object,
+            parse_float=_number,
+            parse_constant=_number,
+        )
     except OSError as error:
         raise ConfigError("SOURCE", str(path), f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -45,6 +53,22 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError("SOURCE", str(path), "must hold a JSON object")
     return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object each of whose keys appears once: readers differ in which of two they take."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {one_line(twice, 64)} appears twice")
+    return found
+
+
+def _number(text: str) -> float:
+    """A finite number, which NaN and 1e400 are not."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{one_line(text, 64)} is no finite number")
+    return number
 
 
 def family_of(content: Mapping[str, Any], path: Path) -> str:

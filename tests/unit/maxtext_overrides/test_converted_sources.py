@@ -93,6 +93,16 @@ def no_json(source: Path) -> None:
     (source / "config.json").write_text("{'hidden_size': 64}")
 
 
+def twice(source: Path) -> None:
+    text = (source / "config.json").read_text()
+    (source / "config.json").write_text('{"rms_norm_eps": 1e-5, ' + text.lstrip().removeprefix("{"))
+
+
+def endless(source: Path) -> None:
+    text = (source / "config.json").read_text()
+    (source / "config.json").write_text(text.replace("1e-06", "1e400"))
+
+
 def no_config(source: Path) -> None:
     (source / "config.json").unlink()
 
@@ -128,6 +138,8 @@ REJECTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "endless layers": (config(num_hidden_layers=10**9), "layers in .* must be at most 1000"),
     "families": (config(architectures=["A", "B"]), "the name of one architecture"),
     "no JSON": (no_json, "config.json': is not JSON"),
+    "said twice": (twice, "config.json': is not JSON: the key rms_norm_eps appears twice"),
+    "endless": (endless, "config.json': is not JSON: 1e400 is no finite number"),
     "no config": (no_config, "': has no config.json$"),
     "no size": (config(hidden_size=...), "hidden_size in .*: is missing"),
     "no number": (config(hidden_size="64"), "config.json': is no config of .*expected int"),
