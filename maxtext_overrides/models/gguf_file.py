@@ -49,6 +49,18 @@ _OF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Fields of an architecture as a header calls them, below the name of the architecture.
+_KEYS = {
+    "layers": "block_count",
+    "width": "embedding_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "mlp_width": "feed_forward_length",
+    "positions": "context_length",
+    "norm_epsilon": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
 _ROPE_FACTORS = "rope_freqs.weight"
 # What a header may say only so, because MaxText cannot express anything else.
 _REFUSED = ("expert_count", "attention.sliding_window", "logit_scale", "residual_scale")
@@ -207,7 +219,7 @@ class GgufFile:
             rope_factor=llama3 or factor,
             positions=int(self._number("context_length")),
         )
-        check_sizes(found, self._path)
+        check_sizes(found, self._path, {k: f"{named}.{v}" for k, v in _KEYS.items()})
         return found
 
     def _llama3(self, theta: int, head_dim: int) -> float:

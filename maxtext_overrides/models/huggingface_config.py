@@ -21,12 +21,32 @@ from rlax_plugin.text.harmless import one_line
 
 _LARGEST_FILE = 16 << 20  # bytes of a config.json
 _MOST_LAYERS = 1000
+_TOO_MANY = f"must be at most {_MOST_LAYERS}"
 _NEEDED = (
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
     "vocab_size",
+)
+# Fields of an architecture as a config.json calls them.
+_KEYS = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "mlp_width": "intermediate_size",
+    "positions": "max_position_embeddings",
+    "norm_epsilon": "rms_norm_eps",
+    "experts_per_token": "num_experts_per_tok",
+    "window": "sliding_window",
+    "query_scalar": "query_pre_attn_scalar",
+    "attention_cap": "attn_logit_softcapping",
+    "logits_cap": "final_logit_softcapping",
+}
+_POSITIVE = (
+    *("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab_size"),
+    *("positions", "norm_epsilon", "rope_theta"),
 )
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -148,6 +168,10 @@ def _complete(content: Mapping[str, Any], family: str, path: Path) -> dict[str, 
     for key in _NEEDED:
         if content.get(key) is None:
             raise ConfigError(f"{key} in {path}", None, "is missing")
+    layers = content["num_hidden_layers"]
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        # The classes would make lists of that length.
+        raise ConfigError(f"num_hidden_layers in {path}", layers, _TOO_MANY)
     kind = FAMILIES[family].model_type
     if content.get("model_type", kind) != kind:
         reason = f"must be {kind}, which is that of {family}"
@@ -160,40 +184,39 @@ def _complete(content: Mapping[str, Any], family: str, path: Path) -> dict[str, 
     return {**content, **known.to_dict()}
 
 
-def check_sizes(found: Architecture, path: Path) -> None:
-    """Raises ConfigError unless the sizes are positive and go together."""
-    sizes = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "vocab_size")
-    for name in (*sizes, "positions", "norm_epsilon", "rope_theta"):
+def check_sizes(found: Architecture, path: Path, keys: Mapping[str, str] = _KEYS) -> None:
+    """Raises ConfigError unless the sizes are positive and go together.
+
+    Args:
+      path: of the file, for messages.
+      keys: field of the architecture -> what the file calls it.
+    """
+
+    def wrong(name: str, reason: str) -> ConfigError:
+        return ConfigError(f"{keys.get(name, name)} in {path}", getattr(found, name), reason)
+
+    for name in _POSITIVE + (("window", "query_scalar") if found.is_gemma else ()):
         if not getattr(found, name) > 0:
-            raise ConfigError(f"{name} in {path}", getattr(found, name), "must be above 0")
+            raise wrong(name, "must be above 0")
     if found.layers > _MOST_LAYERS:
-        raise ConfigError(f"layers in {path}", found.layers, f"must be at most {_MOST_LAYERS}")
+        raise wrong("layers", _TOO_MANY)
     if found.heads % found.kv_heads:
-        reason = f"must divide the {found.heads} query heads"
-        raise ConfigError(f"kv_heads in {path}", found.kv_heads, reason)
+        raise wrong("kv_heads", f"must divide the {found.heads} query heads")
     if found.head_dim % 2:
-        raise ConfigError(f"head_dim in {path}", found.head_dim, "must be even")
+        raise wrong("head_dim", "must be even")
     if found.experts and not 0 < found.experts_per_token <= found.experts:
         reason = f"must be above 0 and at most {found.experts}, the number of experts"
-        raise ConfigError(f"num_experts_per_tok in {path}", found.experts_per_token, reason)
-    if found.is_gemma:
-        _check_gemma(found, path)
-
-
-def _check_gemma(found: Architecture, path: Path) -> None:
-    for name in ("window", "query_scalar"):
-        if not getattr(found, name) > 0:
-            raise ConfigError(f"{name} in {path}", getattr(found, name), "must be above 0")
+        raise wrong("experts_per_token", reason)
     for name in ("attention_cap", "logits_cap"):
         if getattr(found, name) < 0:
-            raise ConfigError(f"{name} in {path}", getattr(found, name), "must be above 0 or null")
+            raise wrong(name, "must be above 0, or null")
     if found.block == "gemma2" and found.layers % 2:
         reason = "must be even: MaxText has pairs of a layer with a window and one without"
-        raise ConfigError(f"num_hidden_layers in {path}", found.layers, reason)
+        raise wrong("layers", reason)
     ways = (found.head_dim, found.width // found.heads)
     if found.block == "gemma3" and found.query_scalar not in ways:
         reason = f"must be {ways[0]} (head_dim) or {ways[1]} (hidden_size / num_attention_heads)"
-        raise ConfigError(f"query_pre_attn_scalar in {path}", found.query_scalar, reason)
+        raise wrong("query_scalar", reason)
 
 
 def _problems(
