@@ -168,7 +168,8 @@ def parameter_server(
     """Runs the parameter server, which tells workers of weight versions, in a separate process.
 
     By default, the trainer runs the parameter server. A separate one is needed only if it must stay
-    up while the trainer is restarted. Runs use it with rlax.weights.parameter_server=HOST:PORT.
+    up while the trainer is restarted. Runs use it with rlax.weights.parameter_server=HOST:PORT. It
+    takes versions only from the run that the config and the arguments describe.
     """
     with exit_status():
         import asyncio
@@ -176,11 +177,13 @@ def parameter_server(
         from rlax_plugin.build import build_weight_store
         from rlax_plugin.config import Network
         from rlax_plugin.config.loading import load_section
+        from rlax_plugin.controller.run_directory import run_directory, weights_directory
         from rlax_plugin.ports.protocols import BuildContext
+        from rlax_plugin.records.files import RunFiles
         from rlax_plugin.records.places import check_file_writable
         from rlax_plugin.weights.service import serve_parameter_server
 
-        section, _ = load_section(config, overrides or ())
+        section, maxtext = load_section(config, overrides or ())
         Network(host=host, port=port)  # rejects what the config would reject
         if index is not None:
             check_file_writable("--index", str(index), section.deadlines.rpc_s)
@@ -193,6 +196,7 @@ def parameter_server(
                 keep=section.weights.keep,
                 lease_s=section.deadlines.lease_s,
                 ready=lambda address: typer.echo(f"parameter server listens on {address}"),
+                published_in=weights_directory(section, RunFiles(run_directory(maxtext))),
                 index=index,
             )
         )

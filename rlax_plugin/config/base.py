@@ -51,10 +51,17 @@ def _temperature(value: float) -> float:
 Temperature = Annotated[float, Field(ge=0, le=1000), AfterValidator(_temperature)]
 
 
+_HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]"
+
+
 def is_address(text: str) -> bool:
-    """Whether it is host:port, of one process."""
+    """Whether it is host:port, of one process.
+
+    A host is a name, an IPv4 address, or an IPv6 address in brackets: gRPC would take ``unix:name``
+    for a socket in the file system, and other schemes for other things.
+    """
     host, colon, port = text.rpartition(":")
-    return bool(re.fullmatch(r"[^\s/]+", host) and colon and _is_port(port))
+    return bool(re.fullmatch(_HOST, host) and colon and _is_port(port))
 
 
 def _is_port(text: str) -> bool:

@@ -21,6 +21,7 @@ from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.prior import about_rates, first_rates
 from rlax_plugin.controller.retention import retaining
+from rlax_plugin.controller.run_directory import weights_directory
 from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.controller.screening import check_rewards
@@ -36,7 +37,6 @@ from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Tracker, WeightStore
 from rlax_plugin.ports.training import Trainer
 from rlax_plugin.records import endpoints
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.requests import sampling_params
@@ -224,9 +224,7 @@ class _Assembly:
 
     @property
     def _weights_directory(self) -> str:
-        """Where the run's versions are written."""
-        path = self._section.weights.path
-        return RunFiles(path).location() if path else self._setup.files.location("weights")
+        return weights_directory(self._section, self._setup.files)
 
     async def _parameter_server(
         self, store: WeightStore

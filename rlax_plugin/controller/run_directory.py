@@ -38,6 +38,12 @@ def run_directory(maxtext: Mapping[str, Any]) -> str:
     return f"{str(maxtext['base_output_directory']).rstrip('/')}/{maxtext['run_name']}"
 
 
+def weights_directory(section: RlaxSection, files: RunFiles) -> str:
+    """Where the run's weight versions are written."""
+    path = section.weights.path
+    return RunFiles(path).location() if path else files.location("weights")
+
+
 def state_directory(section: RlaxSection, files: RunFiles) -> Path:
     """A local directory for ledger, lock and logs: the run's own, if that is local."""
     if section.state_dir:

@@ -70,7 +70,7 @@ def summary(
         "groups_reissued": totals.reissued,
         "trainer_restarts": totals.restarts,
         "reward_errors": totals.reward_errors,
-        "workers_seen": len(controller.fleet.seen),
+        "workers_seen": len(controller.fleet.identities.names),
         "worker_restarts": controller.generation.launcher.restarts,
         "config_hash": config_hash,
         "versions": versions(),

@@ -33,8 +33,8 @@ class PrometheusTracker(Tracker):
                 "weight_version": controller.fleet.latest_version,
                 "weight_versions_published_total": controller.stats.versions_published,
                 "groups_reissued_total": controller.run_state.totals.reissued,
-                "workers_seen_total": len(controller.fleet.seen),
-                "workers_quarantined_total": len(controller.fleet.quarantined),
+                "workers_seen_total": len(controller.fleet.identities.names),
+                "workers_quarantined_total": len(controller.fleet.identities.quarantined),
             }
 
         def workers() -> Mapping[str, Figures]:

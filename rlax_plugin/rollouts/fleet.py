@@ -13,6 +13,7 @@ from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollouts.capabilities import Needs, of_proto
+from rlax_plugin.rollouts.identities import Identities, Identity, figures, malformed
 from rlax_plugin.rollouts.progress import Progress
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
@@ -23,8 +24,8 @@ from rlax_plugin.text.harmless import one_line
 MAX_NONSENSE = 3
 """Replies of one process that contradict what was asked: one or two may be a fault that passes,
 such as a flipped bit; then it is the process, and what it gave before is no better."""
-_LONGEST_NAME = 128  # of a worker
 _MOST_NOTED = 100  # workers that were rejected: what they say of themselves may be anything
+_MOST_WORKERS = 4096  # that are members at once; each has a connection
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +80,7 @@ class Worker:
         return self.ready and self.keep == self.kept == exactly
 
     @property
-    def identity(self) -> tuple[str, str]:
+    def identity(self) -> Identity:
         """Tells its process from every other one, also from those of its name."""
         return self.name, self.process
 
@@ -127,8 +128,7 @@ class Fleet(rpc.FleetServicer):
         -1: none. The owner of the fleet sets it.
       listeners: what happens to workers is passed on to each, in this order.
       workers: name -> live worker.
-      seen: names of all that ever registered.
-      quarantined: name -> why one of that name was not to be trusted.
+      identities: the processes that have registered, also those that have gone.
       incarnation: of this trainer process; weights of another one count for nothing.
       training: whether at least one worker must follow the newest weights.
     """
@@ -145,12 +145,8 @@ class Fleet(rpc.FleetServicer):
         clock: Clock | None = None,
     ):
         self.workers: dict[str, Worker] = {}
-        self.seen: set[str] = set()
-        self.quarantined: dict[str, str] = {}
+        self.identities = Identities[Worker]()
         self.incarnation = uuid.uuid4().hex
-        self._registered: dict[tuple[str, str], list[Worker]] = {}  # by identity; also lost ones
-        self._rejected: dict[tuple[str, str], str] = {}  # identity -> why
-        self._nonsense: dict[tuple[str, str], int] = {}  # identity -> how often it answered any
         self.stopping = False
         self.training = True
         self._pin = -1
@@ -163,14 +159,17 @@ class Fleet(rpc.FleetServicer):
         self.listeners: list[FleetListener] = []
 
     def _rejection(self, request: pb.RegisterRequest) -> str | None:
-        if not request.worker or one_line(request.worker, _LONGEST_NAME) != request.worker:
-            return f"its name must be one line of 1 to {_LONGEST_NAME} printable characters"
+        if why := malformed(request):
+            return why
+        if request.worker not in self.workers and len(self.workers) >= _MOST_WORKERS:
+            return f"the run has {_MOST_WORKERS} workers already"
         if request.config_hash != self._config_hash:
             return (
                 f"worker {request.worker} was started from another config "
-                f"({request.config_hash}; this run has {self._config_hash})"
+                f"({one_line(request.config_hash)}; this run has "
+                f"{self._config_hash})"
             )
-        return self._rejected.get((request.worker, request.process))
+        return self.identities.rejection((request.worker, request.process))
 
     def _name_taken(self, request: pb.RegisterRequest) -> str | None:
         """Why a name is not free: another process is the member of that name.
@@ -214,7 +213,7 @@ class Fleet(rpc.FleetServicer):
             return pb.RegisterReply(accepted=False, reason=why, name_taken=True)
         # A process that this one does not know may hold weights of an earlier trainer process: the
         # same number means others now, or some that are yet to be computed.
-        known = (request.worker, request.process) in self._registered
+        known = (request.worker, request.process) in self.identities
         if request.worker in self.workers:
             self.lose(self.workers[request.worker], "registered again")
         channel = grpc.aio.insecure_channel(request.address, options=CHANNEL_OPTIONS)
@@ -230,8 +229,7 @@ class Fleet(rpc.FleetServicer):
             progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
         )
         self.workers[worker.name] = worker
-        self.seen.add(worker.name)
-        self._registered.setdefault(worker.identity, []).append(worker)
+        self.identities.add(worker, {one.identity for one in self.workers.values()})
         if worker.ready:
             self._tell_ready(worker)
         return pb.RegisterReply(
@@ -261,7 +259,7 @@ class Fleet(rpc.FleetServicer):
         worker.version = request.version
         worker.draining = request.draining
         worker.kept = request.pin if request.HasField("pin") else -1
-        worker.figures = dict(request.figures)
+        worker.figures = figures(request.figures)
         worker.progress.heard(moves, elapsed_s)
         self._appoint()
         if worker.ready and (worker.ready, worker.kept) != before:
@@ -278,8 +276,9 @@ class Fleet(rpc.FleetServicer):
         self, request: pb.DeregisterRequest, context: object
     ) -> pb.DeregisterReply:
         if request.quarantine:
-            reason = one_line(request.quarantine)
-            self._quarantine((request.worker, request.process), reason)
+            # Only of a process that was a member: another one has given this run nothing.
+            if (identity := (request.worker, request.process)) in self.identities:
+                self._quarantine(identity, one_line(request.quarantine))
         elif worker := self._member(request):
             # It has ended its calls, which may not all be read yet.
             self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
@@ -327,18 +326,16 @@ class Fleet(rpc.FleetServicer):
         worker = self.workers.get(message.worker)
         return worker if worker is not None and worker.process == message.process else None
 
-    def _quarantine(self, identity: tuple[str, str], reason: str) -> None:
+    def _quarantine(self, identity: Identity, reason: str) -> None:
         """Believes nothing more of a process; a new one of its name may prove itself."""
-        if identity in self._rejected:
+        if self.identities.rejection(identity):
             return  # it says so again: the reply was lost
-        name, _ = identity
-        why = self._rejected[identity] = f"quarantined: {reason}"
-        self.quarantined[name] = reason
-        workers = self._registered.get(identity, [])
+        why = self.identities.quarantine(identity, reason)
+        workers = self.identities.registrations(identity)
         for worker in workers:
             worker.trusted = False
         for listener in self.listeners:
-            listener.worker_quarantined(name, reason)
+            listener.worker_quarantined(identity[0], reason)
         for worker in workers:
             self.lose(worker, why)
 
@@ -347,10 +344,10 @@ class Fleet(rpc.FleetServicer):
 
         Its process may register again, until it has done so ``MAX_NONSENSE`` times.
         """
-        registered = self._registered[worker.identity]
+        registered = self.identities.registrations(worker.identity)
         for one in registered:
             one.trusted = False
-        times = self._nonsense[worker.identity] = self._nonsense.get(worker.identity, 0) + 1
+        times = self.identities.answered_nonsense(worker.identity)
         if times >= MAX_NONSENSE:
             what = f"{times} of its replies were invalid, the last one: {reason}"
             self._quarantine(worker.identity, what)

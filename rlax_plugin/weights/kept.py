@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from rlax_plugin.errors import ConfigError, WeightsError, WeightsUnreadableError
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.version_index import retired_from_json, versions_from_json
 
@@ -61,17 +62,20 @@ def listed_versions(files: RunFiles, directory: str) -> Listed:
     doomed = retired if own else [_inside(files, path) for path in retired]
     places = {directory.rstrip("/"), files.location("weights")}
     return Listed(
-        [replace(v, path=p) for v, p in where if _is_in(places, p) and RunFiles(p).names("")],
-        [path for path in doomed if _is_in(places, path)],
+        [replace(v, path=p) for v, p in where if is_in(places, p) and RunFiles(p).names("")],
+        [path for path in doomed if is_in(places, path)],
     )
 
 
-def _is_in(places: Collection[str], path: str) -> bool:
+def is_in(places: Collection[str], path: str) -> bool:
     """Whether a path is just below one of the places."""
     parent, name = posixpath.split(path.rstrip("/"))
     if parent in places and name not in ("", ".", ".."):
         return True
-    log.warning("%s is listed as a version of this run, and left alone: it lies elsewhere", path)
+    log.warning(
+        "%s is said to be a version of this run, and is left alone: it lies elsewhere",
+        one_line(path, 500),
+    )
     return False
 
 

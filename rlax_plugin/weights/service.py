@@ -20,9 +20,10 @@ from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.rpc.channels import CONTROL_SERVER_OPTIONS
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
-from rlax_plugin.weights.kept import Listed
+from rlax_plugin.weights.kept import Listed, is_in
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 from rlax_plugin.weights.version_index import (
     retired_from_json,
@@ -33,6 +34,7 @@ from rlax_plugin.weights.versions import VersionTable
 
 log = logging.getLogger("rlax.parameter_server")
 
+_LONGEST_HOLDER = 256  # characters of what a reader says of itself
 _MOST_WAITING = 100_000  # deletions and lists; each version makes a handful
 
 Context = grpc.aio.ServicerContext
@@ -51,6 +53,9 @@ class ParameterServer(rpc.ParameterServerServicer):
       clock: monotonic seconds, by which leases expire.
       listed: what ``record`` was told by an earlier process of the same run. It can be acquired
         until a trainer publishes again, and is deleted from then on, as newer versions come.
+      published_in: directory in which a trainer in another process writes its versions. Only what
+        lies directly in it is published over gRPC, or taken over from ``index``. None: the service
+        has no Publish, because the trainer is in this process.
 
     Raises:
       WeightsError: ``index`` exists and cannot be read.
@@ -67,16 +72,16 @@ class ParameterServer(rpc.ParameterServerServicer):
         index: Path | None = None,
         record: Callable[[str], None] | None = None,
         listed: Listed | None = None,
+        published_in: str | None = None,
     ):
         self._store, self._index, self._record = store, index, record
+        self._published_in = published_in
         self._close_s = close_s
         listed = listed or Listed()
         if index is not None:
             self._record = functools.partial(_write_whole, index)
             if index.exists():
-                text = index.read_text()
-                versions = versions_from_json(text, str(index))
-                listed = Listed(versions, retired_from_json(text, str(index)))
+                listed = self._indexed(index)
         self._table = VersionTable(
             keep=keep, lease_s=lease_s, versions=listed.versions, clock=clock
         )
@@ -90,6 +95,17 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._restarts = 0  # of the trainer: versions begin anew, at whatever number
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
         self._closed = False
+
+    def _indexed(self, index: Path) -> Listed:
+        """What an index says, without what lies elsewhere than the trainer's versions."""
+        text = index.read_text()
+        versions = versions_from_json(text, str(index))
+        retired = retired_from_json(text, str(index))
+        places = {self._published_in or ""}
+        return Listed(
+            [version for version in versions if is_in(places, version.path)],
+            [path for path in retired if is_in(places, path)],
+        )
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Makes ``server`` serve this; call before it starts."""
@@ -153,8 +169,19 @@ class ParameterServer(rpc.ParameterServerServicer):
     # The service's methods have the names that the protocol gives them.
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishReply:
+        if self._published_in is None:
+            reason = "the trainer that this parameter server is part of publishes by itself"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
         if self._closed:  # its successor will take it
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the parameter server is being ended")
+        # Versions that are not needed any more are deleted: nothing else may ever be.
+        if not is_in({self._published_in}, request.version.path):
+            reason = (
+                f"version {request.version.version} lies in {one_line(request.version.path, 500)}, "
+                f"and this parameter server takes only what is directly in {self._published_in}: "
+                "start it with the run's own config and arguments, in the same directory"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         try:
             await self.publish(version_from_proto(request.version), request.restart)
         except WeightsUnwritableError as error:  # its disk is full, perhaps for a while
@@ -172,7 +199,7 @@ class ParameterServer(rpc.ParameterServerServicer):
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireReply:
         wanted = None if request.version < 0 else request.version
         try:
-            lease = self._table.acquire(wanted, request.holder)
+            lease = self._table.acquire(wanted, one_line(request.holder, _LONGEST_HOLDER))
         except WeightsError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         self._arm()
@@ -293,6 +320,7 @@ async def serve_parameter_server(
     lease_s: float,
     ready: Callable[[str], None],
     *,
+    published_in: str,
     index: Path | None = None,
 ) -> None:
     """Runs a parameter server until SIGINT or SIGTERM; for a process of its own.
@@ -304,13 +332,16 @@ async def serve_parameter_server(
       keep: see ``ParameterServer``.
       lease_s: see ``ParameterServer``.
       ready: called once with "host:port" when the server answers.
+      published_in: see ``ParameterServer``.
       index: see ``ParameterServer``.
 
     Raises:
       WeightsError: the address cannot be bound, or ``index`` cannot be read.
     """
-    service = ParameterServer(store, keep=keep, lease_s=lease_s, index=index)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    service = ParameterServer(
+        store, keep=keep, lease_s=lease_s, index=index, published_in=published_in
+    )
+    server = grpc.aio.server(options=CONTROL_SERVER_OPTIONS)
     service.add_to(server)
     try:
         bound = server.add_insecure_port(f"{host}:{port}")

@@ -28,6 +28,10 @@ class Lease:
     expires_s: float
 
 
+MOST_LEASES = 10_000
+"""Leases that are held at once: readers hold one each, and one that asks for more is no reader."""
+
+
 class VersionTable:
     """The newest ``keep`` versions, and older ones as long as someone holds a lease on them.
 
@@ -110,8 +114,10 @@ class VersionTable:
         """A lease on one version, or on the newest for None.
 
         Raises:
-          WeightsError: no such version (any more).
+          WeightsError: no such version (any more), or there are too many leases.
         """
+        if len(self._leases) >= MOST_LEASES:
+            raise WeightsError(f"{MOST_LEASES} leases are held, and no more are given")
         found = self.latest if version is None else self._versions.get(version)
         if found is None:
             known = ", ".join(map(str, self._versions)) or "none"

@@ -71,7 +71,8 @@ class Steady:
 
 @asynccontextmanager
 async def serving(store, *, kind=ParameterServer, keep=2, lease_s=60.0, port=0, **kwargs):
-    service = kind(store, keep=keep, lease_s=lease_s, **kwargs)
+    # As a server of its own, to which trainers elsewhere publish; see ``version``.
+    service = kind(store, keep=keep, lease_s=lease_s, **{"published_in": "/w"} | kwargs)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     service.add_to(server)
     port = server.add_insecure_port(f"127.0.0.1:{port or free_port()}")

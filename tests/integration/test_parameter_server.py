@@ -29,9 +29,41 @@ def test_latest_is_what_was_published_with_every_field():
             await client.publish(version(1))
             assert await client.latest() == version(1) == service.latest
             with pytest.raises(WeightsError, match="after version 1"):
-                await client.publish(WeightVersion(1, 1, "/other/1"))
+                await client.publish(WeightVersion(1, 1, "/w/other"))
             with pytest.raises(WeightsError, match="after version 1"):
                 await service.publish(version(0))
+
+    run(main())
+
+
+def test_a_server_inside_a_trainer_has_no_publish():
+    async def main():
+        store = Deleted()
+        async with serving(store, published_in=None) as (service, address):
+            await service.publish(version(0))
+            async with client_of(address) as client:
+                with pytest.raises(WeightsError, match="PERMISSION_DENIED"):
+                    await client.publish(WeightVersion(1, 1, "/etc"), restart=True)
+                assert await client.latest() == version(0)
+        assert store.paths == []
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc", "/w", "/w/", "/w/..", "/w/.", "/w/1/2", "/w/../etc", "w/1", "/W/1", "//w/1", ""],
+)
+def test_only_what_lies_in_the_runs_directory_is_published_and_deleted(path):
+    async def main():
+        store = Deleted()
+        async with serving(store, keep=1) as (service, address), client_of(address) as client:
+            await client.publish(version(0))
+            with pytest.raises(WeightsError, match="takes only what is directly in /w"):
+                await client.publish(WeightVersion(1, 1, path))
+            await client.publish(version(1))
+            await store.wait_for(1)
+            assert store.paths == ["/w/0"] and service.latest == version(1)
 
     run(main())
 

@@ -59,7 +59,7 @@ def test_a_worker_with_wrong_weights_is_quarantined(error, loads):
                 await bad.life
             assert bad.engine.loads == loads and bad.engine.cancelled == 1
             assert one.quarantined == [("bad", str(error))]
-            assert one.fleet.quarantined == {"bad": str(error)}
+            assert one.fleet.identities.quarantined == {"bad": str(error)}
             assert one.lost == [f"bad: quarantined: {error}"] and one.held("bad") == -2
             # Nothing that it had reported goes on elsewhere.
             good = Worker("good", Counting(5), settings, one.address)
@@ -226,6 +226,6 @@ def test_a_quarantined_process_stays_out_and_one_started_anew_may_join():
             )
             reply = await one.fleet.Register(request, None)
             assert reply.accepted and one.held("w") == -1  # it is yet to prove itself
-            assert one.fleet.quarantined == {"w": "not what was published"}
+            assert one.fleet.identities.quarantined == {"w": "not what was published"}
 
     run(main)

@@ -22,7 +22,8 @@ SERVER = """
         delete = staticmethod(shutil.rmtree)
 
     asyncio.run(serve_parameter_server("127.0.0.1", 0, Store(), 1, 60.0,
-        lambda address: print(address, flush=True), index=Path(sys.argv[1]) / "index.json"))
+        lambda address: print(address, flush=True), index=Path(sys.argv[1]) / "index.json",
+        published_in=sys.argv[1]))
 """
 
 

@@ -31,7 +31,7 @@ def test_a_worker_registers_when_its_engine_is_prepared():
             await worker.engine.began.wait()
             await one.publish(0)
             await asyncio.sleep(3 * settings.deadlines.heartbeat_s)
-            assert one.fleet.seen == set() and worker.engine.loads == []
+            assert one.fleet.identities.names == set() and worker.engine.loads == []
             worker.engine.compiled.set()
             await until(lambda: one.held("w") == 0)
             await worker.leave()
@@ -49,7 +49,7 @@ def test_a_worker_whose_engine_fails_before_it_is_prepared_never_registers():
             worker.engine.compiled.set()
             with pytest.raises(WorkerError, match="no device"):
                 await worker.life
-            assert one.fleet.seen == set()
+            assert one.fleet.identities.names == set()
 
     run(main)
 
@@ -61,7 +61,7 @@ def test_preparing_has_the_deadline_of_the_start():
             worker = Worker("w", Compiling(), settings, one.address)
             with pytest.raises(DeadlineError, match=r"compiling.*rlax\.deadlines\.startup_s"):
                 await worker.life
-            assert one.fleet.seen == set()
+            assert one.fleet.identities.names == set()
 
     run(main)
 
@@ -73,6 +73,6 @@ def test_a_worker_that_is_told_to_leave_while_it_prepares_ends_at_once():
             worker = Worker("w", Compiling(), settings, one.address)
             await worker.engine.began.wait()
             await worker.leave()
-            assert one.fleet.seen == set() and one.lost == []
+            assert one.fleet.identities.names == set() and one.lost == []
 
     run(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from dispatching import (
@@ -62,6 +63,16 @@ def test_a_pause_of_the_controller_itself_loses_nobody():
     [
         ({"config_hash": "xyz"}, "another config"),
         ({"capabilities": declared(0)}, "0 slots"),
+        ({"process": ""}, "its process must be"),
+        ({"process": "p" * 129}, "its process must be"),
+        ({"process": "a\nb"}, "its process must be"),
+        ({"address": ""}, "must be host:port"),
+        ({"address": "unix:socket:1"}, "must be host:port"),
+        ({"address": "unix:/tmp/socket"}, "must be host:port"),
+        ({"address": "dns:///localhost:80"}, "must be host:port"),
+        ({"address": "::1:80"}, "must be host:port"),
+        ({"address": "localhost:0"}, "must be host:port"),
+        ({"address": "localhost:80\n"}, "must be host:port"),
     ],
 )
 def test_workers_that_do_not_belong_here_are_rejected(changes, reason):
@@ -72,6 +83,7 @@ def test_workers_that_do_not_belong_here_are_rejected(changes, reason):
             "address": "127.0.0.1:1",
             "capabilities": declared(),
             "config_hash": "abc",
+            "process": "p",
         }
         reply = await fleet.Register(pb.RegisterRequest(**(fields | {"version": -1} | changes)), 0)
         assert not reply.accepted and reason in reply.reason and fleet.workers == {}
@@ -178,11 +190,45 @@ def test_a_quarantine_is_of_the_process_that_said_it():
         assert not old.trusted and fleet.workers["a"].trusted and told == ["a"]
         assert lost == ["a: killed"]
         register = pb.RegisterRequest(
-            worker="a", capabilities=declared(4), config_hash="abc", process="old"
+            worker="a",
+            address="127.0.0.1:1",
+            capabilities=declared(4),
+            config_hash="abc",
+            process="old",
         )
         reply = await fleet.Register(register, None)
         assert not reply.accepted and reply.reason == "quarantined: a canary died"
         assert fleet.workers["a"].process == "new"
+        await fleet.close()
+
+    run(main)
+
+
+def test_a_quarantine_of_a_process_that_never_registered_is_not_believed():
+    async def main():
+        fleet, _, _ = make()
+        told: list[str] = []
+        fleet.listeners.append(Quarantines(told))
+        await join(fleet, "a", answer, process="p")
+        await quarantine(fleet, "a", "another")
+        await quarantine(fleet, "b", "p")
+        assert told == [] and fleet.identities.quarantined == {} and fleet.workers["a"].trusted
+        await fleet.close()
+
+    run(main)
+
+
+def test_figures_are_finite_and_have_short_names():
+    async def main():
+        fleet, _, _ = make()
+        await join(fleet, "a", answer, process="p")
+        odd = {"nan": math.nan, "inf": math.inf, "a\nb": 1.0, "": 1.0, "x" * 65: 1.0}
+        told = {"tokens": 3.0} | odd
+        told |= {f"figure{number}": 1.0 for number in range(300)}
+        beat = pb.HeartbeatRequest(worker="a", process="p", version=0, figures=told)
+        await fleet.Heartbeat(beat, None)
+        figures = fleet.workers["a"].figures
+        assert len(figures) == 200 and not figures.keys() & odd.keys()
         await fleet.close()
 
     run(main)

@@ -116,7 +116,11 @@ def test_a_worker_with_a_name_that_is_none_is_rejected(name):
     async def main():
         workers = fleet()
         request = pb.RegisterRequest(
-            worker=name, address="x:1", capabilities=declared(1), config_hash="abc"
+            worker=name,
+            address="x:1",
+            capabilities=declared(1),
+            config_hash="abc",
+            process="p",
         )
         reply = await workers.Register(request, None)
         assert not reply.accepted and "printable characters" in reply.reason
@@ -128,10 +132,20 @@ def test_a_worker_with_a_name_that_is_none_is_rejected(name):
 def test_a_worker_says_why_it_is_quarantined_in_one_short_line():
     async def main():
         workers = fleet()
+        await workers.Register(
+            pb.RegisterRequest(
+                worker="a",
+                address="x:1",
+                capabilities=declared(1),
+                config_hash="abc",
+                process="p",
+            ),
+            None,
+        )
         request = pb.DeregisterRequest(worker="a", process="p", quarantine=NASTY + "\n" * 2000)
         await workers.Deregister(request, None)
-        assert workers.quarantined["a"].startswith(SHOWN + r"\n\n")
-        assert len(workers.quarantined["a"]) < 1100
+        assert workers.identities.quarantined["a"].startswith(SHOWN + r"\n\n")
+        assert len(workers.identities.quarantined["a"]) < 1100
 
     asyncio.run(main())
 

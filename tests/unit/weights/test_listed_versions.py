@@ -202,7 +202,8 @@ def test_a_server_of_its_own_deletes_what_its_index_lists(tmp_path: Path) -> Non
     index.write_text(versions_to_json([version(1, old)], [gone]))
 
     async def main() -> None:
-        server = ParameterServer(store, keep=1, lease_s=30, index=index)
+        places = {"index": index, "published_in": str(tmp_path)}
+        server = ParameterServer(store, keep=1, lease_s=30, **places)
         assert server.latest == version(1, old)
         await server.publish(version(2, str(tmp_path / "new")))
         await server.close()

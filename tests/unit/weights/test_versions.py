@@ -8,7 +8,7 @@ from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 from rlax_plugin.weights.version_index import versions_from_json, versions_to_json
-from rlax_plugin.weights.versions import VersionTable
+from rlax_plugin.weights.versions import MOST_LEASES, VersionTable
 
 
 class Clock:
@@ -68,6 +68,18 @@ def test_the_newest_may_be_published_again_which_changes_nothing(restart):
     with pytest.raises(WeightsError, match="version 1 cannot be published after version 2"):
         t.publish(first, restart=restart)  # a call that comes much too late
     assert numbers(t) == [1, 2] and not t.void
+
+
+def test_leases_are_limited_and_expired_ones_make_room():
+    clock = Clock()
+    t = table(published=1, clock=clock)
+    for _ in range(MOST_LEASES):
+        t.acquire(0, "a reader")
+    with pytest.raises(WeightsError, match="10000 leases are held"):
+        t.acquire(0, "one too many")
+    clock.now_s += 11
+    t.expire()
+    assert t.acquire(0, "a reader").version == version(0)
 
 
 def test_a_lease_keeps_a_version_and_the_last_release_lets_it_go():

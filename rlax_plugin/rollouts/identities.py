@@ -1,0 +1,117 @@
+"""The processes that a run has had as workers, and what it thinks of each.
+
+A process is remembered after it has gone: what it generated may still be judged, and one that was
+quarantined must not come back. What processes say of themselves may be anything, so only a number
+of them is remembered; those that registered longest ago are forgotten first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from rlax_plugin.config import is_address
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.text.harmless import one_line
+
+Identity = tuple[str, str]
+"""Name and process: tells a process from every other one, also from those of its name."""
+
+_LONGEST_NAME = 128  # characters of a name, and of what tells its process from others
+_MOST_IDENTITIES = 10_000  # processes that are remembered
+_MOST_REGISTRATIONS = 100  # of one process: requests of earlier ones have ended
+_MOST_FIGURES, _LONGEST_FIGURE = 200, 64  # of a worker; characters of a figure's name
+
+
+class Registration(Protocol):
+    """One registration of a process; see ``fleet.Worker``."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+
+def malformed(request: pb.RegisterRequest) -> str | None:
+    """Why a registration cannot be that of a worker; None if it can."""
+    if not request.worker or one_line(request.worker, _LONGEST_NAME) != request.worker:
+        return f"its name must be one line of 1 to {_LONGEST_NAME} printable characters"
+    process = request.process
+    if not (process.isascii() and process.isalnum() and len(process) <= _LONGEST_NAME):
+        return f"its process must be 1 to {_LONGEST_NAME} letters and digits"
+    if not is_address(request.address):
+        return f"its address must be host:port, not {one_line(request.address, _LONGEST_NAME)}"
+    return None
+
+
+def figures(told: Mapping[str, float]) -> dict[str, float]:
+    """A worker's figures, as far as metrics can show them: finite ones with short names."""
+    named = (
+        (name, value)
+        for name, value in told.items()
+        if name and one_line(name, _LONGEST_FIGURE) == name and math.isfinite(value)
+    )
+    return dict(itertools.islice(named, _MOST_FIGURES))
+
+
+class Identities[R: Registration]:
+    """What is remembered of processes.
+
+    Attributes:
+      names: of processes that have registered.
+      quarantined: name -> why one of that name was not to be trusted.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.quarantined: dict[str, str] = {}
+        self._registered: dict[Identity, list[R]] = {}
+        self._rejected: dict[Identity, str] = {}  # why
+        self._nonsense: dict[Identity, int] = {}  # how often it answered any
+
+    def __contains__(self, identity: Identity) -> bool:
+        """Whether that process has registered."""
+        return identity in self._registered
+
+    def registrations(self, identity: Identity) -> Sequence[R]:
+        """The registrations of a process, oldest first."""
+        return self._registered.get(identity, ())
+
+    def add(self, registration: R, members: Collection[Identity]) -> None:
+        """Notes a registration.
+
+        Args:
+          members: processes that must not be forgotten.
+        """
+        identity = registration.identity
+        before = self._registered.pop(identity, [])
+        self._registered[identity] = [*before[1 - _MOST_REGISTRATIONS :], registration]
+        self.names.add(identity[0])
+        surplus = len(self._registered) - _MOST_IDENTITIES
+        if surplus > 0:
+            gone = (one for one in self._registered if one not in members)
+            for one in list(itertools.islice(gone, surplus)):
+                self._forget(one)
+
+    def _forget(self, identity: Identity) -> None:
+        for noted in (self._registered, self._rejected, self._nonsense):
+            noted.pop(identity, None)
+        name, _ = identity
+        if not any(name == other for other, _ in self._registered):
+            self.names.discard(name)
+            self.quarantined.pop(name, None)
+
+    def rejection(self, identity: Identity) -> str | None:
+        """Why a process must not register again; None if it may."""
+        return self._rejected.get(identity)
+
+    def quarantine(self, identity: Identity, reason: str) -> str:
+        """Lets a process never register again; returns why, as it is told."""
+        self.quarantined[identity[0]] = reason
+        why = self._rejected[identity] = f"quarantined: {reason}"
+        return why
+
+    def answered_nonsense(self, identity: Identity) -> int:
+        """Counts an invalid reply of a process; returns how many there were."""
+        times = self._nonsense[identity] = self._nonsense.get(identity, 0) + 1
+        return times
