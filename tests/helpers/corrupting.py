@@ -121,7 +121,7 @@ def outcomes(name: str, directory: Path, count: int, seed: int = 0) -> dict[str,
       How many became a model, and how many one error.
 
     Raises:
-      AssertionError: an error is not one line that a user can read.
+      AssertionError: a line of an error is not one that a user can read.
       Exception: whatever else comes out of reading a copy.
     """
     source = _source(name, directory)
@@ -133,7 +133,8 @@ def outcomes(name: str, directory: Path, count: int, seed: int = 0) -> dict[str,
         try:
             _read(source, directory / "beside")
         except ConfigError as error:
-            assert len(str(error)) < _LONGEST and "\n" not in str(error), str(error)
+            for line in (error.reason, *error.others):
+                assert len(line) < _LONGEST and "\n" not in line, line
             found["error"] += 1
         else:
             found["model"] += 1
@@ -164,8 +165,9 @@ def _read(source: Path, beside: Path) -> None:
         found.write_beside(beside)
     finally:
         shutil.rmtree(beside)
-    for variable in finite.checked(found.variables, found.source.where):
-        variable.of_tensors(found.source.read, np.dtype(np.float32))
+    for variable in found.variables:
+        made = finite.checked(variable, found.source.where)
+        made.of_tensors(found.source.read, np.dtype(np.float32))
 
 
 if __name__ == "__main__":
