@@ -169,14 +169,24 @@ def _remove_leftovers(target: Path) -> None:
     """
     name = re.compile(re.escape(_hidden(target)) + r"[a-z0-9_]{8}")  # as tempfile makes it
     for beside in target.parent.iterdir():
-        if not name.fullmatch(beside.name) or beside.is_symlink() or not beside.is_dir():
-            continue
-        inside = {place.name for place in beside.iterdir()}
-        if not inside:
-            beside.rmdir()
-        if _LOCK not in inside or inside - {_LOCK, _FILLED}:
-            continue  # it is something else
-        with suppress(OSError), (beside / _LOCK).open("r+") as lock:
+        if name.fullmatch(beside.name) and not beside.is_symlink():
+            with suppress(OSError):  # it is somebody else's, or in use
+                _remove_leftover(beside)
+
+
+def _remove_leftover(beside: Path) -> None:
+    """Removes such a directory.
+
+    Raises:
+      OSError: a process fills it, or it cannot be removed.
+    """
+    if beside.stat().st_uid != os.getuid():
+        return
+    inside = {place.name for place in beside.iterdir()}
+    if not inside:
+        beside.rmdir()
+    elif _LOCK in inside and inside <= {_LOCK, _FILLED}:  # else it is something else
+        with (beside / _LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(beside)
 

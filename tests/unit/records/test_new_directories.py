@@ -32,7 +32,7 @@ def names(directory: Path) -> list[str]:
 
 
 def test_what_a_killed_process_left_is_removed_and_what_another_one_fills_is_not(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     other = tmp_path / ".out.12345678"  # named like one, and somebody's own
@@ -49,6 +49,12 @@ def test_what_a_killed_process_left_is_removed_and_what_another_one_fills_is_not
     out.rmdir()
     fill(tmp_path / "another")  # of another name: it removes nothing
     assert names(beside / "filled") == ["half"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: 12345)  # to whom it does not belong
+        fill(out)
+    assert names(beside / "filled") == ["half"]
+    (out / "whole").unlink()
+    out.rmdir()
     (tmp_path / ".out.abcdefgh").mkdir()  # killed before anything was in it
     fill(out)
     assert names(tmp_path) == [".out.12345678", "another", "out"]
