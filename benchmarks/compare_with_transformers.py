@@ -83,38 +83,15 @@ def answers(run: str, out: Path) -> None:
 
 def logits(source: str, out: Path, tokens: np.ndarray) -> None:
     """The logits of one row of tokens, by the trainer's model."""
-    import jax
-    from flax import nnx
-    from flax.core.spmd import logical_axis_rules
-
-    from maxtext_overrides import tied_head
     from maxtext_overrides.config.loading import load_to_check
-    from maxtext_overrides.config.memory import abstract_model
+    from maxtext_overrides.models.forward import EXACT, Forward
     from maxtext_overrides.models.reading import Checkpoint
-    from maxtext_overrides.variables import restore
     from rlax_plugin.commands.export import find_source
 
-    tied_head.install()  # as the trainer does it
-    found = find_source(source, None, ("matmul_precision=highest", "dtype=float32"))
+    found = find_source(source, None, [f"{key}={value}" for key, value in EXACT.items()])
     config = load_to_check(found.config, max_target_length=len(tokens))
-    stored = Checkpoint(found.checkpoint)
-    weights = {name: jax.numpy.asarray(stored.take(name)) for name in stored.shapes}
-    graph, state = nnx.split(abstract_model(config, "train"))
-    flat = [
-        (path, v.replace(jax.numpy.zeros(v.shape, v.dtype)) if isinstance(v, nnx.RngState) else v)
-        for path, v in nnx.to_flat_state(restore(state, weights))
-    ]
-    model = nnx.merge(graph, nnx.from_flat_state(flat))
-    row = tokens[None].astype(np.int32)
-    places = np.arange(len(tokens), dtype=np.int32)[None]
-    mesh = jax.sharding.Mesh(
-        np.array(jax.devices()[:1]).reshape((1,) * len(config.mesh_axes)), tuple(config.mesh_axes)
-    )
-    with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-        found = nnx.jit(lambda m, t, p, s: m(t, p, decoder_segment_ids=s, enable_dropout=False))(
-            model, row, places, np.ones_like(row)
-        )
-    np.savez(out, tokens=tokens, logits=np.asarray(found[0], np.float32))
+    forward = Forward(config, Checkpoint(found.checkpoint))
+    np.savez(out, tokens=tokens, logits=forward(tokens, np.arange(len(tokens))))
     print(f"logits of {len(tokens)} positions in {out}")
 
 

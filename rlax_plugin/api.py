@@ -77,7 +77,13 @@ from rlax_plugin.ports.protocols import (
     Tracker,
     WeightStore,
 )
-from rlax_plugin.ports.training import ConvertibleModel, Exported, Trainer, TrainerPort
+from rlax_plugin.ports.training import (
+    ConvertibleModel,
+    Exported,
+    Trainer,
+    TrainerPort,
+    VerifiableModel,
+)
 
 # Prompts of data sets.
 from rlax_plugin.prompts.columns import BrokenRow
@@ -243,6 +249,7 @@ __all__ = [
     "Trajectory",
     "Turn",
     "Unscored",
+    "VerifiableModel",
     "WaitedFor",
     "WeightStore",
     "WeightVersion",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlax_plugin.api import ConvertibleModel
+from rlax_plugin.api import ConvertibleModel, VerifiableModel
 
 if TYPE_CHECKING:
     from maxtext_overrides.models.convert import Convertible
@@ -24,7 +24,7 @@ def examine_model(source: Path, dtype: str, scan_layers: bool) -> ConvertibleMod
     return _Model(found)
 
 
-class _Model(ConvertibleModel):
+class _Model(ConvertibleModel, VerifiableModel):
     """A model that was examined."""
 
     def __init__(self, found: Convertible):
@@ -38,6 +38,11 @@ class _Model(ConvertibleModel):
 
     def write(self, directory: Path, home: Path, progress: Callable[[int, int], None]) -> None:
         self._found.write(directory, home, progress)
+
+    def verification(self, python: str) -> Callable[[Path], Sequence[str]]:
+        from maxtext_overrides.models.verify import Verification
+
+        return Verification(self._found, python).compare
 
 
 def _notes(found: Convertible) -> Iterator[str]:

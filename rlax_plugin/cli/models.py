@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from typing import Annotated
 
@@ -39,6 +40,22 @@ def convert(
         ),
     ] = True,
     trainer: Annotated[str, typer.Option(help="trainer whose checkpoint is written")] = "maxtext",
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="compare logits and greedy tokens with transformers, or with reference.json "
+            "beside config.json; if they differ, nothing is kept",
+        ),
+    ] = False,
+    verify_python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="--verify with the Python of another environment, which has torch and "
+            "transformers",
+        ),
+    ] = None,
 ) -> None:
     """Makes a pretrained model ready for training: weights, tokenizer and the config's keys.
 
@@ -50,11 +67,23 @@ def convert(
 
     OUT has the checkpoint in 0/items, the tokenizer and config.json in huggingface/, and MaxText's
     keys of the model in model.yml. Then rlax init run.yml --model OUT writes a whole config.
+
+    With --verify, the written model computes a prompt of 64 tokens, or one longer than its window,
+    and 16 greedy tokens. Logits may differ by 2e-4 from those of transformers. Both models are in
+    memory in float32, one after the other.
     """
     with exit_status():
         from rlax_plugin.commands.convert import convert as write
 
-        write(source, out, dtype=dtype.value, scan_layers=scan_layers, trainer=trainer)
+        python = verify_python or (sys.executable if verify else None)
+        write(
+            source,
+            out,
+            dtype=dtype.value,
+            scan_layers=scan_layers,
+            trainer=trainer,
+            verify_python=python,
+        )
 
 
 @command(RUNNING, "rlax export runs/demo --out exported")

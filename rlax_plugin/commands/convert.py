@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,13 +14,21 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.config import Choice, RewardChoice, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.ports.training import ConvertibleModel, ModelConverter
+from rlax_plugin.ports.training import ConvertibleModel, ModelConverter, VerifiableModel
 from rlax_plugin.records.places import check_new_directory, new_directory
 from rlax_plugin.text.amounts import in_bytes
 from rlax_plugin.text.terminal import quiet
 
 
-def convert(source: str, out: str, *, dtype: str, scan_layers: bool, trainer: str) -> None:
+def convert(
+    source: str,
+    out: str,
+    *,
+    dtype: str,
+    scan_layers: bool,
+    trainer: str,
+    verify_python: str | None = None,
+) -> None:
     """Writes the directory, and prints what it is.
 
     Args:
@@ -28,6 +37,8 @@ def convert(source: str, out: str, *, dtype: str, scan_layers: bool, trainer: st
       dtype: float32 or bfloat16.
       scan_layers: whether layers are stored as one scanned layer.
       trainer: name of the trainer whose model it becomes.
+      verify_python: path of a Python that may have torch, with which the model is verified; None:
+        it is not verified.
 
     Raises:
       RlaxError: whatever made it fail; nothing is written then.
@@ -38,8 +49,12 @@ def convert(source: str, out: str, *, dtype: str, scan_layers: bool, trainer: st
         model = converter.examine_model(Path(source), dtype, scan_layers)
         console.print(f"{source}: {model.description}")
         _check_space(out, model.nbytes)
+        compare = _verification(model, verify_python, trainer)
         with new_directory("--out", out) as directory:
             _write(model, directory, Path(out).absolute(), console)
+            compared = compare(directory)
+        for said in compared:
+            console.print(said)
         for note in model.notes:
             console.print(f"note: {note}")
         console.print(f"written to {out} ({in_bytes(model.nbytes)})")
@@ -59,6 +74,17 @@ def _converter(name: str) -> ModelConverter:
     if not isinstance(trainer, ModelConverter):
         raise ConfigError("--trainer", name, "has no examine_model: it cannot convert models")
     return trainer
+
+
+def _verification(
+    model: ConvertibleModel, python: str | None, trainer: str
+) -> Callable[[Path], Sequence[str]]:
+    """Compares what was written, and returns what was compared; see ``VerifiableModel``."""
+    if python is None:
+        return lambda directory: ()
+    if not isinstance(model, VerifiableModel):
+        raise ConfigError("--trainer", trainer, "has no verification: leave out --verify")
+    return model.verification(python)
 
 
 def _check_space(out: str, nbytes: int) -> None:

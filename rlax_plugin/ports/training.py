@@ -100,6 +100,27 @@ class ConvertibleModel(Protocol):
 
 
 @runtime_checkable
+class VerifiableModel(Protocol):
+    """What a ``ConvertibleModel`` offers besides ``write`` if it can be verified."""
+
+    def verification(self, python: str) -> Callable[[Path], Sequence[str]]:
+        """Finds numbers to compare the converted model with; called before anything is written.
+
+        Args:
+          python: path of a Python, which may have libraries that compute the original model.
+
+        Returns:
+          Compares a directory that ``write`` has filled with these numbers. It returns sentences on
+          what was compared, also if nothing was, and raises an RlaxError with figures if the two
+          are not the same model.
+
+        Raises:
+          RlaxError: there are such numbers or libraries, and they cannot be used.
+        """
+        ...
+
+
+@runtime_checkable
 class ModelConverter(Protocol):
     """What a trainer offers besides ``run`` if ``rlax convert`` is to be possible with it."""
 

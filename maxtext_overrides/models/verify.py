@@ -1,0 +1,222 @@
+"""``rlax convert --verify``: a converted model beside what transformers computes with its source.
+
+transformers is asked before anything is written, in a process of its own; where no Python with
+torch is at hand, numbers that come with the model take its place (``reference``). When all is
+written, MaxText's own model computes the same logits from it. Greedy answers are compared without
+generating: if the best token is the answer's next one at every place, the answer is the same.
+
+The prompt has at least 64 tokens and is longer than the model's window, if it has one: before its
+end, a wrong window changes nothing. Its tokens are random. Its first 64 tokens are computed once
+more at positions that are far apart, where a wrong scaling of the positions changes more.
+
+Rounding weights to bfloat16 changes logits by more than is accepted, and says nothing about the
+conversion. So weights that are written as bfloat16 are compared bit for bit with the rounded ones,
+and those before rounding compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from maxtext_overrides.config.loading import Config
+from maxtext_overrides.models import checkpoint
+from maxtext_overrides.models.agreement import loaded_model
+from maxtext_overrides.models.asking_transformers import ask, has_torch
+from maxtext_overrides.models.convert import Convertible
+from maxtext_overrides.models.forward import EXACT, Forward
+from maxtext_overrides.models.logits import TOLERANCE, Agreement, Expected, tolerance
+from maxtext_overrides.models.reading import Checkpoint
+from maxtext_overrides.models.reference import REFERENCE, Row, read_reference
+from maxtext_overrides.models.tensors import DTYPES
+from rlax_plugin.errors import ConfigError, TrainingError
+from rlax_plugin.text.amounts import in_bytes
+
+PROMPT, BEYOND, ANSWER, FAR = 64, 16, 16, 128
+"""Tokens: of a prompt, at least; of a prompt, beyond the window; of a greedy answer; from one
+position to the next of a prompt whose tokens are far apart."""
+
+_MOST_LOGITS = 1 << 26  # that are compared; of a model with many words, not those of all places
+_KEY = "--verify"
+
+
+class Verification:
+    """Of one conversion.
+
+    Args:
+      found: the model, of which nothing is written yet.
+      python: path of a Python, which may have torch and transformers.
+
+    Raises:
+      ConfigError: the memory does not suffice, ``reference.json`` is damaged, or there is no such
+        Python.
+      RlaxError: transformers cannot load or compute the model.
+    """
+
+    def __init__(self, found: Convertible, python: str):
+        self._found = found
+        self._keys = {**found.keys, **EXACT}
+        self._config, _ = loaded_model(self._keys, found.source.where)
+        self._made_with, self._tolerance = "", TOLERANCE
+        self._rows: list[Expected] = []
+        self._notes: list[str] = []
+        if has_torch(python):
+            self._ask(python)
+        elif not self._read():
+            reason = (
+                f"{python} has no torch and transformers, and no {REFERENCE} stands beside the "
+                "model. --verify-python takes the path of a Python that has them"
+            )
+            self._notes.append(f"not verified: nothing was compared. {reason}")
+
+    def compare(self, directory: Path) -> list[str]:
+        """Compares what ``Convertible.write`` has written.
+
+        Returns:
+          Sentences on what was compared, or why nothing was.
+
+        Raises:
+          TrainingError: it is another model; names the figures.
+        """
+        if not self._rows:
+            return self._notes
+        longest = max(len(row.tokens) for row in self._rows)
+        keys = {**self._keys, "max_target_length": longest}
+        config, _ = loaded_model(keys, self._found.source.where)
+        stored = Checkpoint(str(directory / checkpoint.ITEMS))
+        forward = Forward(config, _Unrounded(stored, self._found))
+        agreement = Agreement(self._tolerance)
+        for row in self._rows:
+            agreement.add(row, forward)
+        if not agreement.holds():
+            raise TrainingError(
+                f"{_KEY}: what was written is not the model that {self._made_with} computes: "
+                f"{agreement}. Nothing is kept"
+            )
+        said = f"verified with {self._made_with}: {agreement}"
+        if self._found.dtype != "float32":
+            said += f"; these are of the weights before they were rounded to {self._found.dtype}"
+        return [said, *self._notes]
+
+    def _ask(self, python: str) -> None:
+        """Has transformers compute what to compare with."""
+        vocab_size = self._config.vocab_size
+        length = max(PROMPT, _window(self._config) + BEYOND)
+        _check_memory(self._config, self._found.parameters, length + ANSWER)
+        prompt = np.random.default_rng(0).integers(0, vocab_size, length)
+        at = _places(length + ANSWER, vocab_size)
+        far = self._far_positions()
+        computed = ask(python, Path(self._found.source.where), prompt, ANSWER, at, far)
+        self._made_with, self._tolerance = computed.made_with, tolerance(computed.rounding)
+        tokens = np.concatenate([prompt, computed.answer])
+        best, logits = computed.logits.argmax(1), computed.logits
+        self._rows = [Expected(tokens=tokens, at=at, logits=logits, best=best, answer=ANSWER)]
+        if computed.far is not None:
+            self._rows.append(
+                Expected(
+                    tokens=prompt[: len(far)],
+                    positions=far,
+                    at=np.arange(len(far)),
+                    logits=computed.far,
+                    best=computed.far.argmax(1),
+                )
+            )
+
+    def _far_positions(self) -> np.ndarray:
+        """Positions up to 8,064, or up to the model's last one; none if a window is shorter."""
+        window = _window(self._config)
+        count = PROMPT if window == 0 or window >= PROMPT else 0
+        step = max(1, min(FAR, self._found.architecture.positions // PROMPT))
+        return np.arange(count) * step
+
+    def _read(self) -> bool:
+        """Takes the numbers that come with the model, if there are some."""
+        source = Path(self._found.source.where)
+        if not source.is_dir():
+            return False
+        given = read_reference(source, self._config.vocab_size)
+        if given is None:
+            return False
+        longest = max(len(row.tokens) for row in given.rows)
+        _check_memory(self._config, self._found.parameters, longest)
+        self._made_with = f"{REFERENCE}, made with {given.made_with}"
+        self._rows = [_expected(row) for row in given.rows]
+        if longest <= (window := _window(self._config)):
+            self._notes.append(
+                f"the rows in {REFERENCE} have up to {longest} tokens: the window of {window} was "
+                "not reached"
+            )
+        return True
+
+
+class _Unrounded:
+    """The weights of a checkpoint before they were rounded, made of the source's tensors again.
+
+    Args:
+      stored: the checkpoint.
+      found: what it was made from.
+    """
+
+    def __init__(self, stored: Checkpoint, found: Convertible):
+        self._stored, self._found = stored, found
+        self._variables = {variable.name: variable for variable in found.variables}
+        self.shapes: Mapping[str, tuple[int, ...]] = stored.shapes
+
+    def take(self, name: str) -> np.ndarray:
+        """See ``StoredWeights``.
+
+        Raises:
+          TrainingError: what is stored is not the rounded value.
+        """
+        stored = self._stored.take(name)
+        if self._found.dtype == "float32":
+            return stored
+        value = self._variables[name].of_tensors(self._found.source.read, DTYPES["float32"])
+        if not np.array_equal(value.astype(stored.dtype), stored):
+            reason = f"{name} was not written as its tensors are. Nothing is kept"
+            raise TrainingError(f"{_KEY}: {reason}")
+        return value
+
+
+def _expected(row: Row) -> Expected:
+    return Expected(
+        tokens=np.array(row.tokens),
+        positions=None if row.positions is None else np.array(row.positions),
+        at=np.array(row.at, int),
+        columns=np.array(row.columns, int),
+        logits=np.array(row.logits, float).reshape(len(row.at), len(row.columns)),
+        best=np.array(row.best, int),
+        answer=row.answer,
+    )
+
+
+def _window(config: Config) -> int:
+    """Tokens that a layer with a window looks at; 0: there is no such layer."""
+    return int(config.sliding_window_size or 0)
+
+
+def _places(length: int, vocab_size: int) -> np.ndarray:
+    """Places whose logits are compared: all, or as many of the last and first as is practical."""
+    count = min(length, max(2 * ANSWER, _MOST_LOGITS // vocab_size))
+    return np.r_[: count // 2, length - (count - count // 2) : length]
+
+
+def _check_memory(config: Config, parameters: int, length: int) -> None:
+    """Raises ConfigError if comparing needs more memory than there is.
+
+    Either side has the weights in float32, of which XLA makes a copy, the logits of a row, and the
+    scores of one layer's attention, of which some copies exist at a time.
+    """
+    weights = 2 * 4 * parameters
+    logits = 2 * 4 * length * config.vocab_size
+    scores = 3 * 4 * config.num_query_heads * length**2
+    needed, free = weights + logits + scores, psutil.virtual_memory().available
+    if needed > free:
+        reason = (
+            f"needs about {in_bytes(needed)} of memory to compute {length} tokens in float32, and "
+            f"{in_bytes(free)} are free; without {_KEY}, converting needs much less"
+        )
+        raise ConfigError(_KEY, None, reason)
