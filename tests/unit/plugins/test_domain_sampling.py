@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import rlax_curation as curation
 from data_sets import listed, tables
 
-from rlax_plugin.api import Prompt, PromptTable
+from rlax_plugin.api import Prompt, PromptTable, Sampler
 from rlax_plugin.pass_rates.table import PassRateTable
 
 PROMPTS = [Prompt(f"p{i}", np.array([i], np.int32), str(i), str(i)) for i in range(40)]
@@ -99,6 +100,48 @@ def test_a_domain_of_weight_0_is_not_chosen(table: PromptTable) -> None:
     for sampler in (curation.Shuffled(), curation.Learnability(curation.LearnabilityConfig())):
         kinds = kinds_of(other, sampler.choose(other, RATES, np.random.default_rng(0), 100))
         assert kinds.count("words") == 0 and 10 <= kinds.count("rare") <= 40
+
+
+SAMPLERS: dict[str, Callable[[], Sampler]] = {
+    "shuffled": curation.Shuffled,
+    "greso": lambda: curation.Greso(curation.GresoConfig()),
+    "band": lambda: curation.BandSampler(curation.BandSamplerConfig(unasked_first=True)),
+    "learnability": lambda: curation.Learnability(curation.LearnabilityConfig(unasked_first=True)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_used_sampler_that_is_restored_keeps_nothing_of_before(
+    table: PromptTable, name: str
+) -> None:
+    def choose(sampler: Sampler) -> list[int]:
+        return sampler.choose(table, RATES, np.random.default_rng(1), 100)
+
+    fresh, used = SAMPLERS[name](), SAMPLERS[name]()
+    state = json.loads(json.dumps(fresh.state()))
+    used.choose(table, RATES, np.random.default_rng(0), 37)  # in the middle of some epochs
+    assert used.state() != state
+    used.restore(state)
+    assert used.state() == state
+    assert choose(used) == choose(fresh) and used.state() == fresh.state()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: curation.BandSampler(curation.BandSamplerConfig()),
+        lambda: curation.Learnability(curation.LearnabilityConfig()),
+    ],
+)
+def test_candidates_are_of_the_domains_of_the_prompts_that_are_given(
+    table: PromptTable, make: Callable[[], Sampler]
+) -> None:
+    kinds = ["sums"] * 10 + ["words"] * 30  # every domain of the table has some of these words
+    rows = ({"question": f"{n}!", "kind": kind} for n, kind in enumerate(kinds))
+    other = tables(listed(*rows, domain="kind", weights={"words": 0, "sums": 1}))["train"]
+    sampler, rng = make(), np.random.default_rng(0)
+    assert set(kinds_of(table, sampler.choose(table, RATES, rng, 100))) == {*SIZES}
+    assert set(kinds_of(other, sampler.choose(other, RATES, rng, 100))) == {"sums"}
 
 
 def test_learnability_chooses_domains_by_weight_and_reads_ids_alone(

@@ -79,6 +79,27 @@ def test_requests_that_are_cancelled_are_given_up_in_one_message():
     run(main)
 
 
+def test_a_worker_is_asked_once_to_give_a_request_up_however_long_it_takes():
+    async def main():
+        fleet, dispatcher, _ = make()
+        held = Held()
+        await held.join(fleet)
+        tickets = [dispatcher.submit(request(i)) for i in range(3)]
+        await settle()
+        tickets[0].cancel()
+        await settle()
+        tickets[2].cancel()
+        await settle()
+        assert held.asked == [([0], 0), ([2], 0)]
+        dispatcher.give_up_older(0)
+        await settle()
+        assert len(held.asked) == 2
+        assert fleet.workers["a"].assigned == 6  # it has answered nothing yet
+        await dispatcher.close()
+
+    run(main)
+
+
 def test_only_workers_that_may_have_begun_something_too_old_are_asked():
     async def main():
         fleet, dispatcher, lost = make()
@@ -92,13 +113,16 @@ def test_only_workers_that_may_have_begun_something_too_old_are_asked():
         dispatcher.give_up_older(2)
         await settle()
         assert held.asked == [([], 2)] and other.asked == []
+        dispatcher.give_up_older(2)
+        await settle()
+        assert len(held.asked) == 1  # it has heard that
         held.give_up(0, 7, 0)
         with pytest.raises(GivenUp) as caught:
             await tickets[0]
         assert caught.value.tokens == (7, 0)
         dispatcher.give_up_older(2)
         await settle()
-        assert len(held.asked) == 1  # it has heard that
+        assert len(held.asked) == 1  # nothing of its own is too old any more
         assert not tickets[1].done() and not newer.done() and lost == []
         await dispatcher.close()
 
