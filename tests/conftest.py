@@ -5,14 +5,20 @@ from __future__ import annotations
 import compileall
 import gc
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from examples import examples
 from hypothesis import HealthCheck, settings
+from hypothesis.configuration import set_hypothesis_home_dir
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
+
+# Until pytest_configure knows whether tests are run or only collected, which writes nothing.
+WRITES_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = True
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
@@ -33,24 +39,45 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-# A machine that stalls for seconds is no failure of a test, and two runs try the same examples.
-settings.register_profile(
-    "rlax",
-    deadline=None,
-    derandomize=True,
-    max_examples=examples(100),
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("rlax")
-
 
 def pytest_configure(config: pytest.Config) -> None:
+    load_profile()
+    sys.dont_write_bytecode = WRITES_NO_BYTECODE or config.option.collectonly
+    if config.option.collectonly:
+        write_nothing(config)
     # Where PYTHONDONTWRITEBYTECODE is set, as many container images do, each of the hundreds of
     # processes that tests start would compile what it imports of this project again.
-    # Collecting starts none.
-    if not config.option.collectonly and not hasattr(config, "workerinput"):
+    elif not hasattr(config, "workerinput"):
         for package in ("rlax_plugin", "plugins", "maxtext_overrides"):
             compileall.compile_dir(ROOT / package, quiet=2)
+
+
+def load_profile() -> None:
+    """A machine that stalls for seconds fails no test, and two runs try the same examples."""
+    from examples import examples  # here, because it is compiled when it is imported
+
+    settings.register_profile(
+        "rlax",
+        deadline=None,
+        derandomize=True,
+        max_examples=examples(100),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("rlax")
+
+
+def write_nothing(config: pytest.Config) -> None:
+    """Collecting leaves the checkout as it is."""
+    # pytest wrote this file's own bytecode before it executed it.
+    compiled = Path(__file__).parent / "__pycache__"
+    for path in compiled.glob("conftest.*-pytest-*.pyc"):
+        path.unlink(missing_ok=True)
+    if compiled.is_dir() and not any(compiled.iterdir()):
+        compiled.rmdir()
+    # Hypothesis writes the constants of all modules while pytest collects.
+    elsewhere = tempfile.TemporaryDirectory(prefix="rlax-collecting-")
+    config.add_cleanup(elsewhere.cleanup)
+    set_hypothesis_home_dir(elsewhere.name)
 
 
 def pytest_sessionfinish() -> None:
