@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from finished_run import FinishedRun
 from runs import Run
 
 
@@ -13,3 +15,10 @@ def no_run_outlives_its_test() -> Iterator[None]:
     """A test that fails leaves nothing that takes time from the next ones."""
     yield
     Run.end_all()
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """It is made once for all processes of pytest-xdist."""
+    own = tmp_path_factory.getbasetemp()
+    return FinishedRun(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)

@@ -31,7 +31,30 @@ DEADLINE_S = 200
 TWO_WORKERS = "rlax.launcher.workers=2"
 
 
-class Run:
+class Records:
+    """What a run has left in its directory."""
+
+    def __init__(self, directory: Path, name: str = "testing"):
+        self.dir = directory / "runs" / name
+
+    def steps(self) -> list[dict[str, float]]:
+        return lines(self.dir / "metrics.jsonl")
+
+    def summary(self) -> dict:
+        return json.loads((self.dir / "summary.json").read_text())
+
+    def trained(self) -> list[dict]:
+        """Every trained sample, in the order of the steps."""
+        return [row for row in rows(self.dir) if row["state"] == "trained"]
+
+    def samples(self) -> list[dict]:
+        """Every sample once: trained ones as their batch has them, then the others."""
+        trained = self.trained()
+        ids = {row["group"] for row in trained}
+        return trained + [row for row in rows(self.dir) if row["group"] not in ids]
+
+
+class Run(Records):
     """A ``rlax train`` process in a directory of its own; see ``end_all``."""
 
     _started: ClassVar[list[subprocess.Popen[str]]] = []
@@ -39,7 +62,7 @@ class Run:
     def __init__(
         self, directory: Path, *overrides: str, config: str = CONFIG, name: str = "testing"
     ):
-        self.dir = directory / "runs" / name
+        super().__init__(directory, name)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rlax_plugin", "train", config, *overrides],
             cwd=directory,
@@ -84,22 +107,6 @@ class Run:
             children = psutil.Process(self.process.pid).children(recursive=True)
             return [child for child in children if "serve" in command(child)]
         return []
-
-    def steps(self) -> list[dict[str, float]]:
-        return lines(self.dir / "metrics.jsonl")
-
-    def summary(self) -> dict:
-        return json.loads((self.dir / "summary.json").read_text())
-
-    def trained(self) -> list[dict]:
-        """Every trained sample, in the order of the steps."""
-        return [row for row in rows(self.dir) if row["state"] == "trained"]
-
-    def samples(self) -> list[dict]:
-        """Every sample once: trained ones as their batch has them, then the others."""
-        trained = self.trained()
-        ids = {row["group"] for row in trained}
-        return trained + [row for row in rows(self.dir) if row["group"] not in ids]
 
 
 def plugins(*more: str) -> str:

@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from finished_run import SETTINGS as PARENT
+from finished_run import FinishedRun
 from processes import finished
 from runs import CONFIG, DEADLINE_S, digests, lines
 from typer.testing import CliRunner
@@ -41,19 +43,10 @@ def steps(run: Path) -> list[int]:
     return [int(line["step"]) for line in lines(run / "metrics.jsonl")]
 
 
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 4 steps with checkpoints of steps 2 and 4."""
-    directory = tmp_path_factory.mktemp("parent")
-    done = train(directory, "steps=4")
-    assert done.returncode == 0, done.stderr
-    return directory / "runs/testing"
-
-
 @pytest.fixture
-def here(parent: Path, tmp_path: Path) -> Path:
-    """A directory with a copy of the parent in it."""
-    shutil.copytree(parent, tmp_path / "runs/testing")
+def here(finished_run: FinishedRun, tmp_path: Path) -> Path:
+    """A directory with a finished run in it, the parent."""
+    finished_run.copied_to(tmp_path)
     return tmp_path
 
 
@@ -107,11 +100,12 @@ def test_a_run_killed_before_its_first_checkpoint_starts_from_the_same_weights(h
 
 def test_a_changed_learning_rate_is_rejected_with_a_command_that_works(here: Path) -> None:
     (here / "runs/testing-2").mkdir()
-    rejected = train(here, FASTER, "steps=1")
+    rejected = rlax(here, "train", CONFIG, *PARENT, FASTER, "steps=1")
     assert rejected.returncode == 2
     assert "choose another run_name or remove that directory" in rejected.stderr
     command = re.search(r"^  \S*rlax (train .*)$", rejected.stderr, re.MULTILINE)
     assert command is not None, rejected.stderr
     done = rlax(here, *shlex.split(command[1]))
     assert done.returncode == 0, done.stderr
-    assert digests(here / "runs/testing-3")[0] == digests(here / "runs/testing")[4]
+    versions = digests(here / "runs/testing")
+    assert digests(here / "runs/testing-3")[0] == versions[max(versions)]

@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 from browser import browser, executable, open_page
+from finished_run import FinishedRun
 from playwright.sync_api import Browser, Page, expect
-from runs import DEADLINE_S, TWO_WORKERS, Run
+from runs import DEADLINE_S, Records
 
 from rlax_plugin.commands.report.write import write_comparison, write_report
 from rlax_plugin.records import journal, samples
@@ -20,16 +21,6 @@ pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium on PATH; .ci/browser installs one"
 )
 
-# Few prompts, so that each is asked early and late.
-SETTINGS = (
-    "steps=12",
-    TWO_WORKERS,
-    "rlax.trainer.learning_rate=10",
-    "rlax.prompt_source.count=12",
-    "rlax.evaluation.problems=8",
-    "rlax.rewards=[{name: even}, {name: even}]",
-)
-
 
 @pytest.fixture(scope="module")
 def chromium():
@@ -38,11 +29,9 @@ def chromium():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Run:
+def run(finished_run: FinishedRun, tmp_path_factory) -> Records:
     """A finished run, with its ``report.html``."""
-    finished = Run(tmp_path_factory.mktemp("report"), *SETTINGS)
-    status, out = finished.end()
-    assert status == 0, out
+    finished = finished_run.copied_to(tmp_path_factory.mktemp("report"))
     command = [sys.executable, "-m", "rlax_plugin", "report", str(finished.dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stdout.strip()) == (0, f"{finished.dir}/report.html"), done.stderr
@@ -50,7 +39,7 @@ def run(tmp_path_factory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def opened(chromium: Browser, run: Run):
+def opened(chromium: Browser, run: Records):
     page, problems = open_page(chromium, run.dir / "report.html")
     yield page, problems
     page.context.close()
@@ -80,7 +69,7 @@ def column(page: Page, number: int) -> list[str]:
 def test_figures_are_those_of_the_records(page, run):
     summary, steps = run.summary(), run.steps()
     shown = cards(page)
-    assert shown["steps"] == "12"
+    assert shown["steps"] == "20"
     assert shown["groups issued"] == f"{summary['groups_issued']:,}"
     rewards = [m["reward/mean"] for m in steps]
     assert shown["reward"] == f"{np.mean(rewards[:10]):.3f} → {np.mean(rewards[-10:]):.3f}"
@@ -257,7 +246,7 @@ def test_two_runs_are_overlaid(chromium, run, tmp_path):
     path = write_comparison([str(run.dir)] * 2, str(tmp_path / "compare.html"))
     page, problems = open_page(chromium, path, dark=True)
     steps = page.locator("#side-by-side tr", has=page.locator("th:text-is('steps')"))
-    assert steps.locator("td").all_inner_texts() == ["12", "12"]
+    assert steps.locator("td").all_inner_texts() == ["20", "20"]
     expect(page.locator("#config")).to_contain_text("nothing")
     colours = page.evaluate(
         "document.getElementById('chart-reward').data.map((trace) => trace.line.color)"

@@ -15,23 +15,21 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
+from finished_run import SETTINGS
 from runs import CONFIG, DEADLINE_S, TWO_WORKERS, Run, alive, process
 
 
-def test_a_run_ends_well_and_says_so(tmp_path):
-    learns = (TWO_WORKERS, "rlax.trainer.learning_rate=10", "rlax.evaluation.problems=64")
-    run = Run(tmp_path, *learns)
-    status, out = run.end()
-    assert status == 0, out
+def test_a_run_ends_well_and_says_so(finished_run, tmp_path):
+    run, out = finished_run.copied_to(tmp_path), finished_run.said
     summary = run.summary()
-    assert summary["steps"] == 10 and summary["complete"]
-    assert summary["weight_versions"] == 11  # version 0 and one per step
+    assert summary["steps"] == 20 and summary["complete"]
+    assert summary["weight_versions"] == 21  # version 0 and one per step
     assert summary["max_staleness_seen"] == 1
     assert 1 <= summary["workers_seen"] <= 2 and summary["worker_restarts"] == 0
     accepted, rejected = summary["groups_accepted"], summary["groups_rejected"]
-    assert accepted == 40 and summary["groups_issued"] == accepted + rejected
+    assert accepted == 80 and summary["groups_issued"] == accepted + rejected
     before, after = summary["pass_at_1_before"], summary["pass_at_1_after"]
-    assert before["problems"] == 64 and before["n"] == 4
+    assert before["problems"] == 32 and before["n"] == 4
     assert after["value"] > before["value"] + 0.1
     # Trainer and engine compute the same bits from the same weights.
     assert all(m["logprob_gap/mean"] == 0 for m in run.steps())
@@ -43,12 +41,12 @@ def test_a_run_ends_well_and_says_so(tmp_path):
     # Lockstep: everything that trains at step s was generated with version s - 1.
     assert all(set(r["versions"]) == {r["step"] - 1} for r in trained)
     by_id = [r["group"] for r in trained]
-    assert len(set(by_id)) == 40
+    assert len(set(by_id)) == 80
 
-    status, again = Run(tmp_path, *learns).end()
-    assert status == 0 and again.startswith("the run is complete: 10 steps\n")
+    status, again = Run(tmp_path, *SETTINGS).end()
+    assert status == 0 and again.startswith("the run is complete: 20 steps\n")
     assert "pass@1" in again and "resuming" not in again
-    status, other = Run(tmp_path, *learns, "rlax.seed=1").end()
+    status, other = Run(tmp_path, *SETTINGS, "rlax.seed=1").end()
     assert status == 2 and "holds a run of another config" in other
 
 
