@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rlax_datasets import JsonlConfig, JsonlSource
 from small_tokenizers import CHATML, byte_level
 
 from rlax_plugin.api import DatasetConfig, DatasetSource, PromptTable, Tokenizer
+from rlax_plugin.prompts import source as dataset_source
 from rlax_plugin.prompts.preparation import Progress, open_tables
 from rlax_plugin.prompts.preparing import prepare
 
@@ -112,3 +114,8 @@ def tables(source: DatasetSource, **options: float) -> dict[str, PromptTable]:
     found = open_tables(directory, source)
     assert found is not None
     return found
+
+
+def prepare_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has what a command reads prepared in this process, too."""
+    monkeypatch.setattr(dataset_source, "tables_of", lambda source, **_: tables(source))

@@ -14,7 +14,7 @@ import datasets
 import pytest
 import yaml
 from command_line import rlax
-from data_sets import write_lines
+from data_sets import prepare_here, write_lines
 from documents import ROOT, fences, read
 from installs import on_path, write
 from small_tokenizers import byte_level
@@ -233,7 +233,10 @@ def test_data_of_ones_own_is_read_for_its_lengths_splits_and_reward(
     assert (section.evaluation.split, section.evaluation.problems) == ("test", 128)
 
 
-def test_a_saved_data_set_is_read_by_its_own_source(folder: Path, with_tokenizer: Path) -> None:
+def test_a_saved_data_set_is_read_by_its_own_source(
+    folder: Path, with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_here(monkeypatch)
     rows = [{"question": f"Say {n}.", "answer": str(n)} for n in range(60)]
     datasets.Dataset.from_list(rows).save_to_disk("saved")
     assert rlax("init", "--model", "model", "--data", "saved").exit_code == 0
@@ -260,8 +263,13 @@ def test_a_saved_data_set_is_read_by_its_own_source(folder: Path, with_tokenizer
     ],
 )
 def test_data_that_cannot_be_used_is_one_message(
-    options: str, expected: str, folder: Path, with_tokenizer: Path
+    options: str,
+    expected: str,
+    folder: Path,
+    with_tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    prepare_here(monkeypatch)
     write_lines(folder / "mine.jsonl", [{"question": f"Say {n}."} for n in range(100)])
     result = rlax("init", *options.split())
     assert result.exit_code == 2 and expected in result.stderr

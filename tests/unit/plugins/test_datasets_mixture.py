@@ -139,7 +139,7 @@ def test_a_start_checks_what_the_sources_check(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_asks_of_every_domain(tmp_path: Path) -> None:
-    table = mixture(tmp_path, a=part("a", weight=2), c=part("c")).prompts("train")
+    table = here(mixture(tmp_path, a=part("a", weight=2), c=part("c"))).prompts("train")
     assert [one.text for one in first_of(table, 6)] == ["a0", "c0", "a1", "a2", "c1", "a3"]
     everything = table.first(100)
     assert sorted(everything) == list(range(20)) and table.first(0) == []
