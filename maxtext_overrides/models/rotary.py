@@ -92,6 +92,8 @@ def _one(
     if kind == "llama3" and any(rope.get(key) != right for key, right in LLAMA3.items()):
         said = ", ".join(f"{key} {right:g}" for key, right in LLAMA3.items())
         return wrong(f"MaxText has llama3 scaling only with {said}")
+    if factor == 1:
+        return Rotary("default", int(theta))  # which it is, and MaxText cannot tell them apart
     return Rotary(kind, int(theta), float(factor))
 
 

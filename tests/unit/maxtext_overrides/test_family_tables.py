@@ -181,6 +181,17 @@ def test_what_is_said_twice_must_be_the_same(changes: dict[str, Any], message: s
         architecture(content("LlamaForCausalLM") | changes, PATH)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_linear_factor_of_1_is_no_scaling(family: str) -> None:
+    whole = content(family)
+    one = LINEAR | {"factor": 1.0}
+    rope = {**whole["rope_parameters"], "full_attention": one}
+    scaled = whole | {"rope_parameters": rope if "Gemma3" in family else one}
+    plain = whole | {"rope_theta": 10000.0, "rope_scaling": None}
+    del plain["rope_parameters"]
+    assert keys_of(scaled) == keys_of(plain)
+
+
 def test_two_counts_of_experts_must_be_the_same() -> None:
     whole = content("Qwen3MoeForCausalLM") | {"num_local_experts": 8}
     assert keys_of(whole | {"num_experts": 8})["num_experts"] == 8
