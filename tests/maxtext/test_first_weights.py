@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny_models
 from command_line import rlax
+from published_models import PUBLISHED
 from small_tokenizers import byte_level
 
 from maxtext_overrides.config.loading import load_to_check
@@ -137,24 +138,8 @@ def test_a_converted_model_is_computed_as_its_config_says(
     assert f": must be {right}, with which the model in DIR was made" in message
 
 
-# From the config.json of published models, without what their classes have as defaults.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "qwen3-30b-a3b-base": dict(
-        architectures=["Qwen3MoeForCausalLM"],
-        model_type="qwen3_moe",
-        hidden_size=2048,
-        intermediate_size=6144,
-        moe_intermediate_size=768,
-        num_hidden_layers=48,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        head_dim=128,
-        vocab_size=151936,
-        num_experts=128,
-        num_experts_per_tok=8,
-        norm_topk_prob=True,
-        rope_theta=1e6,
-    ),
+NAMED: dict[str, dict[str, Any]] = {
+    "qwen3-30b-a3b-base": PUBLISHED["Qwen3-30B-A3B"][0],
     "qwen3-0.6b": dict(
         architectures=["Qwen3ForCausalLM"],
         model_type="qwen3",
@@ -171,7 +156,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", NAMED)
 def test_a_named_model_is_accepted_only_if_every_key_agrees(name: str, tmp_path: Path) -> None:
     (tmp_path / "huggingface").mkdir()
     (tmp_path / "converted.json").write_text("{}")
@@ -179,7 +164,7 @@ def test_a_named_model_is_accepted_only_if_every_key_agrees(name: str, tmp_path:
     config = load_to_check(resolved(keys | {"model_name": name}, source="test"))
 
     def check(**changes: Any) -> None:
-        content = json.dumps(PUBLISHED[name] | changes)
+        content = json.dumps(NAMED[name] | changes)
         (tmp_path / "huggingface" / "config.json").write_text(content)
         check_converted("load_parameters_path", str(tmp_path / "0" / "items"), config)
 
@@ -190,12 +175,12 @@ def test_a_named_model_is_accepted_only_if_every_key_agrees(name: str, tmp_path:
         "head_dim": (64, "head_dim"),
         "num_hidden_layers": (40, "base_num_decoder_layers"),
         "tie_word_embeddings": (
-            not PUBLISHED[name].get("tie_word_embeddings"),
+            not NAMED[name].get("tie_word_embeddings"),
             "logits_via_embedding",
         ),
         "rope_scaling": ({"rope_type": "linear", "factor": 2.0}, "rope_linear_scaling_factor"),
     }
-    if "num_experts" in PUBLISHED[name]:
+    if "num_experts" in NAMED[name]:
         flips |= {"num_experts_per_tok": (4, "num_experts_per_tok"), "num_experts": (64, "num_e")}
         flips["norm_topk_prob"] = (False, "norm_topk_prob")
     for key, (value, named) in flips.items():

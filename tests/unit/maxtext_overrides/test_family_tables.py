@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from published_models import PUBLISHED
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from maxtext_overrides.models.families import FAMILIES, IGNORED
@@ -199,29 +200,10 @@ def test_two_counts_of_experts_must_be_the_same() -> None:
         keys_of(whole | {"num_experts": 4})
 
 
-# Sizes of published models, from their config.json.
-QWEN3_30B = dict(
-    hidden_size=2048,
-    intermediate_size=6144,
-    moe_intermediate_size=768,
-    num_hidden_layers=48,
-    num_attention_heads=32,
-    num_key_value_heads=4,
-    head_dim=128,
-    vocab_size=151936,
-    num_experts=128,
-    num_experts_per_tok=8,
-    norm_topk_prob=True,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
-
-
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"rope_theta": 1e6}, "qwen3-30b-a3b-base"),
+        ({}, "qwen3-30b-a3b-base"),
         ({"rope_theta": 1e7}, "qwen3-30b-a3b"),
         ({"rope_theta": 1e5}, None),
         ({"rope_theta": 1e7, "num_experts_per_tok": 4}, None),
@@ -231,5 +213,5 @@ QWEN3_30B = dict(
 def test_the_name_is_that_of_the_model_with_all_keys(
     changes: dict[str, Any], name: str | None
 ) -> None:
-    whole = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"} | QWEN3_30B
+    whole, _ = PUBLISHED["Qwen3-30B-A3B"]
     assert name_of(maxtext_keys(architecture(whole | changes, PATH))) == name
