@@ -16,7 +16,7 @@ from typing import Any
 
 from maxtext_overrides.models.architecture import GEMMA3_PERIOD, GEMMA_EPSILON, Block
 
-_NOT = (None, False)
+_NOT = (False, None)
 _CARRIED = frozenset(
     (
         "hidden_size",
