@@ -141,8 +141,9 @@ class Family:
         return key in self.carried or key in self.required or key in self.ignored
 
 
-# Windows of these families are checked apart: what never reaches beyond one does not need it.
-_WINDOWS = _CARRIED | {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+# What decides whether a layer has a window: these families of MaxText have none.
+_WINDOW = _CARRIED | {"sliding_window"}
+_WINDOWS = _WINDOW | {"use_sliding_window", "max_window_layers", "layer_types"}
 _EXPERTS = {"num_experts_per_tok", "num_experts", "num_local_experts"}
 _GEMMA: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": _GELU,
@@ -161,22 +162,21 @@ FAMILIES: Mapping[str, Family] = {
         model_type="llama",
         models="Llama 1, 2, 3, 3.1 and 3.2 (text), SmolLM2, TinyLlama and others",
         block="qwen2",
-        only={"hidden_act": _SILU},
-        carried=_WINDOWS,
+        only={"hidden_act": _SILU, "sliding_window": (None,)},
     ),
     "MistralForCausalLM": Family(
         model_type="mistral",
         models="Mistral, without sliding windows",
         block="qwen2",
         only={"hidden_act": _SILU},
-        carried=_WINDOWS,
+        carried=_WINDOW,
     ),
     "MixtralForCausalLM": Family(
         model_type="mixtral",
         models="Mixtral, without sliding windows",
         block="qwen3_moe",
         only={"hidden_act": _SILU},
-        carried=_WINDOWS | _EXPERTS,
+        carried=_WINDOW | _EXPERTS,
     ),
     "Qwen2ForCausalLM": Family(
         model_type="qwen2",
@@ -204,8 +204,11 @@ FAMILIES: Mapping[str, Family] = {
             "decoder_sparse_step": (1,),
             "mlp_only_layers": ([], None),
         },
-        ignored=IGNORED | {"intermediate_size"},  # of layers without experts: there are none
-        carried=(_WINDOWS - {"intermediate_size"}) | _EXPERTS | {"moe_intermediate_size"},
+        # Of layers without experts, which there are none of; and read by other classes only.
+        ignored=IGNORED | {"intermediate_size", "max_window_layers"},
+        carried=(_WINDOW - {"intermediate_size"})
+        | _EXPERTS
+        | {"moe_intermediate_size", "use_sliding_window"},
         qk_norm=True,
     ),
     "Gemma2ForCausalLM": Family(

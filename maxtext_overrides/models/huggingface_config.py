@@ -242,7 +242,7 @@ def _problems(
     if family.block.startswith("gemma"):
         yield from _pattern_problems(values, family, path)
     else:
-        yield from _window_problems(values, path)
+        yield from _window_problems(values, family, path)
 
 
 def _same(value: Any, right: Any) -> bool:
@@ -250,19 +250,22 @@ def _same(value: Any, right: Any) -> bool:
     return value == right and isinstance(value, bool) is isinstance(right, bool)
 
 
-def _window_problems(values: Mapping[str, Any], path: Path) -> Iterator[ConfigError]:
+def _window_problems(
+    values: Mapping[str, Any], family: Family, path: Path
+) -> Iterator[ConfigError]:
     """Sliding windows, which MaxText's layers of the other families do not have."""
-    kinds, window = values.get("layer_types"), values.get("sliding_window")
-    if isinstance(kinds, list):
-        # A window of no length is an error in transformers.
-        allowed = (_FULL, _SLIDING) if window else (_FULL,)
+    # The classes make it null where use_sliding_window is false.
+    window, windowed = values.get("sliding_window"), True
+    if "layer_types" in family.carried:
+        kinds = values.get("layer_types")
+        kinds = kinds if isinstance(kinds, list) else [None]
+        # A layer with a window of no length is an error in transformers.
+        allowed = (_FULL,) if window is None else (_FULL, _SLIDING)
         if strange := [kind for kind in kinds if kind not in allowed]:
             reason = f"is not supported; must hold only {_FULL}"
             yield ConfigError(f"layer_types in {path}", strange[0], reason)
         windowed = _SLIDING in kinds
-    else:
-        windowed = values.get("use_sliding_window", True)
-    if window and windowed and window < values["max_position_embeddings"]:
+    if window is not None and windowed:
         reason = (
             "sliding windows are not supported. Sequences of up to that many tokens do not need "
             "it: for those, set it to null in a copy"
@@ -281,6 +284,10 @@ def _pattern_problems(
     if (found := values.get("layer_types")) != expected:
         reason = f"is not supported; of {period} layers in a row the last must have no window"
         yield ConfigError(f"layer_types in {path}", found, reason)
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        # transformers applies a cap of 0, with which all logits are alike.
+        if (cap := values.get(key)) is not None and not cap > 0:
+            yield ConfigError(f"{key} in {path}", cap, "must be above 0, or null")
     if not isinstance(values.get("sliding_window"), int):
         reason = "must be a number of tokens"
         yield ConfigError(f"sliding_window in {path}", values.get("sliding_window"), reason)

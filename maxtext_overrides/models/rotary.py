@@ -6,6 +6,7 @@ Gemma 3 has two of the former, or ``rope_local_base_freq`` besides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,7 @@ def _kind(rope: Mapping[str, Any]) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def rope_content(found: Architecture) -> dict[str, Any]:

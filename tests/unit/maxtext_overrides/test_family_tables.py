@@ -89,8 +89,6 @@ FLIPS: dict[str, Any] = dict(
 )
 # Keys that describe only how far the others reach: read, and of no effect by themselves.
 REACH = {"max_position_embeddings", "max_window_layers", "use_sliding_window"}
-# With it the default window of these classes, 4096, is beyond the longest sequence of the test.
-UNREACHED = {"sliding_window": 16}
 
 
 def content(family: str) -> dict[str, Any]:
@@ -132,13 +130,12 @@ def test_no_other_value_of_a_key_passes_in_silence(family: str) -> None:
         except ConfigError as error:
             assert key in str(error) or key in ("rope_scaling", "is_decoder"), (key, str(error))
         else:
-            unreached = whole.get("sliding_window") is None and key in UNREACHED
-            assert after != before or key in REACH or unreached or _says_nothing(key, family), key
+            assert after != before or key in REACH or _is_off(key, whole), key
 
 
-def _says_nothing(key: str, family: str) -> bool:
-    """The class has no such key, and transformers ignores it."""
-    return key not in content(family) and key in ("layer_types", "num_experts")
+def _is_off(key: str, whole: Mapping[str, Any]) -> bool:
+    """The class makes the key null, because use_sliding_window is false."""
+    return key == "sliding_window" and whole.get("use_sliding_window") is False
 
 
 @pytest.mark.parametrize("key", sorted(IGNORED - {"architectures", "model_type"}))
@@ -180,6 +177,46 @@ def test_what_is_written_is_read_as_the_same(family: str) -> None:
 def test_what_is_said_twice_must_be_the_same(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         architecture(content("LlamaForCausalLM") | changes, PATH)
+
+
+FULL = {"layer_types": ["full_attention"] * 12}
+WINDOWED: list[tuple[str, dict[str, Any]]] = [
+    ("MistralForCausalLM", {"sliding_window": 4}),
+    ("MistralForCausalLM", {"sliding_window": 4096}),  # beyond max_position_embeddings
+    ("MistralForCausalLM", {"sliding_window": 0}),
+    ("MistralForCausalLM", {"sliding_window": 4, "use_sliding_window": False}),
+    ("MistralForCausalLM", {"sliding_window": 4, **FULL}),
+    ("MixtralForCausalLM", {"sliding_window": 4, "use_sliding_window": False}),
+    ("MixtralForCausalLM", {"sliding_window": 4, **FULL}),
+    (
+        "Qwen2ForCausalLM",
+        {
+            "sliding_window": 64,
+            "use_sliding_window": True,
+            "max_window_layers": 0,
+            "layer_types": None,
+        },
+    ),
+    ("Qwen3MoeForCausalLM", {"sliding_window": 4, "use_sliding_window": True}),
+    ("Qwen3MoeForCausalLM", {"sliding_window": 4, "use_sliding_window": True, **FULL}),
+    ("LlamaForCausalLM", {"sliding_window": 4}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), WINDOWED)
+def test_a_window_is_found_as_transformers_finds_it(family: str, changes: dict[str, Any]) -> None:
+    """Its classes differ in which keys they read: others do not switch a window off."""
+    with pytest.raises(ConfigError, match="sliding_window in "):
+        architecture(content(family) | changes, PATH)
+
+
+@pytest.mark.parametrize("family", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize("cap", [0.0, -1.0])
+def test_a_cap_of_0_is_not_none(family: str, cap: float) -> None:
+    with pytest.raises(
+        ConfigError, match=r"final_logit_softcapping in .* above 0, or null"
+    ):
+        architecture(content(family) | {"final_logit_softcapping": cap}, PATH)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
