@@ -213,9 +213,7 @@ def test_a_window_is_found_as_transformers_finds_it(family: str, changes: dict[s
 @pytest.mark.parametrize("family", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
 @pytest.mark.parametrize("cap", [0.0, -1.0])
 def test_a_cap_of_0_is_not_none(family: str, cap: float) -> None:
-    with pytest.raises(
-        ConfigError, match=r"final_logit_softcapping in .* above 0, or null"
-    ):
+    with pytest.raises(ConfigError, match=r"final_logit_softcapping in .* above 0, or null"):
         architecture(content(family) | {"final_logit_softcapping": cap}, PATH)
 
 
