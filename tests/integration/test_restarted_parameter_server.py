@@ -12,7 +12,7 @@ from rlax_plugin.weights.client import ParameterServerClient
 
 
 def restarted(number):
-    return WeightVersion(version=number, step=number, path=f"/again/{number}")
+    return WeightVersion(version=number, step=number, path=f"/w/again-{number}")
 
 
 def test_a_trainer_that_starts_again_may_publish_lower_numbers():
@@ -27,14 +27,14 @@ def test_a_trainer_that_starts_again_may_publish_lower_numbers():
             async with client.acquire(8) as held:
                 await client.publish(restarted(7), restart=True)
                 assert await store.wait_for(2) == ["/w/5", "/w/7"]  # 8 is being read
-                assert held.path == "/w/8" and (await client.latest()).path == "/again/7"
+                assert held.path == "/w/8" and (await client.latest()).path == "/w/again-7"
                 with pytest.raises(WeightsError, match="requested version 8; available: 6, 7"):
                     async with client.acquire(8):
                         pass
             assert await store.wait_for(3) == ["/w/5", "/w/7", "/w/8"]
             await client.publish(restarted(8))
             async with client.acquire() as newest:
-                assert newest.path == "/again/8"
+                assert newest.path == "/w/again-8"
 
     run(main())
 
@@ -48,14 +48,14 @@ def test_watchers_hear_of_a_restart_whatever_they_have_seen(first):
             assert (await anext(watch)).path == "/w/6"
             following = asyncio.ensure_future(anext(late))
             await client.publish(restarted(first), restart=True)
-            assert (await anext(watch)).path == f"/again/{first}"
+            assert (await anext(watch)).path == f"/w/again-{first}"
             await client.publish(restarted(first + 1))
-            assert (await anext(watch)).path == f"/again/{first + 1}"
-            assert (await following).path.startswith("/again/")
+            assert (await anext(watch)).path == f"/w/again-{first + 1}"
+            assert (await following).path.startswith("/w/again-")
             # One that was away during the restart, too.
             async with client_of(address) as other:
                 returning = other.watch(after=9)
-                assert (await anext(returning)).path == f"/again/{first + 1}"
+                assert (await anext(returning)).path == f"/w/again-{first + 1}"
                 await returning.aclose()
             await watch.aclose()
             await late.aclose()
