@@ -260,3 +260,16 @@ def test_all_reasons_are_named_at_once(source: Path) -> None:
     assert len(lines) == 3
     for key in ("mlp_bias in ", "attention_bias in ", "dual_chunk_attention_config in "):
         assert sum(line.startswith(key) for line in lines) == 1, lines
+
+
+def test_fused_experts_are_rejected_by_the_tensors_that_are_missing(tmp_path: Path) -> None:
+    """The form that transformers holds in memory, and writes if it is told to."""
+    source = tiny_models.write("qwen3_moe", tmp_path / "source")
+    held = load_file(source / "model.safetensors")
+    experts = [name for name in held if ".layers.0.mlp.experts." in name]
+    for name in experts:
+        del held[name]
+    held["model.layers.0.mlp.experts.gate_up_proj"] = np.zeros((8, 96, 64), np.float32)
+    save_file(held, source / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"lacks 24 tensors .*experts\.0\..*gate_up_proj instead"):
+        convert.examine(source, "float32", True)
