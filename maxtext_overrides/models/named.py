@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from rlax_plugin.config.loading import maxtext_configs, merged, model_keys
@@ -21,15 +23,22 @@ def name_of(keys: Mapping[str, Any]) -> str | None:
     """
     if (configs := maxtext_configs()) is None:
         return None
-    base, wanted = merged(configs / "base.yml"), _without_apart(keys)
-    for path in sorted((configs / "models").glob("*.yml")):
-        named = _without_apart(model_keys(path.stem))
+    (base, models), wanted = _files(configs), _without_apart(keys)
+    for name, named in models.items():
         if all(
             wanted.get(key, base.get(key)) == named.get(key, base.get(key))
             for key in named.keys() | wanted.keys()
         ):
-            return path.stem
+            return name
     return None
+
+
+@cache
+def _files(configs: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
+    """The keys of ``base.yml``, and name -> keys of each model; to read them takes a second."""
+    names = sorted(path.stem for path in (configs / "models").glob("*.yml"))
+    models = {name: _without_apart(model_keys(name)) for name in names}
+    return merged(configs / "base.yml"), models
 
 
 def _without_apart(keys: Mapping[str, Any]) -> dict[str, Any]:
