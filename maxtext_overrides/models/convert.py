@@ -28,13 +28,9 @@ from maxtext_overrides.models.safetensors_directory import SafetensorsDirectory
 from maxtext_overrides.models.tensors import DTYPES, TensorSource, check_tensors
 from rlax_plugin.config.loading import CONVERTED
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.text.harmless import one_line
 from rlax_plugin.tokens.tokenizer import Tokenizer
 
 SIDE_FILES, RECORD = "huggingface", "converted.json"
-# The config classes of ``transformers`` raise some of these about values of a strange type.
-_STRANGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-_LONGEST = 200  # characters of such an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +140,7 @@ def _directory(path: Path, dtype: str, scanned: bool) -> Convertible:
     if not config.is_file():
         raise ConfigError("SOURCE", str(path), f"has no {side_files.CONFIG}")
     content = huggingface_config.read(config)
-    try:
-        architecture = huggingface_config.architecture(content, config)
-    except _STRANGE as error:
-        reason = f"has a value that no config has: {one_line(repr(error), _LONGEST)}"
-        raise ConfigError("SOURCE", str(config), reason) from error
+    architecture = huggingface_config.architecture(content, config)
     source = SafetensorsDirectory(path)
     check_tensors(source, architecture)
     has_tokenizer = side_files.has_tokenizer(path)

@@ -22,6 +22,9 @@ from rlax_plugin.text.harmless import one_line
 _LARGEST_FILE = 16 << 20  # bytes of a config.json
 _MOST_LAYERS = 1000
 _TOO_MANY = f"must be at most {_MOST_LAYERS}"
+# The config classes of transformers raise some of these about values of a strange type.
+_STRANGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_LONGEST = 200  # characters of such an error
 _NEEDED = (
     "hidden_size",
     "intermediate_size",
@@ -118,6 +121,14 @@ def architecture(content: Mapping[str, Any], path: Path) -> Architecture:
       ConfigError: the family is not one of ``FAMILIES``, a key is missing, wrong or unknown, or the
         model has something that MaxText cannot express. It names all of the keys.
     """
+    try:
+        return _architecture(content, path)
+    except _STRANGE as error:
+        reason = f"has a value that no config has: {one_line(repr(error), _LONGEST)}"
+        raise ConfigError("SOURCE", str(path), reason) from error
+
+
+def _architecture(content: Mapping[str, Any], path: Path) -> Architecture:
     name = family_of(content, path)
     family = FAMILIES[name]
     values = _complete(content, name, path)

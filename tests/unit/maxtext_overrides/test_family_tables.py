@@ -228,6 +228,12 @@ def test_a_linear_factor_of_1_is_no_scaling(family: str) -> None:
     assert keys_of(scaled) == keys_of(plain)
 
 
+@pytest.mark.parametrize("changes", [{"num_attention_heads": 0}, {"rope_theta": float("inf")}])
+def test_every_reader_of_a_config_has_one_error_for_strange_values(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        architecture({**content("LlamaForCausalLM"), "rope_parameters": None} | changes, PATH)
+
+
 def test_two_counts_of_experts_must_be_the_same() -> None:
     whole = content("Qwen3MoeForCausalLM") | {"num_local_experts": 8}
     assert keys_of(whole | {"num_experts": 8})["num_experts"] == 8
