@@ -352,7 +352,7 @@ HEADS = (
 
 
 def run(work: Path, python: str, names: Sequence[str]) -> None:
-    """What is not finished of the given configurations."""
+    """Those of the given configurations that are not finished."""
     left = [name for name in names if not (work / name / "result.json").exists()]
     for name in left:
         shutil.rmtree(work / name, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whether the installed MaxText computes what a model was made for, with the same variables."""
+"""Checks that the installed MaxText computes what a model was made for, with its variables."""
 
 from __future__ import annotations
 

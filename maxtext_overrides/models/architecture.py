@@ -1,4 +1,4 @@
-"""What distinguishes one model from another of the families that can be converted.
+"""The properties in which models of the convertible families differ.
 
 All of them are decoders with RMSNorm, attention with rotary positions and grouped keys and values,
 and a gated MLP. Llama, Mistral, Qwen2 and Qwen3 differ in sizes, biases and norms of query and key.
@@ -21,7 +21,7 @@ from typing import Literal
 Rope = Literal["default", "linear", "llama3"]
 Block = Literal["llama2", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gemma2", "gemma3"]
 LLAMA3_FACTOR = 8.0
-"""What MaxText's ``rope_type: llama3.1`` divides low frequencies by; see ``rope_scaling``."""
+"""MaxText's ``rope_type: llama3.1`` divides low frequencies by it; see ``rope_scaling``."""
 # What else it computes with; its keys cannot say anything else.
 LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -31,7 +31,7 @@ LLAMA3 = {
 GEMMA3_PERIOD = 6
 """Gemma 3: of so many layers in a row the last has no window."""
 GEMMA_EPSILON = 1e-6
-"""Of the norms in MaxText's Gemma layers; no key changes it."""
+"""The epsilon of the norms in MaxText's Gemma layers; no key changes it."""
 
 _QUERY_HOLDS_HEAD_WIDTH = ("llama2", "mistral", "mixtral")
 
@@ -99,12 +99,12 @@ class Architecture:
 
     @property
     def query_factor(self) -> float:
-        """What MaxText's query kernel holds besides the tensor of the source."""
+        """The factor that MaxText's query kernel holds besides the tensor of the source."""
         if self.block == "gemma2":
             return (self.query_scalar or self.head_dim) ** -0.5
         return self.head_dim**-0.5 if self.block in _QUERY_HOLDS_HEAD_WIDTH else 1.0
 
     @property
     def embedding_factor(self) -> float:
-        """What MaxText's embedding holds besides the tensor of the source."""
+        """The factor that MaxText's embedding holds besides the tensor of the source."""
         return self.width**0.5 if self.is_gemma else 1.0

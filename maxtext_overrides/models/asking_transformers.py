@@ -25,7 +25,7 @@ _RAISED = re.compile(r"[A-Za-z_.]+(Error|Exception|Interrupt): ")
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What transformers computed.
+    """The answer of transformers.
 
     Attributes:
       made_with: its version, and torch's.

@@ -62,11 +62,10 @@ def install(allow_untested: bool = False) -> None:
 
     @functools.wraps(stock_mask)
     def generate_attention_mask(self: Any, *args: Any, **named: Any) -> Any:
-        bound = functools.partial(stock_mask, self, *args)
         model_mode = named.get("model_mode", args[3] if len(args) > 3 else None)
         if is_windowed(self, str(model_mode)):
             named["attention_type"] = kinds.GLOBAL
-        return bound(**named)
+        return stock_mask(self, *args, **named)
 
     setattr(attention, update, update_kv_caches)
     setattr(operation, mask, generate_attention_mask)
