@@ -65,13 +65,13 @@ class Local(Launcher):
     def stop_s(self) -> float:
         return 2 * self._config.stop_s + _REAPED_S
 
-    async def start(self, controller: str, run_dir: Path) -> None:
+    async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         logs = run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         for index in range(self._config.workers):
             name = f"local-{index}"
             command = [sys.executable, "-m", "rlax_plugin", "serve", "--controller", controller]
-            command += ["--name", name, "--with-parent"]
+            command += ["--token-file", str(token_file), "--name", name, "--with-parent"]
             watcher = asyncio.ensure_future(self._keep(name, index, command, logs / f"{name}.log"))
             watcher.add_done_callback(self._given_up)
             self._watchers.append(watcher)
@@ -147,7 +147,7 @@ def _last_line(path: Path, most: int = 4096) -> str:
 
 
 class StaticConfig(NoOptions):
-    """Starts no workers: you start them with ``rlax serve --controller HOST:PORT``."""
+    """Starts no workers: you start them with the command that ``rlax train`` prints."""
 
 
 class Static(Launcher):
@@ -155,7 +155,7 @@ class Static(Launcher):
 
     restarts = 0
 
-    async def start(self, controller: str, run_dir: Path) -> None:
+    async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
         log.info("waiting for workers to register with %s", controller)
 
     async def stop(self) -> None:

@@ -106,6 +106,9 @@ from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
 from rlax_plugin.rollouts.waited_for import AllWaitedFor, WaitedFor
 
+# A client of ``rlax serve RUN``.
+from rlax_plugin.rpc.doors import client_channel
+
 # Untrusted code.
 from rlax_plugin.sandbox.layers import offered as sandbox_layers
 from rlax_plugin.sandbox.limits import Limits
@@ -261,6 +264,7 @@ __all__ = [
     "beta_interval",
     "check_file_writable",
     "check_readable",
+    "client_channel",
     "completion_text",
     "completions",
     "fingerprint",

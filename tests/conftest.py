@@ -42,6 +42,9 @@ os.environ.update(
 
 def pytest_configure(config: pytest.Config) -> None:
     load_profile()
+    state = tempfile.TemporaryDirectory(prefix="rlax-state-")  # token files of servers
+    config.add_cleanup(state.cleanup)
+    os.environ["XDG_STATE_HOME"] = state.name
     sys.dont_write_bytecode = WRITES_NO_BYTECODE or config.option.collectonly
     if config.option.collectonly:
         write_nothing(config)

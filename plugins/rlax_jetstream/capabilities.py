@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from rlax_plugin.api import SIDE_CHANNELS, Capabilities, Rollouts
 
+SERVICE = "jetstream_proto.Orchestrator"
+"""The gRPC service that other programs call."""
+
 
 def capabilities(rollouts: Rollouts, vocabulary: int, max_context: int) -> Capabilities:
     """Of an engine with these limits.

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlax_jetstream.capabilities import capabilities
+from rlax_jetstream.capabilities import SERVICE, capabilities
 from rlax_jetstream.swaps import TOTALS, Swaps
 from rlax_plugin.api import (
     AllWaitedFor,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from rlax_jetstream import JetstreamConfig
 
 log = logging.getLogger("rlax.jetstream")
-
 _IDLE_S = 60.0  # longest sleep of the idle thread; it is woken for everything that happens
 _CLOSE_S = 10.0  # longest wait for the thread to leave a decode call
 
@@ -167,9 +167,8 @@ class JetstreamEngine(RolloutEngine):
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """See ``RolloutEngine``; takes as long as ``use`` would, which then takes no time."""
         await self.prepare()
-        if self._ready.result().rounds_caches:
-            return None
-        return await self._between_samples(loaded, (tokens, count))
+        rounds = self._ready.result().rounds_caches
+        return None if rounds else await self._between_samples(loaded, (tokens, count))
 
     async def _between_samples(self, loaded: Loaded, greedy: tuple[np.ndarray, int] | None) -> Any:
         with self._changed:
@@ -206,19 +205,17 @@ class JetstreamEngine(RolloutEngine):
         What waits for a slot, for weights or for a swap of weights gets on as the engine does. Both
         change with each decode call, see ``JetstreamConfig.longest_call``.
         """
-        slots, scheduler = self._slots, self._scheduler
-        if slots is None or scheduler is None:
+        if (slots := self._slots) is None or (scheduler := self._scheduler) is None:
             return {}
         with self._changed:
-            figures = {job: slots.steps_total for job in self._waiting}
-        figures |= scheduler.figures()
-        return {(job.request.key, job.request.attempt): n for job, n in figures.items()}
+            figures = {job: slots.steps_total for job in self._waiting} | scheduler.figures()
+        return {(one.request.key, one.request.attempt): n for one, n in figures.items()}
 
     @property
     def capabilities(self) -> Capabilities:
         """See ``RolloutEngine``; the vocabulary is known once the slots are built."""
-        vocabulary = self._slots.vocabulary if self._slots else 0
-        return capabilities(self.rollouts, vocabulary, self._max_context)
+        known = self._slots.vocabulary if self._slots else 0
+        return capabilities(self.rollouts, known, self._max_context)
 
     @property
     def ready(self) -> bool:
@@ -257,18 +254,21 @@ class JetstreamEngine(RolloutEngine):
         for job in complete:
             job.deliver(job.samples)
 
+    services = (SERVICE,)
+
     @staticmethod
     def add_services(server: Any, engine: JetstreamEngine) -> Future[None]:
-        """Adds JetStream's own service to the worker's server; done once it answers."""
+        """Adds JetStream's own service; done once it answers."""
         from rlax_jetstream.servicer import add_jetstream_service
 
         return add_jetstream_service(server, engine)
 
-    def client_example(self, address: str) -> str:
-        """A shell command that asks this engine for a completion, with JetStream's own client."""
+    def client_example(self, address: str, token_file: Path | None) -> str:
+        """A shell command that asks for a completion, with JetStream's own client."""
         from rlax_jetstream.servicer import client_example
 
-        return client_example(address, self.prompt_source(), self.rollouts.max_new_tokens)
+        prompts, most = self.prompt_source(), self.rollouts.max_new_tokens
+        return client_example(address, token_file, prompts, most)
 
     def close(self) -> None:
         """Ends the thread; what waits or runs fails. Idempotent; waits at most 10 s."""

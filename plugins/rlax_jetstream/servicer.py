@@ -14,11 +14,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from rlax_jetstream.capabilities import SERVICE
 from rlax_jetstream.driver import DriverOfOne, JetStreamDriver, RequestError
 from rlax_jetstream.later_fields import samples_asked
 from rlax_plugin.api import DatasetSource, PromptSource, WorkerError
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rlax.jetstream")
 
-SERVICE = "jetstream_proto.Orchestrator"
 _EXAMPLE = "Hello"  # a text to complete
 
 
@@ -140,10 +141,15 @@ def add_jetstream_service(server: Any, engine: JetstreamEngine) -> Future[None]:
     return answers
 
 
-def client_example(address: str, source: PromptSource, max_tokens: int) -> str:
+def client_example(
+    address: str, token_file: Path | None, source: PromptSource, max_tokens: int
+) -> str:
     """A shell command that has the first training prompt completed, by JetStream's own stub.
 
     Of a data set, which a worker may not have, no prompt is read.
+
+    Args:
+      token_file: of the server; None: it wants no token.
     """
     known = isinstance(source, DatasetSource)
     if hasattr(source, "encode"):
@@ -152,10 +158,13 @@ def client_example(address: str, source: PromptSource, max_tokens: int) -> str:
     else:
         ids = source.prompts("train")[0].tokens.tolist()
         content = f"token_content=pb.DecodeRequest.TokenContent(token_ids={ids})"
+    where = json.dumps(address)
+    if token_file is not None:
+        where += f", {json.dumps(str(token_file))}"
     code = (
-        "import grpc; from jetstream.core.proto import jetstream_pb2 as pb, "
-        "jetstream_pb2_grpc as rpc; "
-        f"stub = rpc.OrchestratorStub(grpc.insecure_channel({json.dumps(address)})); "
+        "from rlax_plugin.api import client_channel; "
+        "from jetstream.core.proto import jetstream_pb2 as pb, jetstream_pb2_grpc as rpc; "
+        f"stub = rpc.OrchestratorStub(client_channel({where})); "
         f"request = pb.DecodeRequest({content}, max_tokens={max_tokens}); "
         "print(*stub.Decode(request, timeout=60))"
     )

@@ -1,5 +1,7 @@
 """The command line; ``rlax --help`` lists the commands in the order in which they are imported."""
 
+import os
+
 from rlax_plugin.cli.common import app
 
 # isort: off
@@ -12,4 +14,6 @@ from rlax_plugin.cli import records, authoring  # noqa: F401
 
 def main() -> None:
     """Entry point of the ``rlax`` command."""
+    # Before gRPC is imported: it would print a line for each connection that fails a handshake.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     app()

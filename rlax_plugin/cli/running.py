@@ -73,6 +73,23 @@ def serve(
         str | None,
         typer.Option(help="host:port on which a running trainer listens, to generate for it"),
     ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="with --controller: the run's worker-token.json, which lets this worker in; "
+            "default: found by itself if the same user's trainer runs on this machine. With RUN: "
+            "where the token of clients is written; default: below ~/.local/state/rlax/tokens",
+        ),
+    ] = None,
+    open_to_all: Annotated[
+        bool,
+        typer.Option(
+            "--open",
+            help="with RUN: answer clients without a token, such as stock JetStream clients, "
+            "which send none; every user of this machine can call then",
+        ),
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option(
@@ -119,20 +136,23 @@ def serve(
                 port=port or 0,
                 version=version,
                 prometheus_port=prometheus_port,
+                open_to_all=open_to_all,
+                token_file=None if token_file is None else Path(token_file),
                 ready=typer.echo,
             )
             return
         from rlax_plugin.worker.serve import serve as run
 
         _check_address("--controller", controller)
-        for option, value in (("--port", port), ("--version", version)):
-            if value is not None:
+        for option, value in (("--port", port), ("--version", version), ("--open", open_to_all)):
+            if value is not None and value is not False:
                 reason = "cannot be used with --controller, only with the directory of a run"
                 raise ConfigError(option, value, reason)
         run(
             what,
             overrides,
             controller=controller,
+            token_file=token_file,
             name=_default_name() if name is None else name,
             with_parent=with_parent,
             prometheus_port=prometheus_port,
@@ -177,26 +197,37 @@ def parameter_server(
         from rlax_plugin.build import build_weight_store
         from rlax_plugin.config import Network
         from rlax_plugin.config.loading import load_section
-        from rlax_plugin.controller.run_directory import run_directory, weights_directory
+        from rlax_plugin.controller.run_directory import (
+            make_state_directory,
+            run_directory,
+            state_directory,
+            weights_directory,
+        )
         from rlax_plugin.ports.protocols import BuildContext
         from rlax_plugin.records.files import RunFiles
         from rlax_plugin.records.places import check_file_writable
+        from rlax_plugin.rpc.doors import Door
+        from rlax_plugin.rpc.run_secrets import run_secrets
         from rlax_plugin.weights.service import serve_parameter_server
 
         section, maxtext = load_section(config, overrides or ())
         Network(host=host, port=port)  # rejects what the config would reject
         if index is not None:
             check_file_writable("--index", str(index), section.deadlines.rpc_s)
-        context = BuildContext.outside_run(section)
+        context, files = BuildContext.outside_run(section), RunFiles(run_directory(maxtext))
+        state_dir = state_directory(section, files)
+        make_state_directory(state_dir, section, maxtext)
+        secrets = run_secrets(state_dir)
         asyncio.run(
             serve_parameter_server(
                 host,
                 port,
+                Door(secrets.callers(), secrets.identity),
                 build_weight_store(context),
                 keep=section.weights.keep,
                 lease_s=section.deadlines.lease_s,
                 ready=lambda address: typer.echo(f"parameter server listens on {address}"),
-                published_in=weights_directory(section, RunFiles(run_directory(maxtext))),
+                published_in=weights_directory(section, files),
                 index=index,
             )
         )

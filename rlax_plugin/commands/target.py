@@ -13,6 +13,7 @@ from rlax_plugin.controller.run_directory import state_directory
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.rpc.run_secrets import known_secrets
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept import kept_version
@@ -120,8 +121,9 @@ async def find_version(
     if address == "embedded":
         known = endpoints(state_directory(section, target.run))
         address = known.parameter_server if known is not None else ""
-    if address:
-        client = ParameterServerClient(address, section.deadlines.rpc_s)
+    secrets = known_secrets(state_directory(section, target.run))
+    if address and secrets is not None:
+        client = ParameterServerClient(address, secrets.of_trainer, section.deadlines.rpc_s)
         closing.push_async_callback(client.close)
         if await _serves(client, target.run, section):
             return await closing.enter_async_context(client.acquire(target.version)), True

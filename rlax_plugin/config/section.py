@@ -167,6 +167,13 @@ class Network(Section):
         "null: metrics are not served. For workers use rlax serve --prometheus-port",
     )
 
+    serve_clients: bool = Field(
+        default=False,
+        description="true: workers of a running training also answer other programs by the service "
+        "of their engine (JetStream's), with a token that each worker writes to a file; such calls "
+        "share the slots with training",
+    )
+
     @model_validator(mode="after")
     def _loopback(self) -> Network:
         if self.host not in ("127.0.0.1", "localhost"):

@@ -40,6 +40,9 @@ from rlax_plugin.records import endpoints
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.requests import sampling_params
+from rlax_plugin.rpc.key_ring import on_ring
+from rlax_plugin.rpc.run_secrets import run_secrets
+from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept import listed_versions, record_versions
 from rlax_plugin.weights.publisher import Publisher
@@ -158,6 +161,7 @@ class _Assembly:
         )
         reader = ParameterServerClient(
             generation.parameter_server,
+            generation.secrets.of_trainer,
             rpc_s=s.deadlines.rpc_s,
             outage_s=s.deadlines.weights_s,
         )
@@ -242,7 +246,10 @@ class _Assembly:
             )
         else:
             parameters = ParameterServerClient(
-                address, rpc_s=s.deadlines.rpc_s, outage_s=s.deadlines.weights_s
+                address,
+                run_secrets(self._setup.context.run_dir).of_trainer,
+                rpc_s=s.deadlines.rpc_s,
+                outage_s=s.deadlines.weights_s,
             )
         self._closing.push_async_callback(parameters.close)
         return parameters
@@ -251,6 +258,11 @@ class _Assembly:
         state_dir = self._setup.context.run_dir
         self._closing.callback(endpoints.remove_endpoints, state_dir)
         await generation.start(self._supervision)
+        secrets = generation.secrets
+        self._closing.enter_context(on_ring(generation.address, secrets.of_worker))
+        join = ("serve", "--controller", generation.address)
+        command = pasteable("rlax", *join, "--token-file", str(secrets.worker_file))
+        self._setup.dashboard.message(f"a further worker joins with:  {command}")
         check_rewards(self._section, generation.rewards.needs)
         reached_at = endpoints.Endpoints(generation.address, generation.parameter_server)
         endpoints.write_endpoints(state_dir, reached_at)

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice, RlaxSection
@@ -16,7 +14,7 @@ from rlax_plugin.config.identity import sample_hash
 from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.episodes.runner import EpisodeRunner
-from rlax_plugin.errors import ConfigError, DeadlineError
+from rlax_plugin.errors import DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.evaluation.problems import RunPrompts, problem_sets
 from rlax_plugin.ports.environment import Environment
@@ -25,11 +23,13 @@ from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rollouts.capabilities import Needs
 from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.rollouts.fleet_service import FleetService
 from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CONTROL_SERVER_OPTIONS
+from rlax_plugin.rpc.doors import Door, listen
+from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.weights.service import ParameterServer
 
 
@@ -61,6 +61,7 @@ class Generation:
     Attributes:
       address: host:port of the controller's endpoint.
       parameter_server: host:port.
+      secrets: of the run.
       pace: what the deadlines must at least be.
 
     Raises:
@@ -101,15 +102,15 @@ class Generation:
             if chosen.rewards and section.evaluation.problems
         }
         self._pools = (self.rewards, *own_rewards.values())
-        self._server = grpc.aio.server(options=CONTROL_SERVER_OPTIONS)
-        network = section.network
-        try:
-            port = self._server.add_insecure_port(f"{network.host}:{network.port}")
-        except RuntimeError as error:
-            raise ConfigError(
-                "rlax.network.port", network.port, f"cannot be used: {error}"
-            ) from error
-        self.address = self.parameter_server = f"{network.host}:{port}"
+        self.secrets = run_secrets(context.run_dir)
+        callers, network = self.secrets.callers(), section.network
+        self._server, self.address = listen(
+            network.host,
+            network.port,
+            Door(callers, self.secrets.identity),
+            "rlax.network.port",
+        )
+        self.parameter_server = self.address
         if isinstance(parameters, ParameterServer):
             parameters.add_to(self._server)
         else:
@@ -123,7 +124,7 @@ class Generation:
             needs=Needs.of(section, trains=trains, stop_strings=bool(stop_strings)),
             note=note,
         )
-        rpc.add_FleetServicer_to_server(self.fleet, self._server)
+        rpc.add_FleetServicer_to_server(FleetService(self.fleet, callers), self._server)
         self.pace = Pace(section, self.fleet.workers, registry.workers(section), warn)
         self.dispatcher = Dispatcher(
             self.fleet, self._deadlines, reissuing, self.pace, source.decode
@@ -162,7 +163,7 @@ class Generation:
         run_dir = self._context.run_dir
         await asyncio.gather(
             *(pool.start() for pool in self._pools),
-            self.launcher.start(self.address, run_dir),
+            self.launcher.start(self.address, run_dir, self.secrets.worker_file),
         )
         supervision.spawn(self.fleet.watch())
 

@@ -189,9 +189,10 @@ class RolloutEngine(Protocol):
     """Generates completions. Lives in a worker process; safe to call from the worker's event loop.
 
     May also have ``progress()``, see below; ``close()``;
-    ``add_services(server, engine) -> concurrent.futures.Future``, which adds services for other
-    programs to the worker's gRPC server and is done once they answer; and
-    ``client_example(address) -> str``, a shell command that asks such a service.
+    ``services``, names of gRPC services for other programs, with
+    ``add_services(server, engine) -> concurrent.futures.Future``, which adds them to the worker's
+    server and is done once they answer; and ``client_example(address, token_file) -> str``, a shell
+    command that asks such a service (``token_file`` is None where no token is wanted).
 
     ``progress() -> Mapping[tuple[Key, int], int]`` gives a number for each request on its way, by
     its key and attempt: such as its tokens so far, or while it waits for a slot or a swap of
@@ -329,12 +330,16 @@ class Launcher(Protocol):
     May also have ``stop_s``, the seconds that ``stop`` takes at most; without it that is 60.
     """
 
-    async def start(self, controller: str, run_dir: Path) -> None:
-        """Starts workers with ``rlax serve --controller CONTROLLER``, which hands them the config.
+    async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
+        """Starts workers: ``rlax serve --controller CONTROLLER --token-file TOKEN_FILE``.
+
+        The controller hands them the config.
 
         Args:
           controller: host:port.
           run_dir: see ``BuildContext``; for logs.
+          token_file: absolute path of the file that lets a worker in. Hand on the file, never
+            what is in it, as an argument or in the environment.
         """
         ...
 

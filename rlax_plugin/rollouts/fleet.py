@@ -7,8 +7,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import grpc
-
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.capabilities import Capabilities
@@ -17,7 +15,8 @@ from rlax_plugin.rollouts.identities import Identities, Identity, figures, malfo
 from rlax_plugin.rollouts.progress import Progress
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CHANNEL_OPTIONS
+from rlax_plugin.rpc.doors import Connection, connect
+from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.rpc.wire import key_from_proto
 from rlax_plugin.text.harmless import one_line
 
@@ -50,7 +49,7 @@ class Worker:
     capabilities: Capabilities
     version: int
     process: str
-    channel: grpc.aio.Channel
+    connection: Connection
     stub: rpc.RolloutStub
     last_seen: float
     progress: Progress
@@ -216,15 +215,15 @@ class Fleet(rpc.FleetServicer):
         known = (request.worker, request.process) in self.identities
         if request.worker in self.workers:
             self.lose(self.workers[request.worker], "registered again")
-        channel = grpc.aio.insecure_channel(request.address, options=CHANNEL_OPTIONS)
+        connection = connect(request.address, Secret(request.token, request.certificate))
         worker = Worker(
             name=request.worker,
             address=request.address,
             capabilities=capabilities,
             version=request.version if known else -1,
             process=request.process,
-            channel=channel,
-            stub=rpc.RolloutStub(channel),
+            connection=connection,
+            stub=rpc.RolloutStub(connection),
             last_seen=self._clock.now_s(),
             progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
         )
@@ -362,7 +361,7 @@ class Fleet(rpc.FleetServicer):
             for listener in self.listeners:
                 listener.worker_lost(worker, reason)
             self._appoint()
-            closing = asyncio.ensure_future(worker.channel.close(grace_s))
+            closing = asyncio.ensure_future(worker.connection.close(grace_s))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 

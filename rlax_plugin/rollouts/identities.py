@@ -69,6 +69,9 @@ class Identities[R: Registration]:
         self._rejected: dict[Identity, str] = {}  # why
         self._nonsense: dict[Identity, int] = {}  # how often it answered any
 
+    def __len__(self) -> int:
+        return len(self._registered)
+
     def __contains__(self, identity: Identity) -> bool:
         """Whether that process has registered."""
         return identity in self._registered

@@ -211,20 +211,24 @@ class Capabilities(_message.Message):
     def __init__(self, slots: _Optional[int] = ..., vocabulary: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seeded: _Optional[bool] = ..., logprobs: _Optional[bool] = ..., resumes: _Optional[bool] = ..., scores: _Optional[bool] = ..., verification: _Optional[str] = ..., side: _Optional[_Mapping[str, SideChannel]] = ..., stop_strings: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities")
+    __slots__ = ("worker", "address", "config_hash", "version", "process", "capabilities", "token", "certificate")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     address: str
     config_hash: str
     version: int
     process: str
     capabilities: Capabilities
-    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
+    token: str
+    certificate: str
+    def __init__(self, worker: _Optional[str] = ..., address: _Optional[str] = ..., config_hash: _Optional[str] = ..., version: _Optional[int] = ..., process: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., token: _Optional[str] = ..., certificate: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("accepted", "reason", "parameter_server", "latest_version", "incarnation", "name_taken", "unfit")

@@ -12,7 +12,10 @@ from rlax_plugin.ports.capabilities import capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.rpc.callers import Callers
+from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.doors import Door, listen
+from rlax_plugin.rpc.secret import Secret, new_token
 from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
 from rlax_plugin.types import Key, Sampled
 
@@ -22,6 +25,7 @@ class FakeWorker(rpc.RolloutServicer):
 
     Attributes:
       address: host:port.
+      secret: with which it is called.
       keys: of all requests, in order.
 
     Args:
@@ -33,11 +37,15 @@ class FakeWorker(rpc.RolloutServicer):
         self.keys: list[Key] = []
         self._engine = engine
         self._server: grpc.aio.Server | None = None
+        self._identity = new_identity()
+        self.secret = Secret(new_token(), self._identity.certificate)
 
     async def __aenter__(self) -> FakeWorker:
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        callers = Callers()
+        callers.admit(self.secret.token, "trainer")
+        door = Door(callers, self._identity)
+        self._server, self.address = listen("127.0.0.1", 0, door, "port")
         rpc.add_RolloutServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self
 

@@ -17,7 +17,9 @@ from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
+from rlax_plugin.rpc.channels import describe
+from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.messages import version_from_proto, version_to_proto
 
@@ -55,17 +57,26 @@ class ParameterServerClient:
 
     Args:
       address: host:port.
+      secret: is shown to it.
       rpc_s: deadline of every call but the watch's stream.
       outage_s: for how long a call is repeated while the server cannot be reached or does not
         answer; 0: it is made once.
       holder: names this reader in messages; host and process id by default.
     """
 
-    def __init__(self, address: str, rpc_s: float, *, outage_s: float = 0.0, holder: str = ""):
+    def __init__(
+        self,
+        address: str,
+        secret: Secret,
+        rpc_s: float,
+        *,
+        outage_s: float = 0.0,
+        holder: str = "",
+    ):
         self._address, self._rpc_s, self._outage_s = address, rpc_s, outage_s
         self._holder = holder or f"{socket.gethostname()}:{os.getpid()}"
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._stub = rpc.ParameterServerStub(self._channel)
+        self._connection = connect(address, secret)
+        self._stub = rpc.ParameterServerStub(self._connection)
         self._closed = asyncio.Event()
 
     async def latest(self) -> WeightVersion | None:
@@ -151,7 +162,7 @@ class ParameterServerClient:
     async def close(self) -> None:
         """Ends watches and the connection."""
         self._closed.set()
-        await self._channel.close()
+        await self._connection.close()
 
     async def _read_versions(self, after: int, newest: asyncio.Queue[WeightVersion]) -> None:
         pause_s = _BACKOFF_S[0]

@@ -20,7 +20,7 @@ from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CONTROL_SERVER_OPTIONS
+from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import Listed, is_in
@@ -315,6 +315,7 @@ def _write_whole(path: Path, text: str) -> None:
 async def serve_parameter_server(
     host: str,
     port: int,
+    door: Door,
     store: WeightStore,
     keep: int,
     lease_s: float,
@@ -328,6 +329,7 @@ async def serve_parameter_server(
     Args:
       host: address to bind.
       port: 0 takes any free one.
+      door: lets the run's trainer and workers in.
       store: where the bytes are.
       keep: see ``ParameterServer``.
       lease_s: see ``ParameterServer``.
@@ -336,23 +338,20 @@ async def serve_parameter_server(
       index: see ``ParameterServer``.
 
     Raises:
-      WeightsError: the address cannot be bound, or ``index`` cannot be read.
+      ConfigError: the port is taken.
+      WeightsError: ``index`` cannot be read.
     """
     service = ParameterServer(
         store, keep=keep, lease_s=lease_s, index=index, published_in=published_in
     )
-    server = grpc.aio.server(options=CONTROL_SERVER_OPTIONS)
+    server, address = listen(host, port, door, "--port")
     service.add_to(server)
-    try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
-        raise WeightsError(f"the parameter server cannot bind {host}:{port}: {error}") from error
     await server.start()
     terminated = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, terminated.set)
     try:
-        ready(f"{host}:{bound}")
+        ready(address)
         await terminated.wait()
     finally:
         await service.close()

@@ -1,4 +1,4 @@
-"""How a worker becomes a member of a run: config, an engine that is ready, registration."""
+"""How a worker becomes a member of a run, and leaves it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import grpc
 
@@ -17,12 +18,16 @@ from rlax_plugin.errors import ConfigError, DeadlineError, WorkerError
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
+from rlax_plugin.rpc.channels import describe
+from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.key_ring import token_path
+from rlax_plugin.rpc.secret import MissingSecretError, Secret, read_secret
 from rlax_plugin.text.harmless import one_line
 
 log = logging.getLogger("rlax.worker")
 
-_ENVELOPE_BYTES = 1024  # that protobuf adds
+_LEAVE_PAUSE_S = 0.2  # before a controller that did not hear of a quarantine is told again
+_LONGEST_PAUSE_S = 2.0  # before a controller that does not answer is asked again
 
 
 async def prepare(engine: RolloutEngine, deadline_s: float) -> None:
@@ -77,34 +82,63 @@ async def _asked(
     fleet: rpc.FleetStub, request: pb.RegisterRequest, deadlines: Deadlines
 ) -> pb.RegisterReply:
     async def ask(within_s: float) -> pb.RegisterReply:
-        return await fleet.Register(request, timeout=within_s, wait_for_ready=True)
+        return await fleet.Register(request, timeout=within_s)
 
     return await _answered(ask, deadlines.startup_s)
 
 
-async def fetch_config(controller: str, startup_s: float) -> ResolvedConfig:
-    """The config of the run that a controller belongs to.
+async def fetch_config(
+    controller: str, token_file: str | None, startup_s: float
+) -> tuple[ResolvedConfig, Secret]:
+    """The config of the run that a controller belongs to, and the secret of the run's workers.
+
+    Args:
+      token_file: is waited for like the controller, which writes it; None: that of a controller of
+        this user on this machine.
 
     Raises:
       DeadlineError: no controller answered within ``startup_s``.
       ConfigError: what it answered is no config.
     """
-    # Nothing else is asked on this channel, so that no larger message is read.
-    room = ("grpc.max_receive_message_length", MAX_BYTES + _ENVELOPE_BYTES)
-    options = [option for option in CHANNEL_OPTIONS if option[0] != room[0]]
-    async with grpc.aio.insecure_channel(controller, options=[*options, room]) as channel:
-        fleet = rpc.FleetStub(channel)
+    path = token_path(controller) if token_file is None else Path(token_file)
 
-        async def ask(within_s: float) -> pb.ConfigReply:
-            try:
-                return await fleet.Config(pb.ConfigRequest(), timeout=within_s, wait_for_ready=True)
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                raise ConfigError(FROM_RUN, None, f"takes more than {MAX_BYTES:,} bytes") from None
+    async def ask(within_s: float) -> tuple[pb.ConfigReply, Secret]:
+        # Anew each time: until it answers, the file may be that of an earlier run.
+        secret = read_secret(path, "--token-file")
+        try:
+            async with connect(controller, secret) as connection:
+                request = pb.ConfigRequest()
+                return await rpc.FleetStub(connection).Config(request, timeout=within_s), secret
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            raise ConfigError(FROM_RUN, None, f"takes more than {MAX_BYTES:,} bytes") from None
 
-        reply = await _answered(ask, startup_s)
-    return of_bytes(reply.config)
+    reply, secret = await _answered(ask, startup_s)
+    return of_bytes(reply.config), secret
+
+
+async def leave(fleet: rpc.FleetStub, request: pb.DeregisterRequest, rpc_s: float) -> None:
+    """Tells the controller that a worker leaves; a quarantine is told until it is heard.
+
+    Args:
+      fleet: shows the token of the worker's registration.
+      rpc_s: the time for all tries.
+    """
+    end_s = time.monotonic() + rpc_s
+    while True:
+        left_s = max(_LEAVE_PAUSE_S, end_s - time.monotonic())
+        try:
+            await fleet.Deregister(request, timeout=left_s)
+            return
+        except grpc.aio.AioRpcError as error:
+            why = describe(error, (left_s, "rlax.deadlines.rpc_s"))
+            log.info("the controller could not be informed: %s", why)
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return  # it is another process, which has nothing of this worker
+        if not request.quarantine or time.monotonic() + _LEAVE_PAUSE_S > end_s:
+            return
+        await asyncio.sleep(_LEAVE_PAUSE_S)
 
 
 async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -> T:
@@ -113,16 +147,22 @@ async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -
     Args:
       ask: makes the call once, given the seconds that are left for it.
     """
-    pauses, end_s = Pauses(startup_s), time.monotonic() + startup_s
+    pauses, end_s = Pauses(startup_s, _LONGEST_PAUSE_S), time.monotonic() + startup_s
     while True:
         try:
             return await ask(max(0.0, end_s - time.monotonic()))
+        except MissingSecretError as error:
+            if pauses.over:
+                raise
+            why = str(error)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                reason = "this run takes no such token; name the file that rlax train printed"
+                raise ConfigError("--token-file", None, reason) from None
             if error.code() is not grpc.StatusCode.UNAVAILABLE or pauses.over:
                 what = f"reaching the controller ({describe(error)})"
                 raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error
-            pause_s = pauses.next_s()
-            log.warning(
-                "no answer from the controller, trying again in %g s: %s", pause_s, describe(error)
-            )
+            why = describe(error)
+        pause_s = pauses.next_s()
+        log.warning("no answer from the controller, trying again in %g s: %s", pause_s, why)
         await asyncio.sleep(pause_s)

@@ -25,18 +25,19 @@ from rlax_plugin.rollouts.capabilities import to_proto
 from rlax_plugin.rollouts.deadlines import while_loading
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, describe
+from rlax_plugin.rpc.channels import describe
+from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.taking import Reading, take_version
-from rlax_plugin.worker.joining import join, prepare
+from rlax_plugin.worker.joining import join, leave, prepare
 from rlax_plugin.worker.progress import load_within
 
 log = logging.getLogger("rlax.worker")
 
 _MAX_DAMAGED = 3  # times that weights may be found damaged, before the fault is this worker's
 _ACQUIRE_PAUSE_S = 0.5  # before a parameter server that is away is asked again
-_LEAVE_PAUSE_S = 0.2  # before a controller that did not hear of a quarantine is told again
 
 PROCESS = uuid.uuid4().hex
 """Tells this process from every other one that may ever have its name, or its pid."""
@@ -49,6 +50,9 @@ class Member:
     until it has loaded some that this one published, whatever their number.
 
     Args:
+      secret: with which a worker of this run joins it.
+      expect_trainer: makes the secret of a registration, with which the controller may call this
+        worker from then on.
       reading: is kept up to date: how long the newest weights took.
       on_quarantine: called as soon as ``quarantine`` is set, to generate nothing more.
       progress: given the engine's figures and whether weights are being loaded, says how far the
@@ -70,6 +74,8 @@ class Member:
         engine: RolloutEngine,
         section: RlaxSection,
         config_hash: str,
+        secret: Secret,
+        expect_trainer: Callable[[], Secret],
         reading: Reading | None = None,
         on_quarantine: Callable[[], None] = lambda: None,
         progress: Callable[[Mapping[str, float], bool], Iterable[pb.Progress]] = lambda *_: (),
@@ -82,12 +88,12 @@ class Member:
         self._on_quarantine, self._progress = on_quarantine, progress
         self._reading = reading or Reading()
         self._pauses, self._process = pauses, process
-        self._channel = grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS)
-        self._fleet = rpc.FleetStub(self._channel)
-        self._beat, self._newer = asyncio.Event(), asyncio.Event()
-        self._incarnation = ""
-        self._restarted = asyncio.Event()
-        self._parameter_server = ""
+        self._secret, self._expect_trainer = secret, expect_trainer
+        self._connection = connect(controller, secret)
+        self._fleet = rpc.FleetStub(self._connection)
+        self._as_member = self._fleet  # shows the token of the registration, once there is one
+        self._beat, self._newer, self._restarted = (asyncio.Event() for _ in range(3))
+        self._incarnation = self._parameter_server = ""
         self._registered = self._loading = False
         self._declared = pb.Capabilities()  # with which it has registered
         self._forget_weights()
@@ -107,6 +113,7 @@ class Member:
     async def register(self) -> None:
         """Joins the run; raises what ``join`` does."""
         self._registered = False
+        called_with = self._expect_trainer()
         request = pb.RegisterRequest(
             worker=self._name,
             address=self._address,
@@ -114,11 +121,14 @@ class Member:
             version=self._held,
             process=self._process,
             capabilities=to_proto(capabilities_of(self._engine)),
+            token=called_with.token,
+            certificate=called_with.certificate,
         )
         engine = self._section.rollouts.engine.name
         reply = await join(self._fleet, request, self._deadlines, engine)
         self._declared = request.capabilities
         self._registered = True
+        self._as_member = rpc.FleetStub(self._connection.showing(called_with.token))
         self._told_to_keep(None)
         if reply.incarnation != self._incarnation:
             self._incarnation = reply.incarnation
@@ -163,7 +173,7 @@ class Member:
         )
         if (declares := to_proto(capabilities_of(self._engine))) != self._declared:
             request.capabilities.CopyFrom(declares)
-        return await self._fleet.Heartbeat(request, timeout=self._deadlines.rpc_s)
+        return await self._as_member.Heartbeat(request, timeout=self._deadlines.rpc_s)
 
     async def heartbeat(self) -> None:
         """Reports until the run is over.
@@ -179,8 +189,9 @@ class Member:
                 missed += 1
                 why = describe(error, (self._deadlines.rpc_s, "rlax.deadlines.rpc_s"))
                 log.warning("heartbeat failed (%d in a row): %s", missed, why)
-                if missed >= 2 * self._deadlines.heartbeats_lost and not self.draining:
-                    # The controller is gone or being restarted: wait for one, or give up.
+                unknown = error.code() is grpc.StatusCode.UNAUTHENTICATED
+                gone = missed >= 2 * self._deadlines.heartbeats_lost
+                if (unknown or gone) and not self.draining:  # wait for one, or give up
                     await self.register()
                     missed = 0
                     continue
@@ -225,7 +236,8 @@ class Member:
     async def _follow_trainer(self, heartbeat: asyncio.Task[None]) -> None:
         """Follows the weights of one trainer process; returns when there is another, or none."""
         self._restarted.clear()
-        client = ParameterServerClient(self._parameter_server, rpc_s=self._deadlines.rpc_s)
+        address, rpc_s = self._parameter_server, self._deadlines.rpc_s
+        client = ParameterServerClient(address, self._secret, rpc_s)
         watch = asyncio.ensure_future(self._watch(client))
         follow = asyncio.ensure_future(self.follow(client))
         restarted = asyncio.ensure_future(self._restarted.wait())
@@ -380,19 +392,9 @@ class Member:
 
     async def leave(self) -> None:
         """Leaves the run if it is a member of it; a quarantine is told until it is heard."""
-        request = pb.DeregisterRequest(
-            worker=self._name, quarantine=self.quarantine, process=self._process
-        )
-        end_s = time.monotonic() + self._deadlines.rpc_s
-        while self._registered or self.quarantine:
-            try:
-                left_s = max(_LEAVE_PAUSE_S, end_s - time.monotonic())
-                await self._fleet.Deregister(request, timeout=left_s)
-                break
-            except grpc.aio.AioRpcError as error:
-                why = describe(error, (left_s, "rlax.deadlines.rpc_s"))
-                log.info("the controller could not be informed: %s", why)
-            if not self.quarantine or time.monotonic() + _LEAVE_PAUSE_S > end_s:
-                break
-            await asyncio.sleep(_LEAVE_PAUSE_S)
-        await self._channel.close()
+        if self._registered or self.quarantine:
+            request = pb.DeregisterRequest(
+                worker=self._name, quarantine=self.quarantine, process=self._process
+            )
+            await leave(self._as_member, request, self._deadlines.rpc_s)
+        await self._connection.close()

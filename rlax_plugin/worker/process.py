@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-
-import grpc
+from pathlib import Path
+from typing import Literal
 
 from rlax_plugin.build import build_part
 from rlax_plugin.config import RlaxSection
@@ -19,7 +20,11 @@ from rlax_plugin.metrics.prometheus import Exporter
 from rlax_plugin.metrics.worker_metrics import WorkerMetrics
 from rlax_plugin.ports.protocols import BuildContext, RolloutEngine
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.rpc.callers import Caller, Callers, Role
+from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.doors import Door, listen
+from rlax_plugin.rpc.key_ring import on_ring
+from rlax_plugin.rpc.secret import Secret, new_token
 from rlax_plugin.weights.taking import Reading
 from rlax_plugin.worker.service import RolloutService
 
@@ -27,6 +32,9 @@ log = logging.getLogger("rlax.worker")
 
 NAME = "RLAX_WORKER"
 """Environment variable in which the worker's name stands, for its engine and libraries."""
+
+Clients = Literal["none", "token", "open"]
+"""Other programs that may call a worker: none, those with its token, or, on loopback, anybody."""
 
 Life = Callable[[RlaxSection, RolloutEngine, asyncio.Event], Awaitable[None]]
 
@@ -38,10 +46,15 @@ class Endpoint:
 
     Args:
       port: 0 takes any free one; so does ``prometheus_port``, and None exports nothing.
+      clients: who may call the services that the engine adds.
+      client_roles: of the token of clients.
+      token_file: where the token of clients is written; None: where this user's commands look.
 
     Attributes:
       server: has its port at once and listens from ``start`` on.
       address: host:port.
+      callers: who may call.
+      clients_file: what clients need to call; None: there are none, or they need nothing.
       reading: of the newest weights; exported with the engine's figures.
 
     Raises:
@@ -56,24 +69,57 @@ class Endpoint:
         name: str,
         port: int = 0,
         prometheus_port: int | None = None,
+        clients: Clients = "none",
+        client_roles: tuple[Role, ...] = ("client",),
+        token_file: Path | None = None,
     ):
-        self._engine = engine
+        self._engine, self._clients, self._client_roles = engine, clients, client_roles
         self._service: RolloutService | None = None
         self.reading = Reading()
         self._exporter: Exporter | None = None
         metrics = WorkerMetrics(name, self._figures)
         interceptors = () if prometheus_port is None else (metrics.interceptor,)
-        self.server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
-        try:
-            port = self.server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            raise ConfigError(
-                "--port", port, f"cannot be used: {error}; 0 means any free port"
-            ) from error
-        self.address = f"{host}:{port}"
+        self._identity = None if clients == "open" else new_identity()
+        self.callers = Callers(Caller(frozenset({"client"})) if clients == "open" else None)
+        self._tokens: list[str] = []  # with which the trainer may call, the newest last
+        front_ends = () if clients == "none" else getattr(engine, "services", ())
+        door = Door(self.callers, self._identity, front_ends)
+        self.server, self.address = listen(host, port, door, "--port", interceptors)
+        self._closing = contextlib.ExitStack()
+        self.clients_file: Path | None = None
+        if clients == "token":
+            self.clients_file = self._let_clients_in(token_file)
         if prometheus_port is not None:
             self._exporter = Exporter(host, prometheus_port, "--prometheus-port", metrics.registry)
             log.info("metrics for Prometheus: %s", self._exporter.url)
+
+    def _secret(self) -> Secret:
+        assert self._identity is not None, "an open port has no secrets"
+        return Secret(new_token(), self._identity.certificate)
+
+    def _let_clients_in(self, token_file: Path | None) -> Path:
+        secret = self._secret()
+        self.callers.admit(secret.token, *self._client_roles)
+        if token_file is None:
+            return self._closing.enter_context(on_ring(self.address, secret))
+        try:
+            secret.write(token_file)
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}"
+            raise ConfigError("--token-file", str(token_file), reason) from error
+        return token_file
+
+    def expect_trainer(self) -> Secret:
+        """Makes the secret of a registration, with which the trainer may call from now on.
+
+        That of the registration before is taken still: a call may be on its way.
+        """
+        secret = self._secret()
+        self.callers.admit(secret.token, "trainer")
+        self._tokens.append(secret.token)
+        if len(self._tokens) > 2:
+            self.callers.dismiss(self._tokens.pop(0))
+        return secret
 
     def _figures(self) -> dict[str, float]:
         draining = self._service is not None and self._service.draining
@@ -89,7 +135,8 @@ class Endpoint:
         self._service = service
         rpc.add_RolloutServicer_to_server(service, self.server)
         answers: Future[object] = Future()
-        if (add_services := getattr(self._engine, "add_services", None)) is not None:
+        add_services = getattr(self._engine, "add_services", None)
+        if add_services is not None and self._clients != "none":
             answers = add_services(self.server, self._engine)
         else:
             answers.set_result(None)
@@ -100,6 +147,7 @@ class Endpoint:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._closing.close()
         if self._exporter is not None:
             self._exporter.close()
 

@@ -22,9 +22,10 @@ from rlax_plugin.config.loading import ResolvedConfig, overridden, resolve
 from rlax_plugin.config.validation import validate
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.ports.protocols import RolloutEngine
+from rlax_plugin.rpc.secret import Secret
 from rlax_plugin.worker.joining import fetch_config
 from rlax_plugin.worker.member import Member
-from rlax_plugin.worker.process import Endpoint, log_to_stderr, run
+from rlax_plugin.worker.process import Clients, Endpoint, log_to_stderr, run
 from rlax_plugin.worker.service import RolloutService
 
 log = logging.getLogger("rlax.worker")
@@ -54,6 +55,7 @@ async def work(
     name: str,
     controller: str,
     config_hash: str,
+    secret: Secret,
     terminated: asyncio.Event,
     prometheus_port: int | None = None,
     pauses: Callable[[float], Pauses] = Pauses,
@@ -61,6 +63,7 @@ async def work(
     """A worker's life on the event loop: until its run ends, it fails, or it has drained.
 
     Args:
+      secret: with which a worker of this run joins it.
       terminated: once set, the worker drains and leaves.
       pauses: see ``Member``.
 
@@ -68,7 +71,12 @@ async def work(
       RlaxError: what made it fail; the controller has been told if its weights were wrong.
     """
     host = section.network.host
-    with Endpoint(host, engine, name=name, prometheus_port=prometheus_port) as endpoint:
+    clients: Clients = "token" if section.network.serve_clients else "none"
+    with Endpoint(
+        host, engine, name=name, prometheus_port=prometheus_port, clients=clients
+    ) as endpoint:
+        if endpoint.clients_file is not None:
+            log.info("clients of %s find its token in %s", endpoint.address, endpoint.clients_file)
         member = Member(
             name=name,
             address=endpoint.address,
@@ -76,6 +84,8 @@ async def work(
             engine=engine,
             section=section,
             config_hash=config_hash,
+            secret=secret,
+            expect_trainer=endpoint.expect_trainer,
             reading=endpoint.reading,
             on_quarantine=lambda: service.stop_generating("this worker is quarantined"),
             progress=lambda health, loading: service.progress(health, loading),
@@ -140,6 +150,7 @@ def serve(
     overrides: Sequence[str],
     *,
     controller: str,
+    token_file: str | None,
     name: str,
     with_parent: bool,
     prometheus_port: int | None = None,
@@ -151,6 +162,7 @@ def serve(
         the controller's alone.
       overrides: see ``config/handing.py``.
       controller: host:port of the controller's Fleet service.
+      token_file: the run's, for workers; None: that of a trainer of this user on this machine.
       name: unique among the run's live workers.
       with_parent: end when the process that started this one ends.
       prometheus_port: 0 takes any free one; None: nothing is exported.
@@ -165,7 +177,7 @@ def serve(
     if own is not None:
         registry_for(own.section)  # what is wrong with it shows before a controller is there
     startup_s = _startup_s(overrides, own)
-    handed = asyncio.run(fetch_config(controller, startup_s))
+    handed, secret = asyncio.run(fetch_config(controller, token_file, startup_s))
     config = for_worker(handed, overrides, own)
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
@@ -176,6 +188,7 @@ def serve(
                 name=name,
                 controller=controller,
                 config_hash=sample_hash(config.content),
+                secret=secret,
                 terminated=terminated,
                 prometheus_port=prometheus_port,
             )

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from rlax_plugin.concurrency.retrying import Pauses
@@ -38,6 +39,8 @@ def serve_run(
     port: int = 0,
     version: int | None = None,
     prometheus_port: int | None = None,
+    open_to_all: bool = False,
+    token_file: Path | None = None,
     ready: Callable[[str], None] = print,
 ) -> None:
     """Serves one version of a run until SIGTERM or Ctrl-C, which let running calls end.
@@ -48,6 +51,8 @@ def serve_run(
       port: of the engine's services and ours; 0 takes any free one.
       version: None is the newest that was kept.
       prometheus_port: 0 takes any free one; None: nothing is exported.
+      open_to_all: whether clients without a token are answered.
+      token_file: where clients' token is written; None: where this user's commands look.
       ready: told what is served where, and how to ask for it, once it is.
 
     Raises:
@@ -60,8 +65,21 @@ def serve_run(
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
         with Endpoint(
-            section.network.host, engine, name=NAME, port=port, prometheus_port=prometheus_port
+            section.network.host,
+            engine,
+            name=NAME,
+            port=port,
+            prometheus_port=prometheus_port,
+            clients="open" if open_to_all else "token",
+            client_roles=("client", "trainer"),  # nobody else does: it has the worker to itself
+            token_file=token_file,
         ) as endpoint:
+            if open_to_all:
+                log.warning(
+                    "every user of this machine can call %s: --open lets in clients without a "
+                    "token",
+                    endpoint.address,
+                )
             service = RolloutService(engine, section, has_weights=lambda: engine.version >= 0)
             services = await endpoint.start(service)
             served = chosen
@@ -80,7 +98,11 @@ def serve_run(
 
             try:
                 if not await _told_first(terminated, start(), section.deadlines.startup_s):
-                    ready(await greeting(engine, served, files, endpoint.address))
+                    ready(
+                        await greeting(
+                            engine, served, files, endpoint.address, endpoint.clients_file
+                        )
+                    )
                     await _told(terminated, engine, section.deadlines.heartbeat_s)
             finally:
                 service.draining = True
@@ -156,13 +178,19 @@ async def _told(terminated: asyncio.Event, engine: RolloutEngine, every_s: float
 
 
 async def greeting(
-    engine: RolloutEngine, version: WeightVersion, files: RunFiles, address: str
+    engine: RolloutEngine,
+    version: WeightVersion,
+    files: RunFiles,
+    address: str,
+    token_file: Path | None,
 ) -> str:
     """What is served where, and how to ask for it."""
     line = f"version {version.version} of {files.url} is served on {address}"
+    if token_file is not None:
+        line += f", to clients with the token in {token_file}"
     if (client_example := getattr(engine, "client_example", None)) is None:
         return line
     try:
-        return f"{line}; try:\n{await asyncio.to_thread(client_example, address)}"
+        return f"{line}; try:\n{await asyncio.to_thread(client_example, address, token_file)}"
     except Exception as error:  # noqa: BLE001  a plug-in reads its prompts, which may be elsewhere
         return f"{line} (no example, as there is no prompt: {type(error).__name__}: {error})"

@@ -343,7 +343,7 @@ BROKEN: dict[str, Broken] = {
         class Launcher:
             restarts = 0
 
-            async def start(self, controller, run_dir):
+            async def start(self, controller, run_dir, token_file):
                 for _ in range(2):
                     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
                 self.restarts = 1

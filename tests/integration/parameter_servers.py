@@ -5,12 +5,12 @@ import threading
 import time
 from contextlib import asynccontextmanager
 
-import grpc
+import doors
 from runs import free_port
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
+from rlax_plugin.rpc.doors import connect
 from rlax_plugin.types import TensorSpec, WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.service import ParameterServer
@@ -73,20 +73,19 @@ class Steady:
 async def serving(store, *, kind=ParameterServer, keep=2, lease_s=60.0, port=0, **kwargs):
     # As a server of its own, to which trainers elsewhere publish; see ``version``.
     service = kind(store, keep=keep, lease_s=lease_s, **{"published_in": "/w"} | kwargs)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server, address = doors.server(port or free_port())
     service.add_to(server)
-    port = server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
     await server.start()
     try:
-        yield service, f"127.0.0.1:{port}"
+        yield service, address
     finally:
         await service.close()
         await server.stop(None)
 
 
 @asynccontextmanager
-async def client_of(address, rpc_s=60.0, **kwargs):
-    client = ParameterServerClient(address, rpc_s=rpc_s, **kwargs)
+async def client_of(address, secret=doors.SECRETS.of_trainer, rpc_s=60.0, **kwargs):
+    client = ParameterServerClient(address, secret, rpc_s=rpc_s, **kwargs)
     try:
         yield client
     finally:
@@ -95,9 +94,9 @@ async def client_of(address, rpc_s=60.0, **kwargs):
 
 async def acquire_and_die(address, number):
     """A reader that takes a lease, and neither renews nor releases it."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with connect(address, doors.SECRETS.of_worker) as connection:
         request = pb.AcquireRequest(version=number, holder="dead")
-        await rpc.ParameterServerStub(channel).Acquire(request, timeout=LIMIT_S)
+        await rpc.ParameterServerStub(connection).Acquire(request, timeout=LIMIT_S)
 
 
 def run(coroutine):

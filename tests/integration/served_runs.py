@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import doors
 import grpc
 import numpy as np
 from jetstream.core.proto import jetstream_pb2 as jet
@@ -37,7 +38,7 @@ class Server:
 
     def until_ready(self) -> str:
         self.line = self.process.stdout.readline()
-        found = re.search(r"served on (\S+);", self.line)
+        found = re.search(r"served on ([^\s,;]+)", self.line)
         assert found, self.line + self.end()[1]
         self.address = found[1]
         self.example = self.process.stdout.readline()
@@ -67,7 +68,7 @@ def ids(tokens: list[int], max_tokens: int = 40) -> jet.DecodeRequest:
 
 
 def orchestrator(address: str) -> jet_rpc.OrchestratorStub:
-    return jet_rpc.OrchestratorStub(grpc.insecure_channel(address))
+    return jet_rpc.OrchestratorStub(doors.channel_to(address))
 
 
 def is_live(stub: jet_rpc.OrchestratorStub) -> bool:
@@ -97,7 +98,7 @@ def generated(address: str, prompt: np.ndarray, new: int = 40) -> list[int]:
     """What our own service generates at temperature 0."""
     sampling = SamplingParams(temperature=0, max_new_tokens=new, stop_ids=(STOP,))
     request = Request(Key("train", 0), 1, prompt, (7,), sampling)
-    with grpc.insecure_channel(address) as channel:
+    with doors.channel_to(address) as channel:
         (reply,) = rpc.RolloutStub(channel).Generate(
             pb.GenerateRequest(requests=[request_to_proto(request)]), timeout=DEADLINE_S
         )

@@ -7,7 +7,7 @@ import re
 import sqlite3
 from pathlib import Path
 
-import grpc
+import doors
 from runs import HELPERS, TWO_WORKERS, Run, held, kill_group
 
 from rlax_plugin.commands.audit import audit
@@ -49,7 +49,7 @@ def tokens_of_workers(run: Run) -> int:
     total = 0
     for log in run.dir.glob("logs/local-*.log"):
         (address,) = re.findall(r"serves on (\S+)", log.read_text())
-        with grpc.insecure_channel(address) as channel:
+        with doors.channel_to(address) as channel:
             figures = rpc.RolloutStub(channel).Health(pb.HealthRequest(), timeout=60).figures
         assert figures["active"] == figures["waiting"] == 0
         total += int(figures["tokens_total"])
@@ -59,7 +59,8 @@ def tokens_of_workers(run: Run) -> int:
 def test_workers_stop_generating_what_no_batch_needs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HELPERS)
     go = tmp_path / "go"
-    run = Run(tmp_path, *SETTINGS, *held({6: go}))
+    clients = "rlax.network.serve_clients=true"
+    run = Run(tmp_path, *SETTINGS, *held({6: go}), clients)
 
     def at_rest() -> bool:
         """Step 6 is held, and all that may be generated for it is there."""
@@ -94,7 +95,7 @@ def test_workers_stop_generating_what_no_batch_needs(tmp_path: Path, monkeypatch
     kill_group(run.process)
     run.process.communicate()
 
-    again = Run(tmp_path, *SETTINGS, *held({6: go}))
+    again = Run(tmp_path, *SETTINGS, *held({6: go}), clients)
     status, out = again.end()
     assert status == 0, out
     report = audit(RunFiles(again.dir))

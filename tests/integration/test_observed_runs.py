@@ -49,7 +49,7 @@ class Careless:
 class Nowhere:
     restarts = 0
 
-    async def start(self, controller, run_dir):
+    async def start(self, controller, run_dir, token_file):
         raise WorkerError("no machine is free")
 
     async def stop(self):

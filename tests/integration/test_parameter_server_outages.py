@@ -7,6 +7,7 @@ import random
 import time
 from pathlib import Path
 
+import doors
 import grpc
 import pytest
 from parameter_servers import CountsRenewals, Deleted, client_of, run, serving, version
@@ -17,7 +18,6 @@ from rlax_plugin.commands.audit import audit
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnreadableError
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 
@@ -187,11 +187,10 @@ def test_a_controller_that_ends_while_it_answers_is_waited_for():
 
     async def main():
         settings = section()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server, address = doors.server(port := free_port())
         rpc.add_FleetServicer_to_server(Ends(), server)
-        port = server.add_insecure_port(f"127.0.0.1:{free_port()}")
         await server.start()
-        worker = Worker("w", Counting(5), settings, f"127.0.0.1:{port}")
+        worker = Worker("w", Counting(5), settings, address)
         await asked.wait()
         await server.stop(None)
         async with trainer(settings, port=port) as two:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import doors
 import grpc
 import pytest
 from dispatching import declared
@@ -17,6 +18,7 @@ from worker_harness import (
     Worker,
     group,
     member,
+    port_of,
     run,
     section,
     trainer,
@@ -29,9 +31,9 @@ from rlax_plugin.errors import (
     WorkerError,
 )
 from rlax_plugin.ports.loaded import Loaded
+from rlax_plugin.rollouts.fleet_service import FleetService
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.rpc.wire import request_to_proto
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import PROCESS
@@ -192,9 +194,8 @@ def test_a_quarantine_is_told_until_it_is_heard():
 
             one.fleet.Deregister = busy
             await one.server.stop(None)
-            one.server = grpc.aio.server(options=SERVER_OPTIONS)
-            rpc.add_FleetServicer_to_server(one.fleet, one.server)
-            one.server.add_insecure_port(one.address)
+            one.server, _ = doors.server(port_of(one), one.callers)
+            rpc.add_FleetServicer_to_server(FleetService(one.fleet, one.callers), one.server)
             await one.server.start()
             bad.quarantine = "a canary died"
             await bad.leave()

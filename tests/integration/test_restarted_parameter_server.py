@@ -2,6 +2,7 @@
 
 import asyncio
 
+import doors
 import numpy as np
 import pytest
 from parameter_servers import Deleted, client_of, run, serving, version
@@ -67,7 +68,7 @@ def test_a_watch_survives_a_restarted_server_and_ends_with_its_client(tmp_path):
     async def main():
         index = tmp_path / "state" / "versions.json"
         async with serving(Deleted(), index=index) as (service, address):
-            client = ParameterServerClient(address, rpc_s=60.0)
+            client = ParameterServerClient(address, doors.SECRETS.of_trainer, rpc_s=60.0)
             watch = client.watch()
             await service.publish(version(0))
             await service.publish(version(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
+import doors
 import pytest
 from worker_harness import (
     Counting,
@@ -25,7 +25,6 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
 )
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import Member
@@ -62,9 +61,8 @@ def test_a_parameter_server_that_outlives_the_trainer_does_not_serve_its_version
     async def main():
         settings = section()
         store = ParameterServer(NoBytes(), keep=4, lease_s=60)
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server, address = doors.server()
         store.add_to(server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         alone: dict[str, Any] = {"parameters": store, "parameter_server": address}
         async with trainer(settings, **alone) as apart:

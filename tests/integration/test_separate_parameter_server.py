@@ -11,17 +11,22 @@ import numpy as np
 from parameter_servers import LIMIT_S, client_of, run
 
 from rlax_plugin.errors import WeightsError
+from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.types import TensorSpec, WeightVersion
 
 SERVER = """
     import asyncio, shutil, sys
     from pathlib import Path
+    from rlax_plugin.rpc.doors import Door
+    from rlax_plugin.rpc.run_secrets import run_secrets
     from rlax_plugin.weights.service import serve_parameter_server
 
     class Store:
         delete = staticmethod(shutil.rmtree)
 
-    asyncio.run(serve_parameter_server("127.0.0.1", 0, Store(), 1, 60.0,
+    secrets = run_secrets(Path(sys.argv[1]))
+    door = Door(secrets.callers(), secrets.identity)
+    asyncio.run(serve_parameter_server("127.0.0.1", 0, door, Store(), 1, 60.0,
         lambda address: print(address, flush=True), index=Path(sys.argv[1]) / "index.json",
         published_in=sys.argv[1]))
 """
@@ -66,7 +71,8 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
                 return held
 
     async def main(address):
-        async with client_of(address) as one, client_of(address) as two:
+        secret = run_secrets(tmp_path).of_trainer
+        async with client_of(address, secret) as one, client_of(address, secret) as two:
             started = [asyncio.Event(), asyncio.Event()]
             readers = [
                 asyncio.ensure_future(read(client, event))
@@ -96,6 +102,7 @@ def test_nothing_is_deleted_under_two_readers(tmp_path):
         server.kill()
         server.stdout.close()
     # keep = 1: all but the newest are gone, and a restarted server would know it.
-    assert sorted(p.name for p in tmp_path.iterdir()) == [str(last), "index.json"]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [str(last), "index.json", "secrets.json", "worker-token.json"]
     known = json.loads((tmp_path / "index.json").read_text())["versions"]
     assert known[-1]["version"] == last

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import doors
 import grpc
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from waiting import wait_until
 
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.key_ring import token_path
 from rlax_plugin.testing.task import STOP, decode, encode
 
 PLUGINS = "rlax.plugins=[rlax_plugin.testing, bigram_slots]"
@@ -67,10 +69,11 @@ def trained(tmp_path_factory) -> Trained:
         "rlax.rollouts.engine={name: bigram_slots, step_s: 0.02}",
         "rlax.evaluation.problems=0",
         "rlax.network.prometheus_port=0",
+        "rlax.network.serve_clients=true",
         "rlax.weights.keep=3",
         "steps=1000",
     )
-    told = run.process.stdout.readline() + run.process.stdout.readline()
+    told = "".join(run.process.stdout.readline() for _ in range(3))
     url = re.search(r"http://127\.0\.0\.1:\d+/metrics", told)
     assert url, told + run.end()[1]
     scrapes = []
@@ -169,6 +172,7 @@ def test_the_example_that_the_server_prints_runs(trained: Trained, server: Serve
 
 BENCHMARK = """
 import asyncio, json, sys, types
+from rlax_plugin.rpc.key_ring import token_path
 from rlax_plugin.testing.task import Numbers, NumbersConfig
 # What scores answers needs nltk and evaluate; what loads tokenizers, TensorFlow.
 sys.modules["eval_accuracy"] = types.SimpleNamespace(eval_accuracy=None)
@@ -184,9 +188,20 @@ json.dump([result["completed"], result["total_output_tokens"], texts], sys.stder
 """
 
 
-def test_jetstreams_own_benchmark_runs_as_it_is(server: Server, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def open_server(trained: Trained) -> Iterator[Server]:
+    server = Server(trained.dir, *GREEDY, "--open")
+    server.until_ready()
+    yield server
+    status, errors = server.end()
+    assert status == 0 and "every user of this machine can call" in errors
+
+
+def test_jetstreams_own_benchmark_runs_as_it_is(
+    server: Server, open_server: Server, tmp_path: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BENCHMARK, server.address],
+        [sys.executable, "-c", BENCHMARK, open_server.address],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -255,7 +270,7 @@ def test_cancelled_calls_free_their_slots_and_all_is_exported(
     found = page(url)
     assert found["rlax_calls_total", "OK", "Decode"] == 1
     assert found["rlax_worker_weight_version", "standalone"] == older
-    channel = grpc.insecure_channel(address)
+    channel = doors.channel_to(address)
     health = rpc.RolloutStub(channel).Health(pb.HealthRequest(), timeout=DEADLINE_S)
     exported = {name: found[f"rlax_worker_{name}", "standalone"] for name in health.figures}
     assert exported == dict(health.figures) and exported["tokens_total"] > 20
@@ -273,7 +288,8 @@ def test_not_live_without_weights_and_sigterm_lets_running_calls_end(
         "rlax.deadlines.drain_s=60",
         *("--port", str(port)),
     )
-    channel = grpc.insecure_channel(address)
+    wait_until(token_path(address).exists, "there is no token file")
+    channel = doors.channel_to(address)
     stub, health = jet_rpc.OrchestratorStub(channel), jet.HealthCheckRequest()
     while True:  # until JetStream's servicer is there
         try:
@@ -334,7 +350,7 @@ def test_the_documented_client_runs(server: Server, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/serving.md").read_text()
     client = tmp_path / "client.py"
     client.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
-    assert len(client.read_text().splitlines()) <= 20
-    command = [sys.executable, str(client), server.address, "17"]
+    assert len(client.read_text().splitlines()) <= 30
+    command = [sys.executable, str(client), server.address, token_path(server.address), "17"]
     out = subprocess.check_output(command, text=True, timeout=DEADLINE_S)
     assert out == decode(np.array(generated(server.address, encode("17")))) + "\n"

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-import grpc
+import doors
 import numpy as np
 from runs import free_port
 from sections import section_with
@@ -24,9 +24,9 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rollouts.dispatch import Dispatcher
 from rlax_plugin.rollouts.fleet import Fleet, FleetListener
 from rlax_plugin.rollouts.fleet import Worker as FleetWorker
+from rlax_plugin.rollouts.fleet_service import FleetService
 from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import Member
@@ -141,9 +141,8 @@ class Trainer(FleetListener, Reissuing):
         self.lost: list[str] = []
         self.quarantined: list[tuple[str, str]] = []
         self.again: list[tuple[int, int, str]] = []
-        self.server = grpc.aio.server(options=SERVER_OPTIONS)
-        bound = self.server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
-        self.address = f"127.0.0.1:{bound}"
+        self.callers = doors.SECRETS.callers()
+        self.server, self.address = doors.server(port or free_port(), self.callers)
         self.parameters = parameters or ParameterServer(NoBytes(), keep=2, lease_s=60)
         self.fleet = Fleet(
             deadlines=settings.deadlines,
@@ -180,7 +179,7 @@ class Trainer(FleetListener, Reissuing):
 async def trainer(settings: RlaxSection, port: int = 0, **kwargs: Any) -> AsyncIterator[Trainer]:
     one = Trainer(settings, port, **kwargs)
     one.parameters.add_to(one.server)
-    rpc.add_FleetServicer_to_server(one.fleet, one.server)
+    rpc.add_FleetServicer_to_server(FleetService(one.fleet, one.callers), one.server)
     await one.server.start()
     try:
         yield one
@@ -208,6 +207,7 @@ class Worker:
                 name=name,
                 controller=controller,
                 config_hash="abc",
+                secret=doors.SECRETS.of_worker,
                 terminated=self.terminated,
                 **options,
             )
@@ -227,6 +227,8 @@ def member[M: Member](
         address="127.0.0.1:1",
         controller=address,
         section=settings,
+        secret=doors.SECRETS.of_worker,
+        expect_trainer=doors.expect_trainer,
         **({"engine": Counting(5), "config_hash": "abc"} | options),
     )
 

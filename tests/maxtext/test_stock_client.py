@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
 import numpy as np
 from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
@@ -15,6 +14,8 @@ from tiny_engine import NEW, PROMPT, SLOTS, prompts_of
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.secret import read_secret
 from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
@@ -99,11 +100,15 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client(dense):
         return sample
 
     async def scenario() -> None:
-        with Endpoint("127.0.0.1", engine, name="w") as endpoint:
+        both = ("client", "trainer")
+        with Endpoint(
+            "127.0.0.1", engine, name="w", clients="token", client_roles=both
+        ) as endpoint:
             services = await endpoint.start(RolloutService(engine, section))
             await take_version(engine, published(dense.weights))
             await services
-            async with grpc.aio.insecure_channel(endpoint.address) as channel:
+            secret = read_secret(endpoint.clients_file, "token_file")
+            async with connect(endpoint.address, secret) as channel:
                 ids = [jet.DecodeRequest.TokenContent(token_ids=p.tolist()) for p in prompts]
                 texts = [jet.DecodeRequest.TextContent(text=Digits().decode(p)) for p in prompts]
                 asked = [by_jetstream(channel, token_content=content) for content in ids]

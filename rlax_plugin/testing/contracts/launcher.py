@@ -8,6 +8,8 @@ from collections.abc import Callable
 import psutil
 
 from rlax_plugin.ports.protocols import Launcher
+from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.secret import Secret, new_token
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
     eventually,
@@ -36,8 +38,9 @@ def check_launcher(trial: Trial, part: Inspection) -> None:
         await launcher.stop()
 
     async def lives() -> None:
-        launcher = build()
-        await launcher.start(_NOWHERE, trial.run_dir)
+        launcher, token_file = build(), trial.run_dir / "worker-token.json"
+        Secret(new_token(), new_identity().certificate).write(token_file)
+        await launcher.start(_NOWHERE, trial.run_dir, token_file)
         try:
             if await eventually(started, _START_S):
                 await _kill_one(launcher, started()[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import doors
 import grpc
 import pytest
 from sections import section_with
@@ -70,6 +71,8 @@ def test_a_worker_whose_controller_does_not_answer_names_the_key():
             engine=FakeEngine(FakeWeightStore()),
             section=values,
             config_hash="abc",
+            secret=doors.SECRETS.of_worker,
+            expect_trainer=doors.expect_trainer,
         )
         with pytest.raises(DeadlineError) as error:
             await member.register()

@@ -11,6 +11,7 @@ import pytest
 
 from rlax_plugin.errors import TrainingError, WeightsError, WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.doors import connect
 from rlax_plugin.rpc.rlax_pb2_grpc import RolloutStub
 from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.testing import (
@@ -191,7 +192,7 @@ def test_a_worker_answers_over_grpc_and_rejects_what_its_engine_rejects() -> Non
     async def ask() -> None:
         engine = FakeEngine(store)
         await take_version(engine, version)
-        async with FakeWorker(engine) as worker, grpc.aio.insecure_channel(worker.address) as at:
+        async with FakeWorker(engine) as worker, connect(worker.address, worker.secret) as at:
             stub = RolloutStub(at)
             assert (await stub.Health(pb.HealthRequest(), timeout=60)).version == 0
             asked = pb.GenerateRequest(requests=[request_to_proto(good)])

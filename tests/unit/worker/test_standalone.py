@@ -84,12 +84,12 @@ def test_a_version_that_is_deleted_meanwhile_is_replaced_by_the_newest(run: Path
 
 def test_a_run_without_its_prompts_is_served_without_an_example(run: Path) -> None:
     class Engine(ScriptedEngine):
-        def client_example(self, address: str) -> str:
+        def client_example(self, address: str, token_file: Path | None) -> str:
             raise FileNotFoundError("/data/train.jsonl")
 
     engine = Engine.__new__(Engine)
     chosen = kept_version(RunFiles(run))
-    said = asyncio.run(greeting(engine, chosen, RunFiles(run), "127.0.0.1:9"))
+    said = asyncio.run(greeting(engine, chosen, RunFiles(run), "127.0.0.1:9", None))
     assert said.startswith("version 4 of ") and "served on 127.0.0.1:9 (no example" in said
     assert "FileNotFoundError: /data/train.jsonl" in said
 

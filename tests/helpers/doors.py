@@ -1,0 +1,32 @@
+"""Secrets of a run that exists in a test only, the door of its servers, and their clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+
+from rlax_plugin.rpc.callers import Callers
+from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.doors import Door, client_channel, listen
+from rlax_plugin.rpc.key_ring import token_path
+from rlax_plugin.rpc.run_secrets import RunSecrets
+from rlax_plugin.rpc.secret import Secret, new_token
+
+SECRETS = RunSecrets(new_token(), new_token(), new_identity(), Path("worker-token.json"))
+
+
+def server(port: int = 0, callers: Callers | None = None) -> tuple[grpc.aio.Server, str]:
+    """A server of the run's, and its address."""
+    door = Door(callers or SECRETS.callers(), SECRETS.identity)
+    return listen("127.0.0.1", port, door, "port")
+
+
+def expect_trainer() -> Secret:
+    """The secret of a registration whose worker is never called."""
+    return Secret(new_token(), SECRETS.identity.certificate)
+
+
+def channel_to(address: str) -> grpc.Channel:
+    """To a server of this user that says where its token is, such as ``rlax serve RUN``."""
+    return client_channel(address, token_path(address))
