@@ -156,7 +156,7 @@ class Static(Launcher):
     restarts = 0
 
     async def start(self, controller: str, run_dir: Path, token_file: Path) -> None:
-        log.info("waiting for workers to register with %s", controller)
+        log.info("waiting for workers to register with %s (%s)", controller, token_file)
 
     async def stop(self) -> None:
         """Static workers leave by themselves: the reply to their heartbeat says that it is over."""

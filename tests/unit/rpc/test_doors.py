@@ -1,0 +1,161 @@
+"""Who has taken over a port learns nothing; and nothing else in the project listens or connects."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import doors
+import grpc
+import pytest
+
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.doors import Door, connect, listen
+from rlax_plugin.rpc.secret import Secret, new_token
+
+ROOT = Path(__file__).parents[3]
+LIMIT_S = 60.0
+
+
+class Collector(grpc.GenericRpcHandler):
+    """Takes every call and keeps its metadata and messages."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def service(self, handler_call_details: Any) -> Any:
+        self.heard.append(handler_call_details.invocation_metadata)
+
+        async def answer(requests: Any, context: Any) -> Any:
+            async for request in requests:
+                self.heard.append(request)
+                yield b""
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+
+@pytest.mark.parametrize("proves", ["nothing", "another certificate"])
+def test_a_process_that_takes_over_a_port_is_told_nothing(proves: str) -> None:
+    async def main() -> None:
+        first, address = doors.server()
+        first.add_generic_rpc_handlers((honest := Collector(),))
+        await first.start()
+        secret = Secret(doors.SECRETS.trainer, doors.SECRETS.identity.certificate)
+        async with connect(address, secret) as connection:
+            stub = rpc.ParameterServerStub(connection)
+            await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
+            assert len(honest.heard) == 2
+            await first.stop(None)
+            collector = Collector()
+            port = int(address.rpartition(":")[2])
+            other = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+            other.add_generic_rpc_handlers((collector,))
+            if proves == "nothing":
+                assert other.add_insecure_port(address) == port
+            else:
+                mine = new_identity()
+                pair = mine.key.encode(), mine.certificate.encode()
+                assert other.add_secure_port(address, grpc.ssl_server_credentials([pair])) == port
+            await other.start()
+            for _ in range(20):  # the same channel, which connects again
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Latest(pb.LatestRequest(), timeout=LIMIT_S)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                await asyncio.sleep(0.05)
+            assert collector.heard == []
+            await other.stop(None)
+            again, _ = doors.server(port)
+            again.add_generic_rpc_handlers((Collector(),))
+            await again.start()
+            await stub.Latest(pb.LatestRequest(), wait_for_ready=True, timeout=LIMIT_S)
+            await again.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT_S))
+
+
+def test_a_server_is_not_talked_to_without_encryption() -> None:
+    async def main() -> None:
+        server, address = doors.server()
+        server.add_generic_rpc_handlers((collector := Collector(),))
+        await server.start()
+        async with grpc.aio.insecure_channel(address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rpc.FleetStub(channel).Config(pb.ConfigRequest(), timeout=LIMIT_S)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE and collector.heard == []
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_a_port_that_is_taken_is_an_error_of_its_key() -> None:
+    async def main() -> None:
+        taken, address = doors.server()
+        port = int(address.rpartition(":")[2])
+        door = Door(doors.SECRETS.callers(), doors.SECRETS.identity)
+        with pytest.raises(ConfigError, match=f"rlax.network.port = {port}: cannot be used on"):
+            listen("127.0.0.1", port, door, "rlax.network.port")
+        await taken.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+@pytest.mark.parametrize("certificate", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAA=="])
+def test_a_certificate_that_is_none_connects_to_nothing(certificate: str) -> None:
+    async def main() -> None:
+        server, address = doors.server()
+        server.add_generic_rpc_handlers((collector := Collector(),))
+        await server.start()
+        async with connect(address, Secret(new_token(), certificate)) as connection:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await rpc.FleetStub(connection).Config(pb.ConfigRequest(), timeout=5)
+        assert collector.heard == []
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+PLAIN = {"start_http_server", "make_server", "serve_forever", "insecure_channel", "secure_channel"}
+LISTENS_OR_CONNECTS = PLAIN | {
+    *("add_insecure_port", "add_secure_port", "create_server", "start_server", "open_connection"),
+    *("create_connection", "bind", "listen", "urlopen", "server"),
+}
+ELSEWHERE = {
+    # Outgoing HTTP of rewards, to servers that the config names.
+    "plugins/rlax_http",
+}
+
+
+def _calls(path: Path) -> set[str]:
+    """Functions called in a file that may listen or connect, as ``x.name`` or ``name``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            last = name.rpartition(".")[2]
+            known = name.startswith(("grpc.", "socket.", "asyncio.", "urllib", "self._server."))
+            if last in LISTENS_OR_CONNECTS and (known or last in PLAIN or last.startswith("add_")):
+                found.add(name)
+    return found
+
+
+def test_only_one_room_listens_or_connects() -> None:
+    files = [
+        path
+        for name in ("rlax_plugin", "plugins", "maxtext_overrides")
+        for path in (ROOT / name).rglob("*.py")
+        if "_pb2" not in path.name
+    ]
+    assert len(files) > 300
+    found = {str(path.relative_to(ROOT)): names for path in files if (names := _calls(path))}
+    rooms = {
+        file
+        for file in found
+        if not file.startswith("rlax_plugin/rpc/") and not file.startswith(tuple(ELSEWHERE))
+    }
+    assert rooms == set()
+    assert "grpc.aio.secure_channel" in found["rlax_plugin/rpc/doors.py"]  # the test can see

@@ -1,0 +1,175 @@
+"""Files of secrets: for one user alone, made once, distrusted where others could have been."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.key_ring import on_ring, token_path
+from rlax_plugin.rpc.private_files import write_private
+from rlax_plugin.rpc.run_secrets import known_secrets, run_secrets
+from rlax_plugin.rpc.secret import MissingSecretError, Secret, new_token, read_secret
+
+FILES = ("secrets.json", "worker-token.json")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest):
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def test_the_files_are_for_their_user_alone_whatever_the_umask(umask: None, tmp_path: Path) -> None:
+    made = run_secrets(tmp_path)
+    assert [mode(tmp_path / name) for name in FILES] == [0o600] * 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(FILES)
+    with on_ring("127.0.0.1:9", made.of_worker) as path:
+        assert mode(path) == 0o600 and mode(path.parent) == 0o700
+        assert path == token_path("localhost:9")
+    assert not path.exists()
+
+
+def test_secrets_are_made_once_and_differ_from_run_to_run(tmp_path: Path) -> None:
+    one, again = run_secrets(tmp_path), run_secrets(tmp_path)
+    assert one == again == known_secrets(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = run_secrets(tmp_path / "other")
+    tokens = [one.trainer, one.worker, other.trainer, other.worker]
+    assert len(set(tokens)) == 4 and all(len(bytes.fromhex(token)) == 32 for token in tokens)
+    assert one.identity.certificate != other.identity.certificate
+    assert read_secret(one.worker_file, "--token-file") == one.of_worker
+
+
+def test_a_worker_is_handed_neither_the_trainers_token_nor_the_key(tmp_path: Path) -> None:
+    made = run_secrets(tmp_path)
+    handed = made.worker_file.read_text()
+    assert made.worker in handed and made.trainer not in handed and "PRIVATE KEY" not in handed
+    assert made.trainer not in repr(made) and made.worker not in repr(made.of_worker)
+    assert made.identity.key not in repr(made)
+
+
+def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
+    barrier, found = threading.Barrier(8), []
+
+    def make() -> None:
+        barrier.wait(60)
+        found.append(run_secrets(tmp_path))
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 8 and len({one.trainer for one in found}) == 1
+
+
+def opened(path: Path) -> None:
+    path.chmod(0o644)
+
+
+def damaged(path: Path) -> None:
+    path.write_text('{"trainer": "x"}')
+
+
+def cut(path: Path) -> None:
+    path.write_text(path.read_text()[:100])
+
+
+def of_numbers(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"worker": 7}))
+
+
+@pytest.mark.parametrize("harm", [opened, damaged, cut, of_numbers])
+def test_secrets_that_others_may_know_or_that_are_damaged_are_replaced(
+    harm: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = run_secrets(tmp_path)
+    harm(tmp_path / FILES[0])
+    assert known_secrets(tmp_path) is None
+    after = run_secrets(tmp_path)
+    assert {after.trainer, after.worker}.isdisjoint({before.trainer, before.worker})
+    assert after.identity != before.identity and mode(tmp_path / FILES[0]) == 0o600
+    assert "the run gets new secrets" in caplog.text and before.trainer not in caplog.text
+    assert read_secret(after.worker_file, "k") == after.of_worker
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Somebody who may write there would have secrets of his choice, or another file, read."""
+    (tmp_path / "of").mkdir()
+    run_secrets(tmp_path / "of")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / FILES[0]).symlink_to(tmp_path / "of" / FILES[0])
+    with pytest.raises(ConfigError, match=r"rlax\.state_dir"):
+        run_secrets(tmp_path / "run")
+    assert known_secrets(tmp_path / "run") is None
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def large(path: Path) -> None:
+    write_private(path, "x" * (1 << 17))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (fifo, "is no ordinary file"),
+        (large, "is damaged: it has more than 65536 bytes"),
+        (lambda path: write_private(path, [1]), "is no token file"),
+        (lambda path: write_private(path, {"token": "1"}), "is no token file"),
+        (lambda path: Secret("short", "x").write(path), "is no token file"),
+        (
+            lambda path: Secret(new_token(), new_identity().certificate + "more").write(path),
+            "is no token file",
+        ),
+        (lambda path: path.mkdir(), "is no ordinary file"),
+        (lambda path: path.symlink_to("/dev/zero"), "cannot be read"),
+        (lambda path: (path.write_text("{}"), path.chmod(0o640)), r"open to other users .*mode 40"),
+    ],
+)
+def test_a_token_file_that_is_none_is_one_error(
+    make: Callable[[Path], object], said: str, tmp_path: Path
+) -> None:
+    make(path := tmp_path / "token.json")
+    with pytest.raises(ConfigError, match=rf"^--token-file = .*: .*{said}"):
+        read_secret(path, "--token-file")
+
+
+def test_a_token_file_that_is_not_there_yet_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(MissingSecretError, match="does not exist"):
+        read_secret(tmp_path / "none", "--token-file")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a file to another user")
+def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
+    made = run_secrets(tmp_path)
+    os.chown(made.worker_file, 65534, 65534)
+    with pytest.raises(ConfigError, match=r"belongs to another user \(uid 65534\)"):
+        read_secret(made.worker_file, "--token-file")
+    os.chown(tmp_path / FILES[0], 65534, 65534)
+    assert run_secrets(tmp_path).trainer != made.trainer
+
+
+def test_a_home_that_cannot_be_written_costs_only_convenience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    secret = Secret(new_token(), new_identity().certificate)
+    with on_ring("127.0.0.1:9", secret) as path:
+        assert not path.exists() and "cannot be written" in caplog.text
