@@ -89,6 +89,13 @@ def serve(
             min=0, max=65535, help="port of a page /metrics for Prometheus; 0: any free port"
         ),
     ] = None,
+    prometheus_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="file with the token that a scrape must send; default: every local user can read "
+            "the page"
+        ),
+    ] = None,
 ) -> None:
     """Serves the weights of a run to other programs, or generates rollouts for a running trainer.
 
@@ -107,6 +114,7 @@ def serve(
     """
     with exit_status():
         what, overrides = _what_and_overrides(arguments or [], controller)
+        token = _prometheus_token(prometheus_token_file, prometheus_port)
         if controller is None:
             from rlax_plugin.worker.standalone import serve_run
 
@@ -119,6 +127,7 @@ def serve(
                 port=port or 0,
                 version=version,
                 prometheus_port=prometheus_port,
+                prometheus_token=token,
                 ready=typer.echo,
             )
             return
@@ -136,6 +145,7 @@ def serve(
             name=_default_name() if name is None else name,
             with_parent=with_parent,
             prometheus_port=prometheus_port,
+            prometheus_token=token,
         )
 
 
@@ -144,6 +154,17 @@ def _what_and_overrides(words: list[str], controller: str | None) -> tuple[str |
     if words and (controller is None or "=" not in words[0] or words[0].endswith(".yml")):
         return words[0], words[1:]
     return None, words
+
+
+def _prometheus_token(path: Path | None, port: int | None) -> str:
+    from rlax_plugin.rpc.token_file import read_token
+
+    if path is None:
+        return ""
+    if port is None:
+        reason = "can only be used with --prometheus-port"
+        raise ConfigError("--prometheus-token-file", str(path), reason)
+    return read_token("--prometheus-token-file", path)
 
 
 def _default_name() -> str:

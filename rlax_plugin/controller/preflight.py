@@ -18,6 +18,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.prior import check_prior, kept_prior
 from rlax_plugin.controller.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.metrics.exporter import prometheus_token
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.objective.loss import ObjectiveSlots
@@ -49,6 +50,8 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
     slots = registry.slots(context)
     advantages.probe(slots.advantages, section.rollouts.group_size)
     check_places(section, maxtext, remote=remote)
+    if section.network.prometheus_port is not None:
+        prometheus_token(section.network)
     registry.check_start(section, context)
     return slots
 

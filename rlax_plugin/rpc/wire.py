@@ -97,7 +97,9 @@ def _sample_from_proto(
         versions = np.concatenate([told.versions[:begins_at], versions])
     if not 0 <= sample.finish < len(_FINISHES):
         raise ValueError(f"finish {sample.finish} does not exist")
-    side = {n: _side_array(n, b, declared) for n, b in sample.side.items()} if sample.side else EMPTY
+    side = (
+        {n: _side_array(n, b, declared) for n, b in sample.side.items()} if sample.side else EMPTY
+    )
     finish = _FINISHES[sample.finish]
     return Sampled(sample.seed, tokens, logprobs, versions, finish, workers, side)
 

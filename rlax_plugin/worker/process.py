@@ -38,6 +38,7 @@ class Endpoint:
 
     Args:
       port: 0 takes any free one; so does ``prometheus_port``, and None exports nothing.
+      prometheus_token: see ``Exporter``.
 
     Attributes:
       server: has its port at once and listens from ``start`` on.
@@ -56,6 +57,7 @@ class Endpoint:
         name: str,
         port: int = 0,
         prometheus_port: int | None = None,
+        prometheus_token: str = "",
     ):
         self._engine = engine
         self._service: RolloutService | None = None
@@ -72,7 +74,13 @@ class Endpoint:
             ) from error
         self.address = f"{host}:{port}"
         if prometheus_port is not None:
-            self._exporter = Exporter(host, prometheus_port, "--prometheus-port", metrics.registry)
+            self._exporter = Exporter(
+                host,
+                prometheus_port,
+                "--prometheus-port",
+                metrics.registry,
+                token=prometheus_token,
+            )
             log.info("metrics for Prometheus: %s", self._exporter.url)
 
     def _figures(self) -> dict[str, float]:

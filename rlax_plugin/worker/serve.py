@@ -56,6 +56,7 @@ async def work(
     config_hash: str,
     terminated: asyncio.Event,
     prometheus_port: int | None = None,
+    prometheus_token: str = "",
     pauses: Callable[[float], Pauses] = Pauses,
 ) -> None:
     """A worker's life on the event loop: until its run ends, it fails, or it has drained.
@@ -68,7 +69,13 @@ async def work(
       RlaxError: what made it fail; the controller has been told if its weights were wrong.
     """
     host = section.network.host
-    with Endpoint(host, engine, name=name, prometheus_port=prometheus_port) as endpoint:
+    with Endpoint(
+        host,
+        engine,
+        name=name,
+        prometheus_port=prometheus_port,
+        prometheus_token=prometheus_token,
+    ) as endpoint:
         member = Member(
             name=name,
             address=endpoint.address,
@@ -143,6 +150,7 @@ def serve(
     name: str,
     with_parent: bool,
     prometheus_port: int | None = None,
+    prometheus_token: str = "",
 ) -> None:
     """Runs a worker until its run ends, it is told to leave, or it fails.
 
@@ -154,6 +162,7 @@ def serve(
       name: unique among the run's live workers.
       with_parent: end when the process that started this one ends.
       prometheus_port: 0 takes any free one; None: nothing is exported.
+      prometheus_token: that a scrape must have; "": none.
 
     Raises:
       RlaxError: configuration, start-up and engine failures.
@@ -178,6 +187,7 @@ def serve(
                 config_hash=sample_hash(config.content),
                 terminated=terminated,
                 prometheus_port=prometheus_port,
+                prometheus_token=prometheus_token,
             )
         except RlaxError:
             log.exception("worker %s failed", name)

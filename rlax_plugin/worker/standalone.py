@@ -38,6 +38,7 @@ def serve_run(
     port: int = 0,
     version: int | None = None,
     prometheus_port: int | None = None,
+    prometheus_token: str = "",
     ready: Callable[[str], None] = print,
 ) -> None:
     """Serves one version of a run until SIGTERM or Ctrl-C, which let running calls end.
@@ -48,6 +49,7 @@ def serve_run(
       port: of the engine's services and ours; 0 takes any free one.
       version: None is the newest that was kept.
       prometheus_port: 0 takes any free one; None: nothing is exported.
+      prometheus_token: that a scrape must have; "": none.
       ready: told what is served where, and how to ask for it, once it is.
 
     Raises:
@@ -60,7 +62,12 @@ def serve_run(
 
     async def life(section: RlaxSection, engine: RolloutEngine, terminated: asyncio.Event) -> None:
         with Endpoint(
-            section.network.host, engine, name=NAME, port=port, prometheus_port=prometheus_port
+            section.network.host,
+            engine,
+            name=NAME,
+            port=port,
+            prometheus_port=prometheus_port,
+            prometheus_token=prometheus_token,
         ) as endpoint:
             service = RolloutService(engine, section, has_weights=lambda: engine.version >= 0)
             services = await endpoint.start(service)
