@@ -144,7 +144,7 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
         has_prior = (files.is_local or remote) and kept_prior(files)
     for key, path in written.items():
         if path:
-            check_writable(key, path, deadline_s, remote=remote)
+            check_writable(key, path, deadline_s, remote=remote, private=True)
     read = {
         "rlax.objective.reference.path": section.objective.reference.path,
         "rlax.curation.only": section.curation.only,
@@ -163,6 +163,6 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
 def _check_written(key: str, base: str, run: str, deadline_s: float, *, remote: bool) -> None:
     """The run's directory, under the key and value that are its user's."""
     try:
-        check_writable(key, run, deadline_s, remote=remote)
+        check_writable(key, run, deadline_s, remote=remote, private=True)
     except ConfigError as error:
         raise ConfigError(key, base, error.reason) from None
