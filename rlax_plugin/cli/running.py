@@ -106,6 +106,13 @@ def serve(
             min=0, max=65535, help="port of a page /metrics for Prometheus; 0: any free port"
         ),
     ] = None,
+    prometheus_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="file with the token that a scrape must send; default: every local user can read "
+            "the page"
+        ),
+    ] = None,
 ) -> None:
     """Serves the weights of a run to other programs, or generates rollouts for a running trainer.
 
@@ -124,6 +131,7 @@ def serve(
     """
     with exit_status():
         what, overrides = _what_and_overrides(arguments or [], controller)
+        token = _prometheus_token(prometheus_token_file, prometheus_port)
         if controller is None:
             from rlax_plugin.worker.standalone import serve_run
 
@@ -138,6 +146,7 @@ def serve(
                 prometheus_port=prometheus_port,
                 open_to_all=open_to_all,
                 token_file=None if token_file is None else Path(token_file),
+                prometheus_token=token,
                 ready=typer.echo,
             )
             return
@@ -156,6 +165,7 @@ def serve(
             name=_default_name() if name is None else name,
             with_parent=with_parent,
             prometheus_port=prometheus_port,
+            prometheus_token=token,
         )
 
 
@@ -164,6 +174,17 @@ def _what_and_overrides(words: list[str], controller: str | None) -> tuple[str |
     if words and (controller is None or "=" not in words[0] or words[0].endswith(".yml")):
         return words[0], words[1:]
     return None, words
+
+
+def _prometheus_token(path: Path | None, port: int | None) -> str:
+    from rlax_plugin.rpc.token_file import read_token
+
+    if path is None:
+        return ""
+    if port is None:
+        reason = "can only be used with --prometheus-port"
+        raise ConfigError("--prometheus-token-file", str(path), reason)
+    return read_token("--prometheus-token-file", path)
 
 
 def _default_name() -> str:
@@ -198,7 +219,7 @@ def parameter_server(
         from rlax_plugin.config import Network
         from rlax_plugin.config.loading import load_section
         from rlax_plugin.controller.run_directory import (
-            make_state_directory,
+            make_directories,
             run_directory,
             state_directory,
             weights_directory,
@@ -216,7 +237,7 @@ def parameter_server(
             check_file_writable("--index", str(index), section.deadlines.rpc_s)
         context, files = BuildContext.outside_run(section), RunFiles(run_directory(maxtext))
         state_dir = state_directory(section, files)
-        make_state_directory(state_dir, section, maxtext)
+        make_directories(files, state_dir, section, maxtext)
         secrets = run_secrets(state_dir)
         asyncio.run(
             serve_parameter_server(

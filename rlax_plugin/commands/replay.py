@@ -27,6 +27,7 @@ from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.records.journal import Segment
+from rlax_plugin.records.private import check_private, check_private_run, make_private
 from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import as_batch
 from rlax_plugin.text.terminal import quiet
@@ -119,7 +120,8 @@ def _empty(directory: Path) -> None:
     Raises:
       ConfigError: something else is there.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
+    check_private("--out", str(directory), directory)
     if others := sorted({path.name for path in directory.iterdir()} - _OURS):
         raise ConfigError(
             "--out",
@@ -146,6 +148,8 @@ def replay(run: str, to: int | None = None, out: str | None = None) -> int:
       RlaxError: the run cannot be read, or the trainer failed.
     """
     files = RunFiles(run)
+    if out is None:
+        check_private_run(files)
     directory = _directory(files, out)
     config = files.config()
     segments, recorded = _read_run(files)

@@ -166,6 +166,13 @@ class Network(Section):
         description="port on which the trainer serves /metrics for Prometheus; 0: any free port; "
         "null: metrics are not served. For workers use rlax serve --prometheus-port",
     )
+    prometheus_token_file: PathText = Field(
+        default="",
+        description="file with the token that a scrape of the trainer must send (authorization: "
+        "credentials_file in Prometheus): one line of at least 16 characters, readable only by its "
+        "owner. Empty: every local user can read the page. For workers use rlax serve "
+        "--prometheus-token-file",
+    )
 
     serve_clients: bool = Field(
         default=False,

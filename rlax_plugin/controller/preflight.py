@@ -18,6 +18,7 @@ from rlax_plugin.config.loading import ResolvedConfig
 from rlax_plugin.controller.prior import check_prior, kept_prior
 from rlax_plugin.controller.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.metrics.exporter import prometheus_token
 from rlax_plugin.objective import advantages
 from rlax_plugin.objective.batches import ARRAYS, HOST_ARRAYS
 from rlax_plugin.objective.loss import ObjectiveSlots
@@ -49,6 +50,8 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
     slots = registry.slots(context)
     advantages.probe(slots.advantages, section.rollouts.group_size)
     check_places(section, maxtext, remote=remote)
+    if section.network.prometheus_port is not None:
+        prometheus_token(section.network)
     registry.check_start(section, context)
     return slots
 
@@ -141,7 +144,7 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
         has_prior = (files.is_local or remote) and kept_prior(files)
     for key, path in written.items():
         if path:
-            check_writable(key, path, deadline_s, remote=remote)
+            check_writable(key, path, deadline_s, remote=remote, private=True)
     read = {
         "rlax.objective.reference.path": section.objective.reference.path,
         "rlax.curation.only": section.curation.only,
@@ -160,6 +163,6 @@ def check_places(section: RlaxSection, maxtext: Mapping[str, Any], *, remote: bo
 def _check_written(key: str, base: str, run: str, deadline_s: float, *, remote: bool) -> None:
     """The run's directory, under the key and value that are its user's."""
     try:
-        check_writable(key, run, deadline_s, remote=remote)
+        check_writable(key, run, deadline_s, remote=remote, private=True)
     except ConfigError as error:
         raise ConfigError(key, base, error.reason) from None

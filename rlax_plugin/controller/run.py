@@ -34,7 +34,7 @@ from rlax_plugin.controller.run_directory import (
     check_same_run,
     finished,
     locked,
-    make_state_directory,
+    make_directories,
     run_directory,
     state_directory,
 )
@@ -84,7 +84,7 @@ def train(config_path: str, overrides: Sequence[str] = (), wanted: str | None = 
     document = finished(files, last_step, section.evaluation.problems > 0)
     if document is None:
         check_format(files, config.content, argv)
-    make_state_directory(state_dir, section, maxtext)
+    make_directories(files, state_dir, section, maxtext)
     if document is not None:
         out = console(sys.stdout)
         out.print(f"the run is complete: {document['steps']} steps")

@@ -20,6 +20,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded
 from rlax_plugin.records.files import CONFIG, PREPARED, RunFiles
 from rlax_plugin.records.format1 import is_format1
+from rlax_plugin.records.private import check_private, make_private
 from rlax_plugin.text.command_lines import train_command
 
 _SHOWN_DIFFERENCES = 4
@@ -55,22 +56,44 @@ def state_directory(section: RlaxSection, files: RunFiles) -> Path:
     return Path(home) / "rlax" / f"{Path(files.url).name}-{digest}"
 
 
-def make_state_directory(directory: Path, section: RlaxSection, maxtext: Mapping[str, Any]) -> None:
-    """Makes the local directory of a run, and sees that files can be written there.
+def make_directories(
+    files: RunFiles, state_dir: Path, section: RlaxSection, maxtext: Mapping[str, Any]
+) -> None:
+    """Makes the local directories of a run, for its user alone, and tries to write there.
+
+    MaxText, trackers and the weight store make theirs below these, with the usual modes.
 
     Raises:
-      ConfigError: they cannot.
+      ConfigError: a file cannot be written, or other users could write there as well.
     """
-    key, value = "rlax.state_dir", section.state_dir
-    if not value and "://" not in maxtext["base_output_directory"]:
-        key, value = "base_output_directory", maxtext["base_output_directory"]
+    base = str(maxtext["base_output_directory"])
+    key, value = "rlax.state_dir", section.state_dir or str(state_dir)
+    if files.is_local and not section.state_dir:
+        key, value = "base_output_directory", base
+    _make(key, value, state_dir)
     try:
-        (directory / "logs").mkdir(parents=True, exist_ok=True)
-        (directory / ".lock").touch()
-        (directory / "logs" / "trainer.log").touch()
+        (state_dir / "logs").mkdir(exist_ok=True)
+        (state_dir / ".lock").touch()
+        (state_dir / "logs" / "trainer.log").touch()
     except OSError as error:
-        reason = f"cannot be written: {error.filename or directory}: {error.strerror}"
-        raise ConfigError(key, value or str(directory), reason) from None
+        raise _unwritable(key, value, state_dir, error) from None
+    if files.is_local:
+        _make("base_output_directory", base, Path(files.location()))
+    if section.weights.path and (weights := RunFiles(section.weights.path)).is_local:
+        _make("rlax.weights.path", section.weights.path, Path(weights.location()))
+
+
+def _make(key: str, value: str, directory: Path) -> None:
+    try:
+        make_private(directory)
+    except OSError as error:
+        raise _unwritable(key, value, directory, error) from None
+    check_private(key, value, directory)  # it may just have been made by another user
+
+
+def _unwritable(key: str, value: str, directory: Path, error: OSError) -> ConfigError:
+    reason = f"cannot be written: {error.filename or directory}: {error.strerror}"
+    return ConfigError(key, value, reason)
 
 
 @contextmanager

@@ -11,9 +11,20 @@ from prometheus_client.registry import Collector
 from rlax_plugin.config import Network
 from rlax_plugin.metrics.prometheus import Exporter, Family, Figures, family_of, worker_families
 from rlax_plugin.ports.protocols import Tracker
+from rlax_plugin.rpc.token_file import read_token
 
 if TYPE_CHECKING:
     from rlax_plugin.controller.controller import Controller
+
+
+def prometheus_token(network: Network) -> str:
+    """The token that scrapes of the trainer must have; "" if its page is open.
+
+    Raises:
+      ConfigError: the file cannot be used.
+    """
+    path = network.prometheus_token_file
+    return read_token("rlax.network.prometheus_token_file", path) if path else ""
 
 
 class PrometheusTracker(Tracker):
@@ -24,7 +35,7 @@ class PrometheusTracker(Tracker):
       network: its ``prometheus_port`` is not None.
 
     Raises:
-      ConfigError: the port is taken.
+      ConfigError: the port is taken, or the token file cannot be used.
     """
 
     def __init__(self, controller: Controller, network: Network):
@@ -55,6 +66,7 @@ class PrometheusTracker(Tracker):
             network.prometheus_port,
             "rlax.network.prometheus_port",
             self._metrics.registry,
+            token=prometheus_token(network),
         )
         controller.dashboard.message(f"metrics for Prometheus: {self._exporter.url}")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.rpc.http import WsgiServer
 
 _PREFIX = "rlax_"
-_CLOSE_S = 2.0  # for the thread that answers scrapes to end; it looks twice a second
 
 Family = CounterMetricFamily | GaugeMetricFamily
 Figures = Mapping[str, float]
@@ -39,6 +39,7 @@ class Exporter:
       port: 0 takes any free one.
       key: what sets the port, for the error's message.
       registry: what is served; its collectors are called on the serving thread.
+      token: that a scrape must have as ``Authorization: Bearer TOKEN``; "": the page is open.
 
     Attributes:
       url: what Prometheus is to scrape.
@@ -47,19 +48,19 @@ class Exporter:
       ConfigError: the port is taken.
     """
 
-    def __init__(self, host: str, port: int, key: str, registry: CollectorRegistry):
+    def __init__(
+        self, host: str, port: int, key: str, registry: CollectorRegistry, *, token: str = ""
+    ):
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = WsgiServer(host, port, make_wsgi_app(registry), token=token)
         except OSError as error:
             reason = f"cannot be used on {host}: {error.strerror}; 0 means any free port"
             raise ConfigError(key, port, reason) from error
-        self.url = f"http://{host}:{self._server.server_port}/metrics"
+        self.url = f"http://{host}:{self._server.port}/metrics"
 
     def close(self) -> None:
         """Ends the thread and frees the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_CLOSE_S)
+        self._server.close()
 
 
 def worker_families(workers: Mapping[str, Figures]) -> Iterable[Family]:

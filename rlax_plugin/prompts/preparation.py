@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rlax_plugin.errors import ConfigError, DeadlineError, RlaxError
 from rlax_plugin.prompts.config import KEY, MANIFEST, TRAIN
 from rlax_plugin.prompts.table import PromptTable, Skipped
+from rlax_plugin.records.private import check_private, make_private
 from rlax_plugin.text.harmless import one_line
 
 if TYPE_CHECKING:
@@ -50,18 +51,20 @@ def tables_of(
       deadline_s: ``rlax.deadlines.prompts_s``.
 
     Raises:
-      ConfigError: the data cannot be used.
+      ConfigError: the data cannot be used, or other users could change what is prepared.
       DeadlineError: preparing made no progress for ``deadline_s``.
       RlaxError: it failed, or cannot be written.
     """
     asked = _request(source)
     found = cache_directory() / _key(asked)
+    _check_private(found.parent)
     tables = open_tables(found, source)
     if tables is not None:
         return tables
     try:
         shutil.rmtree(found, ignore_errors=True)  # it cannot be opened
-        found.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(found.parent)
+        _check_private(found.parent)  # another user may just have made it
         with tempfile.TemporaryDirectory(prefix=".", dir=found.parent) as beside:
             filled = Path(beside, "filled")
             filled.mkdir()
@@ -77,6 +80,10 @@ def tables_of(
     if tables is None:
         raise RlaxError(f"prompts that were prepared in {found} cannot be opened")
     return tables
+
+
+def _check_private(cache: Path) -> None:
+    check_private("XDG_CACHE_HOME", str(cache.parents[1]), cache)
 
 
 def _name_of(one: type) -> str:

@@ -12,7 +12,7 @@ import os
 import posixpath
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import fsspec
@@ -77,7 +77,10 @@ class RunFiles:
             writer = f"{os.getpid()}-{threading.get_ident()}"
             temporary = f"{posixpath.dirname(path)}/.{posixpath.basename(path)}.{writer}"
             os.makedirs(posixpath.dirname(path), exist_ok=True)
-            with open(temporary, "wb") as file:
+            with suppress(FileNotFoundError):  # of a killed process with the same number
+                os.unlink(temporary)
+            # A new file: where others may write, they may have put a link there.
+            with open(temporary, "xb") as file:
                 file.write(data)
             os.replace(temporary, path)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from rlax_plugin.concurrency.threads import on_daemon
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.private import intrusion
 
 _RPC_S = "rlax.deadlines.rpc_s"
 _LOCK, _FILLED = "rlax.lock", "filled"  # in a directory beside the one that is being made
@@ -37,7 +38,9 @@ def check_readable(key: str, path: str, deadline_s: float) -> None:
     _reject(key, path, deadline_s, look)
 
 
-def check_writable(key: str, path: str, deadline_s: float, *, remote: bool = True) -> None:
+def check_writable(
+    key: str, path: str, deadline_s: float, *, remote: bool = True, private: bool = False
+) -> None:
     """Looks where a run will write, and writes nothing. A local directory need not exist.
 
     Of a URL it shows that it can be reached, not that it can be written.
@@ -45,15 +48,18 @@ def check_writable(key: str, path: str, deadline_s: float, *, remote: bool = Tru
     Args:
       key, path, deadline_s: see ``check_readable``.
       remote: whether URLs are looked at.
+      private: whether a local directory in which other users could write is rejected.
 
     Raises:
-      ConfigError: it cannot become a directory, or cannot be reached within ``deadline_s``.
+      ConfigError: it cannot become a directory, cannot be reached within ``deadline_s``, or see
+        ``private``.
     """
 
     def look() -> str | None:
         files = RunFiles(path)
         if files.is_local:
-            return _obstacle(Path(files.location()))
+            place = Path(files.location())
+            return _obstacle(place) or (intrusion(place) if private else None)
         if remote:
             files.found()
         return None

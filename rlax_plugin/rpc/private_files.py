@@ -1,10 +1,11 @@
-"""Files that only their user can read: JSON documents, written whole and distrusted when read."""
+"""Files that only their user can read: distrusted when read, written whole."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
+import shlex
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -19,37 +20,51 @@ class PrivacyError(Exception):
     """A file that was to be private is not, or is damaged; the text says why."""
 
 
-def read_private(path: Path) -> Any:
-    """Reads a document that nobody else can have read or written.
+def read_private(path: Path, *, links: bool = False) -> bytes:
+    """Reads a file that no other user can have read or written.
+
+    Args:
+      links: whether a link to such a file will do, as where the user has named it.
 
     Raises:
-      PrivacyError: the file is another user's, others may read or write it, or it is no JSON.
+      PrivacyError: the file is another user's, others may read or write it, or it is too long.
       OSError: it cannot be opened; FileNotFoundError: there is none.
     """
-    # Neither a link that another user has put there is followed, nor a pipe waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    # A pipe is not waited for.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise PrivacyError("is no ordinary file")
-        if status.st_uid != os.geteuid():
-            raise PrivacyError(f"belongs to another user (uid {status.st_uid})")
-        if others := stat.S_IMODE(status.st_mode) & 0o077:
+        if status.st_uid not in (0, os.geteuid()):  # root can read every file anyway
+            raise PrivacyError(f"belongs to user {status.st_uid}, not to that of this process")
+        if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
+            command = shlex.join(("chmod", "600", os.fspath(path)))
             raise PrivacyError(
-                f"is open to other users (they have mode {others:02o}), who may know what is in it"
+                f"has mode {mode:04o}, so others may know what is in it: run {command}"
             )
         data = os.read(descriptor, _LONGEST + 1)
     finally:
         os.close(descriptor)
+    if len(data) > _LONGEST:
+        raise PrivacyError(f"is damaged: it has more than {_LONGEST} bytes")
+    return data
+
+
+def read_private_json(path: Path, *, links: bool = False) -> Any:
+    """Reads a document; see ``read_private``.
+
+    Raises:
+      PrivacyError: also if it is no JSON.
+    """
     try:
-        if len(data) > _LONGEST:
-            raise ValueError(f"it has more than {_LONGEST} bytes")
-        return json.loads(data)
+        return json.loads(read_private(path, links=links))
     except (ValueError, RecursionError) as error:
         raise PrivacyError(f"is damaged: {one_line(str(error), 200)}") from None
 
 
-def write_private(path: Path, document: Any, *, replace: bool = True) -> None:
+def write_private_json(path: Path, document: Any, *, replace: bool = True) -> None:
     """Writes a document with mode 0600; a reader sees the old file, the new one, never a part.
 
     Args:

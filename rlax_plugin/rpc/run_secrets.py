@@ -15,7 +15,7 @@ from pathlib import Path
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc.callers import Callers
 from rlax_plugin.rpc.certificate import Identity, new_identity
-from rlax_plugin.rpc.private_files import PrivacyError, read_private, write_private
+from rlax_plugin.rpc.private_files import PrivacyError, read_private_json, write_private_json
 from rlax_plugin.rpc.secret import Secret, new_token
 
 log = logging.getLogger("rlax.controller")
@@ -71,11 +71,11 @@ def run_secrets(state_dir: Path) -> RunSecrets:
             found = _read(path, state_dir)
         except PrivacyError as error:
             log.warning("%s %s: the run gets new secrets", path, error)
-            write_private(path, _new())
+            write_private_json(path, _new())
             found = _read(path, state_dir)
         if found is None:
             with suppress(FileExistsError):  # a parameter server, or the trainer, was quicker
-                write_private(path, _new(), replace=False)
+                write_private_json(path, _new(), replace=False)
             found = _read(path, state_dir)
         if found is None:
             raise ConfigError("rlax.state_dir", str(state_dir), f"{path} was removed just now")
@@ -103,7 +103,7 @@ def _new() -> dict[str, object]:
 
 def _read(path: Path, state_dir: Path) -> RunSecrets | None:
     try:
-        said = read_private(path)
+        said = read_private_json(path)
     except FileNotFoundError:
         return None
     names = ("trainer", "worker", "key", "certificate")

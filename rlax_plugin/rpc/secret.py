@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.rpc.private_files import PrivacyError, read_private, write_private
+from rlax_plugin.rpc.private_files import PrivacyError, read_private_json, write_private_json
 
 _TOKEN = re.compile("[0-9a-f]{64}")
 _LONGEST_CERTIFICATE = 1 << 14  # characters; those made here have 500
@@ -56,7 +56,7 @@ class Secret:
         Raises:
           OSError: it cannot be written.
         """
-        write_private(path, asdict(self))
+        write_private_json(path, asdict(self))
 
 
 class MissingSecretError(ConfigError):
@@ -75,7 +75,7 @@ def read_secret(path: str | os.PathLike[str], key: str) -> Secret:
     """
     text = os.fspath(path)
     try:
-        document = read_private(Path(text))
+        document = read_private_json(Path(text), links=True)
     except PrivacyError as error:
         raise ConfigError(key, text, f"{error}; name the file that rlax train printed") from None
     except FileNotFoundError:

@@ -49,6 +49,7 @@ class Endpoint:
       clients: who may call the services that the engine adds.
       client_roles: of the token of clients.
       token_file: where the token of clients is written; None: where this user's commands look.
+      prometheus_token: see ``Exporter``.
 
     Attributes:
       server: has its port at once and listens from ``start`` on.
@@ -72,6 +73,7 @@ class Endpoint:
         clients: Clients = "none",
         client_roles: tuple[Role, ...] = ("client",),
         token_file: Path | None = None,
+        prometheus_token: str = "",
     ):
         self._engine, self._clients, self._client_roles = engine, clients, client_roles
         self._service: RolloutService | None = None
@@ -90,7 +92,13 @@ class Endpoint:
         if clients == "token":
             self.clients_file = self._let_clients_in(token_file)
         if prometheus_port is not None:
-            self._exporter = Exporter(host, prometheus_port, "--prometheus-port", metrics.registry)
+            self._exporter = Exporter(
+                host,
+                prometheus_port,
+                "--prometheus-port",
+                metrics.registry,
+                token=prometheus_token,
+            )
             log.info("metrics for Prometheus: %s", self._exporter.url)
 
     def _secret(self) -> Secret:

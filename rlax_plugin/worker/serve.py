@@ -58,6 +58,7 @@ async def work(
     secret: Secret,
     terminated: asyncio.Event,
     prometheus_port: int | None = None,
+    prometheus_token: str = "",
     pauses: Callable[[float], Pauses] = Pauses,
 ) -> None:
     """A worker's life on the event loop: until its run ends, it fails, or it has drained.
@@ -73,7 +74,12 @@ async def work(
     host = section.network.host
     clients: Clients = "token" if section.network.serve_clients else "none"
     with Endpoint(
-        host, engine, name=name, prometheus_port=prometheus_port, clients=clients
+        host,
+        engine,
+        name=name,
+        prometheus_port=prometheus_port,
+        prometheus_token=prometheus_token,
+        clients=clients,
     ) as endpoint:
         if endpoint.clients_file is not None:
             log.info("clients of %s find its token in %s", endpoint.address, endpoint.clients_file)
@@ -154,6 +160,7 @@ def serve(
     name: str,
     with_parent: bool,
     prometheus_port: int | None = None,
+    prometheus_token: str = "",
 ) -> None:
     """Runs a worker until its run ends, it is told to leave, or it fails.
 
@@ -166,6 +173,7 @@ def serve(
       name: unique among the run's live workers.
       with_parent: end when the process that started this one ends.
       prometheus_port: 0 takes any free one; None: nothing is exported.
+      prometheus_token: that a scrape must have; "": none.
 
     Raises:
       RlaxError: configuration, start-up and engine failures.
@@ -191,6 +199,7 @@ def serve(
                 secret=secret,
                 terminated=terminated,
                 prometheus_port=prometheus_port,
+                prometheus_token=prometheus_token,
             )
         except RlaxError:
             log.exception("worker %s failed", name)

@@ -41,6 +41,7 @@ def serve_run(
     prometheus_port: int | None = None,
     open_to_all: bool = False,
     token_file: Path | None = None,
+    prometheus_token: str = "",
     ready: Callable[[str], None] = print,
 ) -> None:
     """Serves one version of a run until SIGTERM or Ctrl-C, which let running calls end.
@@ -53,6 +54,7 @@ def serve_run(
       prometheus_port: 0 takes any free one; None: nothing is exported.
       open_to_all: whether clients without a token are answered.
       token_file: where clients' token is written; None: where this user's commands look.
+      prometheus_token: that a scrape must have; "": none.
       ready: told what is served where, and how to ask for it, once it is.
 
     Raises:
@@ -73,6 +75,7 @@ def serve_run(
             clients="open" if open_to_all else "token",
             client_roles=("client", "trainer"),  # nobody else does: it has the worker to itself
             token_file=token_file,
+            prometheus_token=prometheus_token,
         ) as endpoint:
             if open_to_all:
                 log.warning(

@@ -23,6 +23,8 @@ from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
 from rlax_plugin.testing.task import STOP
 from rlax_plugin.types import Key, Request, SamplingParams
 
+_TOKEN = "the-token-of-prometheus"
+
 
 class Server:
     """A ``rlax serve`` process that serves a run; ``until_ready`` reads what it prints then."""
@@ -86,9 +88,18 @@ def sample(stub: jet_rpc.OrchestratorStub, request: jet.DecodeRequest):
     return one
 
 
+def token_file(directory: Path) -> Path:
+    """A new file with the token that ``page`` sends."""
+    path = directory / "prometheus.token"
+    path.touch(0o600)
+    path.write_text(f"{_TOKEN}\n")
+    return path
+
+
 def page(url: str) -> dict[tuple[str, ...], float]:
     """(name, label values in the order of their names) -> value."""
-    with urllib.request.urlopen(url, timeout=DEADLINE_S) as opened:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {_TOKEN}"})
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as opened:
         families = list(text_string_to_metric_families(opened.read().decode()))
     samples = [s for family in families for s in family.samples]
     return {(s.name, *(s.labels[k] for k in sorted(s.labels))): s.value for s in samples}

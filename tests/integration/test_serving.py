@@ -13,6 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +27,17 @@ import pytest
 from jetstream.core.proto import jetstream_pb2 as jet
 from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
 from runs import DEADLINE_S, Run, free_port
-from served_runs import Server, generated, ids, is_live, orchestrator, page, sample, text
+from served_runs import (
+    Server,
+    generated,
+    ids,
+    is_live,
+    orchestrator,
+    page,
+    sample,
+    text,
+    token_file,
+)
 from waiting import wait_until
 
 from rlax_plugin.rpc import rlax_pb2 as pb
@@ -63,19 +75,23 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Trained:
+    directory = tmp_path_factory.mktemp("serving")
     run = Run(
-        tmp_path_factory.mktemp("serving"),
+        directory,
         PLUGINS,
         "rlax.rollouts.engine={name: bigram_slots, step_s: 0.02}",
         "rlax.evaluation.problems=0",
         "rlax.network.prometheus_port=0",
         "rlax.network.serve_clients=true",
+        f"rlax.network.prometheus_token_file={token_file(directory)}",
         "rlax.weights.keep=3",
         "steps=1000",
     )
     told = "".join(run.process.stdout.readline() for _ in range(3))
     url = re.search(r"http://127\.0\.0\.1:\d+/metrics", told)
     assert url, told + run.end()[1]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url[0], timeout=DEADLINE_S)
     scrapes = []
 
     def answers() -> bool:
@@ -225,6 +241,7 @@ def slow(trained: Trained, tmp_path: Path) -> Iterator[tuple[Server, Path, str]]
         "rlax.rollouts.slots=2",
         "rlax.deadlines.drain_s=0.5",
         *("--version", str(len(trained.steps) - 1), "--prometheus-port", "0"),
+        *("--prometheus-token-file", str(trained.dir.parents[1] / "prometheus.token")),
     )
     errors: list[str] = []
     for line in server.process.stderr:
@@ -242,6 +259,8 @@ def test_cancelled_calls_free_their_slots_and_all_is_exported(
     trained: Trained, slow: tuple[Server, Path, str]
 ) -> None:
     server, go, url = slow
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url, timeout=DEADLINE_S)
     older = len(trained.steps) - 1
     before = page(url)
     assert before["rlax_worker_weight_version", "standalone"] == -1

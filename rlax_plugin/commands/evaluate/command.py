@@ -25,6 +25,7 @@ from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
 from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_file_writable
+from rlax_plugin.records.private import check_private_run
 
 log = logging.getLogger("rlax.evaluate")
 
@@ -53,6 +54,8 @@ def evaluate(
     """
     if out is not None:
         check_file_writable("--out", out, Deadlines().rpc_s)
+    else:
+        check_private_run(target.run)
     with working_directory("eval") as (directory, console, signals):
         note = log.warning if as_json else console.print
         job = _Job(Origin.of_run(target, overrides), directory, sets, note)

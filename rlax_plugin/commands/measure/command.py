@@ -39,6 +39,7 @@ from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable, check_new_file
+from rlax_plugin.records.private import check_private_run
 from rlax_plugin.rollouts.requests import training_prompts
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.types import Prompt
@@ -129,6 +130,8 @@ def measure(asked: Asked, *, as_json: bool = False) -> None:
       RlaxError: whatever made it fail; what is finished is kept, and the message says how to go on.
     """
     origin = asked.origin()
+    if not asked.out and origin.target is not None:
+        check_private_run(origin.target.run)
     out = asked.out or default_out(asked, origin)
     check_file_writable("--out", out, rpc_s := Deadlines().rpc_s)
     # A process that was killed at its end has written the file, and not removed its parts.

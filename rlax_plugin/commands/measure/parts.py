@@ -22,6 +22,7 @@ from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered
 from rlax_plugin.pass_rates.files import About, measured, packed, unpacked
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.private import check_private, make_private
 from rlax_plugin.text.harmless import one_line
 
 _ABOUT = "about.json"
@@ -106,7 +107,8 @@ class Parts:
             return
         place = Path(self._files.location())
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            make_private(place)
+            check_private("--out", self._out, place)
             self._lock = (place / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,6 +18,7 @@ from rlax_plugin.commands.report.run import Progress, open_run, read_run, run_na
 from rlax_plugin.commands.report.series import COLOURS
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.private import check_private_run
 
 
 @contextmanager
@@ -51,6 +52,8 @@ def write_report(run: str, out: str | None = None) -> Path:
       RlaxError: the run's file system fails.
     """
     files = open_run(run)
+    if out is None:
+        check_private_run(files)
     path = _report_path(files, out)
     with _bars() as progress:
         data = read_run(files, progress)

@@ -18,8 +18,10 @@ from rlax_plugin.commands.check import examine
 from rlax_plugin.commands.check.warnings import warnings
 from rlax_plugin.config.loading import load_section, resolve
 from rlax_plugin.controller.preflight import check_places
+from rlax_plugin.controller.run_directory import make_directories
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import CheckResult
+from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable, check_readable, check_writable
 from rlax_plugin.text.amounts import in_bytes
 
@@ -116,6 +118,43 @@ def test_an_os_error_at_start_is_a_message_with_its_key(
         assert result.exit_code == 2
         assert result.stderr.startswith(f"error: {key} = '/proc/rlax': cannot be written")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize(
+    ("key", "value", "opened"),
+    [
+        ("base_output_directory", "runs", "runs/testing"),
+        ("rlax.state_dir", "state", "state"),
+        ("rlax.weights.path", "weights", "weights"),
+    ],
+)
+def test_a_directory_that_others_can_write_to_is_an_error_of_its_key(
+    command: str, key: str, value: str, opened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / opened
+    place.mkdir(parents=True)
+    place.chmod(0o775)
+    result = rlax(command, TESTING, f"{key}={value}")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: {key} = '{value}': {place} has mode 0775, so other users could replace what is "
+        f"written there: run chmod go-w {place}\n"
+    )
+    assert not list(place.iterdir())
+    place.chmod(0o755)
+    if command == "check":
+        assert rlax("check", "--fast", TESTING, f"{key}={value}").exit_code == 0
+
+
+def test_a_directory_that_another_process_opens_meanwhile_is_an_error(tmp_path: Path) -> None:
+    section, maxtext = load_section(TESTING, [f"base_output_directory={tmp_path}"])
+    files = RunFiles(tmp_path / "testing")
+    make_directories(files, tmp_path / "testing", section, maxtext)
+    (tmp_path / "testing").chmod(0o707)
+    with pytest.raises(ConfigError, match=r"base_output_directory = .* has mode 0707"):
+        make_directories(files, tmp_path / "testing", section, maxtext)
 
 
 def test_places_are_not_looked_at_before_the_run_has_a_name() -> None:

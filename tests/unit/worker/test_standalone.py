@@ -115,6 +115,10 @@ def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
             ["run.yml", "--controller", "127.0.0.1:1", "--name", "w", "--port", "0"],
             "--port = 0: cannot be used with --controller",
         ),
+        (
+            ["nowhere", "--prometheus-token-file", "token"],
+            "--prometheus-token-file = 'token': can only be used with --prometheus-port",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_rejected(arguments: list[str], said: str) -> None:

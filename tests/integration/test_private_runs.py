@@ -1,0 +1,228 @@
+"""What other users of the machine can read of a run, and what its processes inherit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from command_line import rlax
+from data_sets import write_lines
+from inheritance import Inheritance
+from other_user import readable_by_stranger
+from runs import HELPERS, Run, plugins
+from small_tokenizers import CHATML, characters
+
+from rlax_plugin.rpc.http import WsgiServer
+
+SECRET = "a-secret-that-no-process-may-have"
+ROWS = [{"prompt": f"{n}?", "answer": n, "tests": ["assert True"]} for n in range(40)]
+KINDS = {
+    "rlax_plugin serve",
+    "rlax_plugin.prompts.child",
+    "rlax_plugin.rewards.limited_process",
+    "rlax_plugin.rewards.process",
+    "rlax_plugin.tokens.child",
+    "rlax_plugin.sandbox.server",
+}
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A finished run whose processes were looked at.
+
+    Attributes:
+      open: what another user could read while it was going on.
+    """
+
+    place: Path
+    run: Run
+    inheritance: Inheritance
+    open: list[str]
+
+    @property
+    def own(self) -> dict[str, Path]:
+        """The uppermost directories of what the run has written."""
+        return {
+            "run": self.run.dir,
+            "state": self.place / "state",
+            "weights": self.place / "weights",
+            "cache": self.place / "cache/rlax/prompts",
+        }
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Watched]:
+    # Not below pytest's directory, which no other user may enter anyway.
+    place = Path(tempfile.mkdtemp(prefix="rlax-test-private-"))
+    place.chmod(0o755)
+    (place / "tmp").mkdir(0o755)
+    characters(place / "model", template=CHATML)
+    write_lines(place / "rows.jsonl", ROWS)
+    source = {
+        "name": "toy_jsonl",
+        "path": "rows.jsonl",
+        "held_out": {"test": 0.3},
+        "tokenizer": "model",
+        "chat": True,
+    }
+    before = os.umask(0)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", HELPERS)
+            patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+            patch.setenv("TMPDIR", str(place / "tmp"))
+            run = Run(
+                place,
+                plugins("chat_numbers", "toy_data"),
+                f"rlax.prompt_source={json.dumps(source)}",
+                "rlax.rewards=[{name: digits}, {name: python_tests}, {name: math_verify}]",
+                "rlax.environment={name: calculator, begin: '', end: '', result: '', after: '', "
+                "max_calls: 1, role: tool}",
+                "rlax.curation.filters=[]",
+                "rlax.episodes.max_turns=2",
+                "rlax.episodes.max_tokens=150",
+                "rlax.rollouts.engine={name: scripted, latency_s: 0.1}",
+                "rlax.rollouts.max_prompt_tokens=60",
+                "rlax.evaluation.problems=0",
+                "rlax.launcher.workers=2",
+                "rlax.reward_processes=2",
+                "rlax.network.prometheus_port=0",
+                f"rlax.state_dir={place / 'state'}",
+                f"rlax.weights.path={place / 'weights'}",
+                "steps=6",
+            )
+        inheritance = Inheritance(run.process.pid, [SECRET])
+        seen: set[str] = set()
+        end_s = time.monotonic() + 200
+        while run.process.poll() is None and time.monotonic() < end_s:
+            inheritance.look()
+            if os.geteuid() == 0:
+                own = (run.dir, place / "state", place / "weights", place / "cache", place / "tmp")
+                seen.update(readable_by_stranger(*own)["read"])
+            time.sleep(0.05)
+        status, said = run.end()
+        assert status == 0, said
+        yield Watched(place, run, inheritance, sorted(seen))
+    finally:
+        os.umask(before)
+        shutil.rmtree(place)
+
+
+@pytest.mark.slow
+def test_the_uppermost_directories_are_private_whatever_the_umask(watched: Watched) -> None:
+    modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in watched.own.items()}
+    assert modes == dict.fromkeys(watched.own, 0o700)
+    assert stat.S_IMODE((watched.place / "runs").stat().st_mode) == 0o777  # as the umask says
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
+def test_another_user_can_read_nothing_of_a_run(watched: Watched) -> None:
+    for name, path in watched.own.items():
+        inside = list(path.rglob("*"))
+        assert any(one.is_file() for one in inside), name
+        assert readable_by_stranger(path) == {"read": [], "refused": [str(path)]}
+        assert readable_by_stranger(*inside)["read"] == []
+    # What it could list while the run was going on are directories above, and empty.
+    assert set(watched.open) <= {
+        *(str(watched.place / name) for name in ("cache", "cache/rlax", "tmp"))
+    }
+    # It could have read what is not private.
+    (watched.run.dir / "journal").chmod(0o777)
+    watched.run.dir.chmod(0o755)
+    assert len(readable_by_stranger(watched.run.dir)["read"]) > 5
+    watched.run.dir.chmod(0o700)
+
+
+@pytest.mark.slow
+def test_processes_of_a_run_inherit_nothing_of_the_trainer(watched: Watched) -> None:
+    assert watched.inheritance.kinds >= KINDS
+    assert watched.inheritance.found == set()
+
+
+@pytest.mark.slow
+def test_a_run_that_others_can_write_to_is_neither_continued_nor_written_to(
+    watched: Watched,
+) -> None:
+    run = watched.run.dir
+    commands = {
+        "report": [],
+        "replay": [],
+        "eval": ["--problems", "1"],
+        "measure": ["--samples", "1"],
+    }
+    run.chmod(0o777)
+    before = sorted(run.rglob("*"))
+    try:
+        for command, options in commands.items():
+            done = rlax(command, str(run), *options)
+            assert done.exit_code == 2, command
+            assert done.stderr.startswith(
+                f"error: RUN = '{run}': {run} has mode 0777, so other users could replace what is "
+                f"written there: run chmod go-w {run}; or write elsewhere, with --out"
+            )
+        assert sorted(run.rglob("*")) == before
+        elsewhere = watched.place / "report.html"
+        assert rlax("report", str(run), "--out", str(elsewhere)).exit_code == 0
+    finally:
+        run.chmod(0o700)
+    assert elsewhere.stat().st_size > 1000
+
+
+def test_what_is_inherited_is_found(tmp_path: Path) -> None:
+    """The helper itself: a process that has what no process of a run may have."""
+    log, ledger = tmp_path / "trainer.log", tmp_path / "ledger.sqlite"
+    server = WsgiServer("127.0.0.1", 0, lambda environ, start_response: [])
+    inheritance = Inheritance(os.getpid(), ["one-secret", "another-secret"])
+    source, target = os.pipe()
+    listener = next(
+        int(name) for name in os.listdir("/proc/self/fd") if _is_listener(int(name), server.port)
+    )
+    with log.open("w") as file, ledger.open("w") as database:
+        numbers = file.fileno(), database.fileno(), target, listener
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)", "one-secret"],
+            env={"NAME": "xanother-secretx"},
+            stdin=subprocess.DEVNULL,
+            pass_fds=numbers,
+        )
+        try:
+            end_s = time.monotonic() + 60
+            while len(inheritance.found) < 6 and time.monotonic() < end_s:
+                inheritance.look()
+                time.sleep(0.05)
+        finally:
+            child.kill()
+            child.wait(60)
+    server.close()
+    os.close(source)
+    os.close(target)
+    said = {text.partition(": ")[2] for text in inheritance.found}
+    assert said >= {
+        f"{numbers[0]} is {log}, not opened to append",
+        f"{numbers[1]} is {ledger}",
+        f"{numbers[2]} is a pipe of another process",
+        f"{numbers[3]} is a socket on which the trainer listens",
+        "secret 0 is in the command line",
+        "secret 1 is in the environment",
+    }
+    assert len(said) == 6
+
+
+def _is_listener(number: int, port: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(number)) as one:
+            return one.getsockname()[1] == port
+    except (OSError, IndexError, TypeError):
+        return False

@@ -1,0 +1,213 @@
+"""The HTTP server, asked by real clients over loopback, good and bad ones."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from waiting import wait_until
+
+from rlax_plugin.rpc.http import CONNECTIONS, HEAD_BYTES, WsgiServer
+
+LIMIT_S = 60.0
+TOKEN = "a-token-of-24-characters"
+
+
+def app(environ, start_response):
+    body = f"{environ['PATH_INFO']}?{environ['QUERY_STRING']} {environ.get('HTTP_X', '')}".encode()
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [body]
+
+
+@contextmanager
+def served(token: str = "") -> Iterator[WsgiServer]:
+    server = WsgiServer("127.0.0.1", 0, app, token=token)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def asked(
+    server: WsgiServer, method: str = "GET", path: str = "/metrics", **headers: str
+) -> tuple[int, str, str | None]:
+    """Status, body, and the header WWW-Authenticate."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.headers["WWW-Authenticate"]
+    finally:
+        connection.close()
+
+
+def connected(server: WsgiServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S)
+
+
+def told(server: WsgiServer, sent: bytes) -> bytes:
+    """The whole answer to raw bytes; empty if there is none."""
+    with connected(server) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+def test_an_open_page_answers_get_and_head() -> None:
+    with served() as server:
+        assert asked(server, path="/a%20b?c=d", X="e") == (200, "/a b?c=d e", None)
+        assert asked(server, "HEAD") == (200, "", None)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": f"Bearer {TOKEN}x"}, 401),
+        ({"Authorization": f"Bearer {TOKEN[:-1]}"}, 401),
+        ({"Authorization": "Bearer \xfc"}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"Authorization": TOKEN}, 401),
+        ({"Authorization": f"Basic {TOKEN}"}, 401),
+        ({"Authorization": f"Bearer {TOKEN}"}, 200),
+        ({"Authorization": f"bearer {TOKEN}"}, 200),
+    ],
+)
+def test_a_token_is_needed_if_there_is_one(sent: dict[str, str], status: int) -> None:
+    with served(TOKEN) as server:
+        for method in ("GET", "HEAD"):
+            assert asked(server, method, **sent)[::2] == (
+                status,
+                "Bearer" if status == 401 else None,
+            )
+
+
+def test_two_authorizations_are_none() -> None:
+    header = f"Authorization: Bearer {TOKEN}\r\n".encode()
+    with served(TOKEN) as server:
+        assert told(server, b"GET / HTTP/1.1\r\n" + header + b"\r\n").startswith(b"HTTP/1.1 200 ")
+        assert told(server, b"GET / HTTP/1.1\r\n" + 2 * header + b"\r\n").startswith(
+            b"HTTP/1.1 401 "
+        )
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST / HTTP/1.1\r\n\r\n", b"405"),
+        (b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", b"413"),
+        (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"413"),
+        (b"GET / HTTP/2.0\r\n\r\n", b"400"),
+        (b"GET nowhere HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nno header\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nA: 1\r\n folded\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nA: 1\n\nB: 2\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),  # a client that speaks TLS
+        (b"GET / HTTP/1.1\r\n" + b"A: 1\r\n" * 65 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nA: " + HEAD_BYTES * b"a" + b"\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nA: " + 400_000 * b"a", b"431"),
+        (b"GET /" + 400_000 * b"a", b"431"),
+    ],
+)
+def test_other_requests_get_an_error(sent: bytes, status: bytes) -> None:
+    with served() as server:
+        assert told(server, sent).startswith(b"HTTP/1.1 " + status + b" ")
+        assert asked(server)[0] == 200
+
+
+def test_half_a_request_gets_nothing() -> None:
+    with served() as server:
+        assert told(server, b"GET / HTTP/1.1\r\nA: 1") == b""
+        assert told(server, b"") == b""
+
+
+@pytest.mark.parametrize("clients", [50, 3 * CONNECTIONS])
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\nHost: "])
+def test_silent_clients_do_not_stop_others(clients: int, sent: bytes) -> None:
+    with ExitStack() as stack, served() as server:
+        for _ in range(clients):
+            stack.enter_context(connected(server)).sendall(sent)
+        assert asked(server)[0] == 200
+        server.close()  # with all of them open
+        with pytest.raises(OSError):
+            connected(server)
+
+
+def test_the_oldest_connection_makes_room() -> None:
+    with ExitStack() as stack, served() as server:
+        clients = [stack.enter_context(connected(server)) for _ in range(CONNECTIONS)]
+        assert asked(server)[0] == 200
+        assert clients[0].recv(1) == b""
+        clients[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert clients[1].recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_silent_client_is_dropped_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlax_plugin.rpc.http.CONNECTION_S", 0.1)
+    with served() as server, connected(server) as silent, connected(server) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        assert silent.recv(1) == b""
+
+        def ended() -> bool:
+            try:
+                slow.sendall(b"A: 1\r\n")
+            except OSError:
+                return True
+            return False
+
+        wait_until(ended, "a client that sends bit by bit is not dropped")
+
+
+def test_a_client_that_reads_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlax_plugin.rpc.http.CONNECTION_S", 0.2)
+
+    def large(environ, start_response):
+        start_response("200 OK", [])
+        return [bytes(64 << 20)]
+
+    server = WsgiServer("127.0.0.1", 0, large)
+    with connected(server) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+        wait_until(lambda: not server._open, "it keeps its connection")
+        assert sum(map(len, iter(lambda: client.recv(1 << 20), b""))) < 64 << 20
+    server.close()
+
+
+def test_an_app_that_fails_costs_one_answer(caplog: pytest.LogCaptureFixture) -> None:
+    def failing(environ, start_response):
+        if environ["PATH_INFO"] == "/fail":
+            raise ValueError("no figures")
+        return app(environ, start_response)
+
+    server = WsgiServer("127.0.0.1", 0, failing)
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+        asked(server, path="/fail")
+    assert asked(server)[0] == 200
+    assert "no figures" in caplog.text
+    server.close()
+
+
+def test_close_does_not_wait_for_an_app_that_hangs() -> None:
+    called, go = threading.Event(), threading.Event()
+
+    def hanging(environ, start_response):
+        called.set()
+        go.wait(LIMIT_S)
+        return app(environ, start_response)
+
+    server = WsgiServer("127.0.0.1", 0, hanging)
+    with connected(server) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert called.wait(LIMIT_S)
+        began_s = time.monotonic()
+        server.close()
+        waited_s = time.monotonic() - began_s
+    go.set()
+    assert waited_s < LIMIT_S / 2
+    server.close()
