@@ -29,7 +29,7 @@ from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CONTROL_SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.weights.service import ParameterServer
 
 
@@ -101,7 +101,7 @@ class Generation:
             if chosen.rewards and section.evaluation.problems
         }
         self._pools = (self.rewards, *own_rewards.values())
-        self._server = grpc.aio.server(options=CONTROL_SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         network = section.network
         try:
             port = self._server.add_insecure_port(f"{network.host}:{network.port}")

@@ -20,7 +20,7 @@ from rlax_plugin.ports.protocols import WeightStore
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.channels import CONTROL_SERVER_OPTIONS
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.kept import Listed, is_in
@@ -341,7 +341,7 @@ async def serve_parameter_server(
     service = ParameterServer(
         store, keep=keep, lease_s=lease_s, index=index, published_in=published_in
     )
-    server = grpc.aio.server(options=CONTROL_SERVER_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     service.add_to(server)
     try:
         bound = server.add_insecure_port(f"{host}:{port}")

@@ -22,8 +22,6 @@ from rlax_plugin.text.harmless import one_line
 
 log = logging.getLogger("rlax.worker")
 
-_ENVELOPE_BYTES = 1024  # that protobuf adds
-
 
 async def prepare(engine: RolloutEngine, deadline_s: float) -> None:
     """Returns once an engine is ready to be registered.
@@ -89,10 +87,7 @@ async def fetch_config(controller: str, startup_s: float) -> ResolvedConfig:
       DeadlineError: no controller answered within ``startup_s``.
       ConfigError: what it answered is no config.
     """
-    # Nothing else is asked on this channel, so that no larger message is read.
-    room = ("grpc.max_receive_message_length", MAX_BYTES + _ENVELOPE_BYTES)
-    options = [option for option in CHANNEL_OPTIONS if option[0] != room[0]]
-    async with grpc.aio.insecure_channel(controller, options=[*options, room]) as channel:
+    async with grpc.aio.insecure_channel(controller, options=CHANNEL_OPTIONS) as channel:
         fleet = rpc.FleetStub(channel)
 
         async def ask(within_s: float) -> pb.ConfigReply:
