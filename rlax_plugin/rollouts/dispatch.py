@@ -21,7 +21,7 @@ from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.replies import check_reply, contributors
 from rlax_plugin.rollouts.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.channels import describe
+from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.rpc.pieces import Outgoing
 from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto
 from rlax_plugin.tokens.stopping import Decode
@@ -35,7 +35,6 @@ MAX_ATTEMPTS = 20
 MAX_FAILURES = 3
 """Times a worker that is alive may fail at one group, or not finish it in time; also workers that
 may be lost before they hold the one version that a group needs."""
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Dispatcher(FleetListener):
@@ -216,7 +215,7 @@ class Dispatcher(FleetListener):
             if rejected := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 # No other worker would take it either.
                 fail(call.open.values(), WorkerError(f"{worker.name} rejected a call: {error}"))
-            its_fault = failure.code() not in _GONE
+            its_fault = not gone(failure)
             # One that drains ends its calls and then leaves; others of its calls are still read.
             if not rejected and not worker.draining:
                 self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew

@@ -24,6 +24,16 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
+_BROKEN = "Internal error from Core"  # grpc.aio, of a call that ended while a message was sent
+
+
+def gone(error: grpc.RpcError) -> bool:
+    """Whether a call ended because its other end did, rather than by an answer of it."""
+    code = getattr(error, "code", lambda: None)()
+    if code is grpc.StatusCode.INTERNAL:
+        return getattr(error, "details", lambda: None)() == _BROKEN
+    return code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
 
 def describe(error: grpc.RpcError, deadline: tuple[float, str] | None = None) -> str:
     """One line for a failed call.

@@ -7,6 +7,7 @@ So whoever joins the messages needs no lookup, and what fits into one message is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
@@ -329,6 +330,14 @@ async def read_requests(
     if more:
         raise ValueError("a call whose last request did not arrive whole")
     return found
+
+
+async def discard(messages: AsyncIterator[pb.GenerateRequest], within_s: float) -> None:
+    """Reads what is left of a call's requests, and keeps none of it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            async for _ in messages:
+                pass
 
 
 def _counted(message: pb.GenerateRequest) -> int:

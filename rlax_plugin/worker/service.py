@@ -21,7 +21,7 @@ from rlax_plugin.rollouts.jobs import context_problem
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.message_sizes import group_bytes
-from rlax_plugin.rpc.pieces import read_requests, reply_messages
+from rlax_plugin.rpc.pieces import discard, read_requests, reply_messages
 from rlax_plugin.rpc.wire import key_from_proto, key_to_proto, request_from_proto
 from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
@@ -208,26 +208,24 @@ class RolloutService(rpc.RolloutServicer):
     ) -> list[Request]:
         """Reads a call's requests to their end; aborts the call if they cannot be taken."""
         has, rpc_s = capabilities_of(self._engine), self._section.deadlines.rpc_s
-        await self._check_takes_calls(context)
         try:
             limits = _limits(self._section, has)
             asked = await read_requests(messages, within_s=rpc_s, **limits)
         except ValueError as error:
+            # gRPC tells a caller that is still sending no more than that the call broke.
+            await discard(messages, rpc_s)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TimeoutError:
             what = f"the call's requests did not arrive whole, rlax.deadlines.rpc_s is {rpc_s:g}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, what)
-        await self._check_takes_calls(context)  # meanwhile it may have begun to drain
-        for first, *rest in asked:
-            if why := rejection(first, self._section, has.vocabulary, has.side, rest):
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-        return [request_from_proto(first, has.side, rest) for first, *rest in asked]
-
-    async def _check_takes_calls(self, context: grpc.aio.ServicerContext) -> None:
         if self.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
         if not self._has_weights():
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
+        for first, *rest in asked:
+            if why := rejection(first, self._section, has.vocabulary, has.side, rest):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+        return [request_from_proto(first, has.side, rest) for first, *rest in asked]
 
     async def GiveUp(
         self, request: pb.GiveUpRequest, context: grpc.aio.ServicerContext
