@@ -80,7 +80,10 @@ class Deadlines(Section):
         description="limit for the model's chat template to render one conversation, and for the "
         "tokenizer to encode it; many conversations together have six times as long",
     )
-    rpc_s: Seconds = Field(default=10.0, description="limit for a single control RPC")
+    rpc_s: Seconds = Field(
+        default=10.0,
+        description="limit for a single control RPC, and for each 4 MiB of the requests of a call",
+    )
     group_s: Seconds = Field(
         default=60.0,
         description="time without progress after which a group is sent to another worker. "

@@ -23,8 +23,8 @@ TOKEN_BYTES = 18  # of a sample: the token, its log-prob, and at most one run of
 SAMPLE_BYTES = 64  # its seed, where it begins, how it ended and what protobuf adds, at most
 CHANNEL_BYTES = 32  # what protobuf adds to a side channel and its name, at most
 GROUP_BYTES = 4096  # sampling settings and the like, at most
-_SEED_BYTES = 8
-_ID_BYTES = 4
+SEED_BYTES = 8
+ID_BYTES = 4  # of a token of a context
 
 
 def group_bytes(
@@ -37,12 +37,12 @@ def group_bytes(
       context_tokens: before each sample.
       side: the side channels that its samples have.
     """
-    sample = _SEED_BYTES + SAMPLE_BYTES + tokens * TOKEN_BYTES
+    sample = SEED_BYTES + SAMPLE_BYTES + tokens * TOKEN_BYTES
     for name, spec in side.items():
         count = tokens + (context_tokens if spec.over == "context+sampled" else 0)
         width = np.dtype(spec.dtype).itemsize * math.prod(spec.trailing)
         sample += channel_bytes(name) + count * width
-    whole = GROUP_BYTES + context_tokens * _ID_BYTES + samples * sample
+    whole = GROUP_BYTES + context_tokens * ID_BYTES + samples * sample
     return whole + whole // 64  # what is repeated in each of several messages
 
 

@@ -17,8 +17,10 @@ from rlax_plugin.errors import WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.message_sizes import (
     GROUP_BYTES,
+    ID_BYTES,
     PIECE_BYTES,
     SAMPLE_BYTES,
+    SEED_BYTES,
     TOKEN_BYTES,
     channel_bytes,
     group_bytes,
@@ -66,8 +68,7 @@ def request_messages(
     together: list[pb.Request] = []
     left = most_bytes
     for request in requests:
-        tokens = request.context
-        size = GROUP_BYTES + tokens.nbytes + 8 * len(request.seeds)
+        size = _head_bytes(request) + len(request.context) * ID_BYTES
         size += sum(_most_bytes(sampled) for sampled in request.resume)
         if together and size > left:
             yield pb.GenerateRequest(requests=together)
@@ -83,9 +84,14 @@ def request_messages(
         yield pb.GenerateRequest(requests=together)
 
 
+def _head_bytes(request: Request) -> int:
+    """What a request takes at most, without its context and what it resumes."""
+    return GROUP_BYTES + len(request.seeds) * SEED_BYTES
+
+
 def _parts(request: Request, most_bytes: int) -> Iterator[pb.Request]:
     """A request that is too large for one message: its context, then what it resumes."""
-    step = max(1, most_bytes // request.context.itemsize)
+    step = max(1, (most_bytes - _head_bytes(request)) // ID_BYTES)
     first = dataclasses.replace(request, context=request.context[:step], resume=())
     part = request_to_proto(first)
     rest = {"key": key_to_proto(request.key), "attempt": request.attempt}

@@ -112,7 +112,7 @@ def test_what_is_cut_and_joined_is_what_was_sent(shapes, most_bytes, random, dat
 
     # The context alone may need several messages, too.
     fitting = request([1])
-    others = [fitting, asked, request([s.seed for s in samples], samples, context=400), fitting]
+    others = [fitting, asked, request([s.seed for s in samples], samples, context=2000), fitting]
     room = most_bytes + 4096
     sent = list(pieces.request_messages(others, room))
     assert all(message.ByteSize() <= room for message in sent)
