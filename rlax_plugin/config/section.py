@@ -18,6 +18,7 @@ from rlax_plugin.config.base import (
     is_address,
 )
 from rlax_plugin.config.evaluation import Evaluation
+from rlax_plugin.config.network import Network
 from rlax_plugin.config.objective import Objective
 from rlax_plugin.config.rollouts import Batches, Curation, Episodes, Rollouts, Staleness
 from rlax_plugin.config.speeds import Assume
@@ -80,7 +81,10 @@ class Deadlines(Section):
         description="limit for the model's chat template to render one conversation, and for the "
         "tokenizer to encode it; many conversations together have six times as long",
     )
-    rpc_s: Seconds = Field(default=10.0, description="limit for a single control RPC")
+    rpc_s: Seconds = Field(
+        default=10.0,
+        description="limit for a single control RPC, and for each 4 MiB of the requests of a call",
+    )
     group_s: Seconds = Field(
         default=60.0,
         description="time without progress after which a group is sent to another worker. "
@@ -150,46 +154,6 @@ class Retention(Section):
     @property
     def keeps_all_samples(self) -> bool:
         return self.samples_steps is None and self.samples_bytes is None
-
-
-class Network(Section):
-    """Where the processes of a run listen; only loopback addresses are allowed so far."""
-
-    host: str = Field(
-        default="127.0.0.1", description="address on which the controller and the workers listen"
-    )
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        default=0, description="port of the controller; 0: any free port"
-    )
-    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        default=None,
-        description="port on which the trainer serves /metrics for Prometheus; 0: any free port; "
-        "null: metrics are not served. For workers use rlax serve --prometheus-port",
-    )
-    prometheus_token_file: PathText = Field(
-        default="",
-        description="file with the token that a scrape of the trainer must send (authorization: "
-        "credentials_file in Prometheus): one line of at least 16 characters, readable only by its "
-        "owner. Empty: every local user can read the page. For workers use rlax serve "
-        "--prometheus-token-file",
-    )
-
-    serve_clients: bool = Field(
-        default=False,
-        description="true: workers of a running training also answer other programs by the service "
-        "of their engine (JetStream's), with a token that each worker writes to a file; such calls "
-        "share the slots with training",
-    )
-
-    @model_validator(mode="after")
-    def _loopback(self) -> Network:
-        if self.host not in ("127.0.0.1", "localhost"):
-            raise ConfigError(
-                "rlax.network.host",
-                self.host,
-                "must be a loopback address: TLS and tokens for other hosts are not built yet",
-            )
-        return self
 
 
 class RlaxSection(Section):

@@ -25,7 +25,6 @@ from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_readable, check_writable
-from rlax_plugin.rpc.message_sizes import check_messages
 from rlax_plugin.text.amounts import in_bytes
 
 
@@ -44,7 +43,6 @@ def check_start(config: ResolvedConfig, registry: Registry, *, remote: bool) -> 
     section, maxtext = config.section, config.maxtext
     registry.validate(section)
     _check_training(section, maxtext)
-    check_messages(section)
     to_bytes(config)  # workers can be given it
     context = BuildContext.outside_run(section, config)
     slots = registry.slots(context)

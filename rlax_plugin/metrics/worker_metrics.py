@@ -68,14 +68,15 @@ class CallMetrics(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or not handler.unary_stream:
+        if handler is None or not handler.response_streaming:
             return handler
+        answer = handler.stream_stream or handler.unary_stream
         method = str(getattr(handler_call_details, "method", "")).rpartition("/")[2]
 
         async def timed(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             began_s, code = time.perf_counter(), "CANCELLED"
             try:
-                async for reply in handler.unary_stream(request, context):
+                async for reply in answer(request, context):
                     yield reply
                 code = "OK"
             except (asyncio.CancelledError, GeneratorExit):
@@ -87,9 +88,10 @@ class CallMetrics(grpc.aio.ServerInterceptor):
                 self._calls.labels(method, code).inc()
                 self._seconds.labels(method).observe(time.perf_counter() - began_s)
 
-        return grpc.unary_stream_rpc_method_handler(
-            timed, handler.request_deserializer, handler.response_serializer
-        )
+        make = grpc.unary_stream_rpc_method_handler
+        if handler.request_streaming:
+            make = grpc.stream_stream_rpc_method_handler
+        return make(timed, handler.request_deserializer, handler.response_serializer)
 
 
 def _name_of(code: Any) -> str:

@@ -21,9 +21,9 @@ from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.replies import check_reply, contributors
 from rlax_plugin.rollouts.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
-from rlax_plugin.rpc.channels import describe
-from rlax_plugin.rpc.message_sizes import in_messages
-from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto, request_to_proto
+from rlax_plugin.rpc.channels import describe, gone
+from rlax_plugin.rpc.pieces import Outgoing
+from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto
 from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import Key, Request, Sampled
 
@@ -35,7 +35,6 @@ MAX_ATTEMPTS = 20
 MAX_FAILURES = 3
 """Times a worker that is alive may fail at one group, or not finish it in time; also workers that
 may be lost before they hold the one version that a group needs."""
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Dispatcher(FleetListener):
@@ -164,10 +163,7 @@ class Dispatcher(FleetListener):
             batches.setdefault(worker.name, []).append(ticket)
         queue.extendleft(reversed(held_back))
         for name, tickets in batches.items():
-            ticket_of = {t.request.key: t for t in tickets}
-            for requests in in_messages(t.request for t in tickets):
-                together = {r.key: ticket_of[r.key] for r in requests}
-                self._begin(Call(self._fleet.workers[name], together))
+            self._begin(Call(self._fleet.workers[name], {t.request.key: t for t in tickets}))
 
     def _begin(self, call: Call) -> None:
         tickets = list(call.open.values())
@@ -206,8 +202,8 @@ class Dispatcher(FleetListener):
                 ticket.attempt, functools.partial(self._stands_still, call, ticket)
             )
         # Without a timeout: each group has its own, and a worker that is silent is lost.
-        requests = [request_to_proto(ticket.request) for ticket in call.open.values()]
-        stream = worker.stub.Generate(pb.GenerateRequest(requests=requests))
+        requests = Outgoing(ticket.request for ticket in call.open.values())
+        stream = worker.stub.Generate(requests)
         try:
             async for reply in stream:
                 if not worker.trusted:  # its channel is being closed: what is still read is void
@@ -219,11 +215,13 @@ class Dispatcher(FleetListener):
             if rejected := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 # No other worker would take it either.
                 fail(call.open.values(), WorkerError(f"{worker.name} rejected a call: {error}"))
-            its_fault = failure.code() not in _GONE
+            its_fault = not gone(failure)
             # One that drains ends its calls and then leaves; others of its calls are still read.
             if not rejected and not worker.draining:
                 self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew
         except asyncio.CancelledError:
+            if requests.error is not None:
+                raise requests.error from None
             # Closing a lost worker's channel cancels its calls, and so does the last group that
             # has expired; only our own end is passed on.
             if call.open and (task := asyncio.current_task()) is not None and task.cancelling():
@@ -255,6 +253,7 @@ class Dispatcher(FleetListener):
         if call.open.pop(ticket.request.key, None) is None:
             return  # answered just now
         call.expired[ticket.request.key] = ticket.request
+        call.arriving.forget(ticket.request.key)
         error = (
             f"no progress for {still_s:.3g} s, rlax.deadlines.group_s is "
             f"{self._deadlines.group_s:g}: if its engine is healthy, raise it{self._seen_late}"
@@ -270,7 +269,7 @@ class Dispatcher(FleetListener):
 
     def _late(self, call: Call, reply: pb.Reply, key: Key) -> None:
         """Counts an answer to a request that has expired, which another attempt answers."""
-        if any(sample.finish == pb.UNFINISHED for sample in reply.samples):
+        if reply.more or call.arriving.unfinished(reply):
             return  # it is yet to be answered
         needed_s = self._release(call.worker, call.expired.pop(key))
         if reply.given_up:
@@ -295,6 +294,7 @@ class Dispatcher(FleetListener):
         worker = call.worker
         try:
             key = key_from_proto(reply.key)
+            call.arriving.note(key, reply)
         except ValueError as error:
             raise WorkerError(f"{worker.name} sent a garbled answer: {error}") from error
         if (ticket := call.open.get(key)) is None:
@@ -309,13 +309,17 @@ class Dispatcher(FleetListener):
             self._give_up(call)
             self.wake()
             return
+        side = worker.capabilities.side
+        if (earlier := call.arriving.take(reply, request, worker.name, side)) is None:
+            return  # the rest of it follows
         samples = call.told[key] = reply_from_proto(
             reply,
             request,
             worker.name,
             told=call.told.get(key, request.resume),
             workers=[contributors(before, worker.name) for before in _before(request)],
-            declared=worker.capabilities.side,
+            declared=side,
+            earlier=earlier,
         )
         # A parameter server of its own may tell a worker of a version a moment before it tells us.
         newest = self._fleet.latest_version + 1
@@ -327,7 +331,7 @@ class Dispatcher(FleetListener):
             worker=worker.name,
             exactly=None if ticket.done.done() else request.exactly,
             vocabulary=worker.capabilities.vocabulary,
-            side=worker.capabilities.side,
+            side=side,
             decode=self._decode,
         )
         workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlax_plugin.rollouts.fleet import Worker
+from rlax_plugin.rpc.pieces import Arriving
 from rlax_plugin.types import Attempt, Key, Request, Sampled
 
 
@@ -94,6 +95,7 @@ class Call:
       open: of each request, until it is answered or has expired.
       expired: what was asked, until it is answered late.
       told: what the worker has sent so far; what it sends next continues it.
+      arriving: the reply that has not come whole.
       asked: requests that it was asked to give up.
       oldest: weights that training could still use when it was last asked to give older ones up.
     """
@@ -102,6 +104,7 @@ class Call:
     open: dict[Key, Ticket]
     expired: dict[Key, Request] = field(default_factory=dict)
     told: dict[Key, tuple[Sampled, ...]] = field(default_factory=dict)
+    arriving: Arriving = field(default_factory=Arriving)
     asked: set[Key] = field(default_factory=set)
     oldest: int = 0
     task: asyncio.Task[None] | None = None

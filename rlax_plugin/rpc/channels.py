@@ -23,12 +23,16 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
-CONTROL_BYTES = 16 << 20
-"""No message to a controller or a parameter server is larger: none of them carries samples."""
-CONTROL_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", CONTROL_BYTES),
-    *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
-)
+
+_BROKEN = "Internal error from Core"  # grpc.aio, of a call that ended while a message was sent
+
+
+def gone(error: grpc.RpcError) -> bool:
+    """Whether a call ended because its other end did, rather than by an answer of it."""
+    code = getattr(error, "code", lambda: None)()
+    if code is grpc.StatusCode.INTERNAL:
+        return getattr(error, "details", lambda: None)() == _BROKEN
+    return code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def describe(error: grpc.RpcError, deadline: tuple[float, str] | None = None) -> str:

@@ -1,73 +1,51 @@
-"""How large a message may be, which configs exceed it, and how many requests fit into one."""
+"""How large a message may be, and how much a group may take in all of its messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Mapping
 
-from rlax_plugin.config import RlaxSection
-from rlax_plugin.errors import ConfigError
-from rlax_plugin.types import Request
+import numpy as np
 
-MESSAGE_BYTES = 1 << 30
-"""No message is larger, whoever sends it: a reply holds one group, a request as many as fit."""
+from rlax_plugin.types import EMPTY, SideSpec
 
-_TOKEN_BYTES = 16  # of a sample: the token, its log-prob, a version, a side channel
-_SAMPLE_BYTES = 128  # its seed, how it ended and what protobuf adds, at most
-_GROUP_BYTES = 4096  # sampling settings and the like, at most
-_PROMPT_TOKEN_BYTES = 4
+MESSAGE_BYTES = 16 << 20
+"""No message is larger, whoever sends it."""
+
+PIECE_BYTES = (4 << 20) + (64 << 10)
+"""A reply, or requests, that would take more are sent in several messages, each at most as large.
+
+These are 4 MiB of arrays, and what goes with them. Only a request's seeds and sampling settings are
+never cut.
+"""
+
+TOKEN_BYTES = 18  # of a sample: the token, its log-prob, and at most one run of versions
+SAMPLE_BYTES = 64  # its seed, where it begins, how it ended and what protobuf adds, at most
+CHANNEL_BYTES = 32  # what protobuf adds to a side channel and its name, at most
+GROUP_BYTES = 4096  # sampling settings and the like, at most
+SEED_BYTES = 8
+ID_BYTES = 4  # of a token of a context
 
 
-def group_bytes(samples: int, tokens: int, prompt_tokens: int = 0) -> int:
-    """What a group takes in a message, at most: as an answer, or as a request that resumes it.
+def group_bytes(
+    samples: int, tokens: int, context_tokens: int, side: Mapping[str, SideSpec] = EMPTY
+) -> int:
+    """What a group takes at most in all messages of a reply, or of a request that resumes it.
 
     Args:
-      tokens: of all samples together.
+      tokens: of each sample, at most.
+      context_tokens: before each sample.
+      side: the side channels that its samples have.
     """
-    prompt = prompt_tokens * _PROMPT_TOKEN_BYTES
-    return _GROUP_BYTES + prompt + samples * _SAMPLE_BYTES + tokens * _TOKEN_BYTES
+    sample = SEED_BYTES + SAMPLE_BYTES + tokens * TOKEN_BYTES
+    for name, spec in side.items():
+        count = tokens + (context_tokens if spec.over == "context+sampled" else 0)
+        width = np.dtype(spec.dtype).itemsize * math.prod(spec.trailing)
+        sample += channel_bytes(name) + count * width
+    whole = GROUP_BYTES + context_tokens * ID_BYTES + samples * sample
+    return whole + whole // 64  # what is repeated in each of several messages
 
 
-def check_messages(section: RlaxSection) -> None:
-    """Rejects a config whose groups may be too large for a message.
-
-    A worker could not send such a group, and the controller would take the worker for lost.
-
-    Raises:
-      ConfigError: names how many samples fit.
-    """
-    rollouts, evaluation = section.rollouts, section.evaluation
-    asked = {"rlax.rollouts.group_size": rollouts.group_size}
-    if evaluation.problems:
-        for name, one in evaluation.all_sets().items():
-            where = "" if name == evaluation.split else f"sets.{name}."
-            asked[f"rlax.evaluation.{where}samples"] = one.samples or 1
-    for key, samples in asked.items():
-        tokens, prompt = rollouts.max_new_tokens, section.max_context_tokens
-        if (needed := group_bytes(samples, samples * tokens, prompt)) > MESSAGE_BYTES:
-            empty = group_bytes(0, 0, prompt)
-            most = max(0, MESSAGE_BYTES - empty) // (group_bytes(1, tokens, prompt) - empty)
-            limit = f"bytes, but a message can hold {MESSAGE_BYTES:,}"
-            if not most:
-                reason = f"a single sample may take {group_bytes(1, tokens, prompt):,} {limit}"
-                raise ConfigError("rlax.rollouts.max_new_tokens", tokens, reason)
-            reason = (
-                f"makes groups of up to {needed:,} {limit}: at most {most} samples fit with "
-                f"rlax.rollouts.max_new_tokens = {tokens}"
-            )
-            raise ConfigError(key, samples, reason)
-
-
-def in_messages(requests: Iterable[Request]) -> Iterator[list[Request]]:
-    """As many requests at once as fit into a message, in order."""
-    together: list[Request] = []
-    taken = 0
-    for request in requests:
-        tokens = sum(len(r.tokens) for r in request.resume)
-        size = group_bytes(len(request.seeds), tokens, len(request.context))
-        if together and taken + size > MESSAGE_BYTES:
-            yield together
-            together, taken = [], 0
-        together.append(request)
-        taken += size
-    if together:
-        yield together
+def channel_bytes(name: str) -> int:
+    """What a side channel takes in a sample beside its numbers, at most."""
+    return CHANNEL_BYTES + len(name.encode())

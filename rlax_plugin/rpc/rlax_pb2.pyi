@@ -56,7 +56,7 @@ class Key(_message.Message):
     def __init__(self, purpose: _Optional[_Union[Purpose, str]] = ..., group: _Optional[int] = ..., sample: _Optional[int] = ..., trajectory: _Optional[int] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("key", "attempt", "context", "seeds", "sampling", "min_version", "resume", "session")
+    __slots__ = ("key", "attempt", "context", "seeds", "sampling", "min_version", "resume", "session", "more")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Request(_message.Message):
     MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     key: Key
     attempt: int
     context: bytes
@@ -73,7 +74,8 @@ class Request(_message.Message):
     min_version: int
     resume: _containers.RepeatedCompositeFieldContainer[Sample]
     session: str
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ..., context: _Optional[bytes] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., min_version: _Optional[int] = ..., resume: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., session: _Optional[str] = ...) -> None: ...
+    more: bool
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., attempt: _Optional[int] = ..., context: _Optional[bytes] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., min_version: _Optional[int] = ..., resume: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., session: _Optional[str] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("requests",)
@@ -107,16 +109,18 @@ class Sample(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., finish: _Optional[_Union[Finish, str]] = ..., begins_at: _Optional[int] = ..., side: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("key", "samples", "given_up", "tokens")
+    __slots__ = ("key", "samples", "given_up", "tokens", "more")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     key: Key
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     given_up: bool
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., given_up: _Optional[bool] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    more: bool
+    def __init__(self, key: _Optional[_Union[Key, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., given_up: _Optional[bool] = ..., tokens: _Optional[_Iterable[int]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("key", "attempt")

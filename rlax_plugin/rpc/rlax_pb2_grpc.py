@@ -35,7 +35,7 @@ class RolloutStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Generate = channel.unary_stream(
+        self.Generate = channel.stream_stream(
                 '/rlax.v1.Rollout/Generate',
                 request_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Reply.FromString,
@@ -56,8 +56,9 @@ class RolloutServicer:
     """Served by a rollout worker, on the port where its engine may serve others.
     """
 
-    def Generate(self, request, context):
-        """Generates what is asked for; one last reply per request, in the order in which they end.
+    def Generate(self, request_iterator, context):
+        """Generates what is asked for, once the caller has sent all of it; one last reply per request, in
+        the order in which they end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,7 +80,7 @@ class RolloutServicer:
 
 def add_RolloutServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Generate': grpc.unary_stream_rpc_method_handler(
+            'Generate': grpc.stream_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.FromString,
                     response_serializer=rlax__plugin_dot_rpc_dot_rlax__pb2.Reply.SerializeToString,
@@ -107,7 +108,7 @@ class Rollout:
     """
 
     @staticmethod
-    def Generate(request,
+    def Generate(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -117,8 +118,8 @@ class Rollout:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/rlax.v1.Rollout/Generate',
             rlax__plugin_dot_rpc_dot_rlax__pb2.GenerateRequest.SerializeToString,

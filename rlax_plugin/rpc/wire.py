@@ -48,7 +48,11 @@ def key_from_proto(key: pb.Key) -> Key:
     return Key(_PURPOSES[key.purpose], key.group, sample, key.trajectory, key.turn)
 
 
-def _runs(versions: np.ndarray) -> list[int]:
+def finish_to_proto(finish: Finish | None) -> pb.Finish:
+    return cast(pb.Finish, _FINISHES.index(finish))
+
+
+def runs_of(versions: np.ndarray) -> list[int]:
     """Each version and how many tokens in a row it produced."""
     if not len(versions):
         return []
@@ -73,35 +77,83 @@ def _sample_to_proto(sampled: Sampled, begins_at: int = 0) -> pb.Sample:
         seed=sampled.seed,
         tokens=_bytes(sampled.tokens[begins_at:], _I32),
         logprobs=_bytes(sampled.logprobs[begins_at:], _F32),
-        versions=_runs(sampled.versions[begins_at:]),
-        finish=cast(pb.Finish, _FINISHES.index(sampled.finish)),
+        versions=runs_of(sampled.versions[begins_at:]),
+        finish=finish_to_proto(sampled.finish),
         begins_at=begins_at,
         side={name: _bytes(a, a.dtype.newbyteorder("<")) for name, a in sampled.side.items()},
     )
 
 
+Pieces = Sequence[pb.Sample]
+"""One sample as it has arrived: whole, or cut."""
+
+
+def _by_sample(portions: Sequence[Sequence[pb.Sample]]) -> Sequence[Pieces]:
+    """Samples of several messages: the first of each continues the last one before.
+
+    Raises:
+      ValueError: a message has none.
+    """
+    if len(portions) == 1:
+        return [(piece,) for piece in portions[0]]
+    found = [[piece] for piece in portions[0]]
+    for portion in portions[1:]:
+        if not portion or not found:
+            raise ValueError("a part without samples")
+        found[-1].append(portion[0])
+        found += [[piece] for piece in portion[1:]]
+    return found
+
+
+def _joined(pieces: Pieces) -> tuple[bytes, bytes, Sequence[int], Mapping[str, bytes]]:
+    """Tokens, log-probs, runs of versions and side channels of a sample.
+
+    Raises:
+      ValueError: the pieces do not follow each other.
+    """
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first.tokens, first.logprobs, first.versions, first.side
+    tokens, runs, end = [], [], first.begins_at
+    side: dict[str, list[bytes]] = {}
+    for piece in pieces:
+        if (piece.seed, piece.finish) != (first.seed, first.finish):
+            raise ValueError("pieces of different samples")
+        if piece.begins_at != end:
+            raise ValueError(f"a piece from token {piece.begins_at} on, expected {end}")
+        tokens.append(piece.tokens)
+        end += len(tokens[-1]) // _I32.itemsize
+        runs += piece.versions
+        for name, data in piece.side.items():
+            side.setdefault(name, []).append(data)
+    logprobs = b"".join(piece.logprobs for piece in pieces)
+    return b"".join(tokens), logprobs, runs, {name: b"".join(some) for name, some in side.items()}
+
+
 def _sample_from_proto(
-    sample: pb.Sample,
+    pieces: Pieces,
     told: Sampled | None,
     workers: tuple[str, ...],
     declared: Mapping[str, SideSpec],
 ) -> Sampled:
     """Raises a ValueError if it is garbled."""
-    tokens, logprobs = np.frombuffer(sample.tokens, _I32), np.frombuffer(sample.logprobs, _F32)
-    versions = _versions(sample.versions, len(tokens))
-    if begins_at := sample.begins_at:
+    first = pieces[0]
+    token_bytes, logprob_bytes, runs, side_bytes = _joined(pieces)
+    tokens, logprobs = np.frombuffer(token_bytes, _I32), np.frombuffer(logprob_bytes, _F32)
+    versions = _versions(runs, len(tokens))
+    if begins_at := first.begins_at:
         if told is None or not 0 < begins_at <= len(told.tokens):
             raise ValueError(f"tokens from {begins_at} on, but those before were not sent")
         tokens = np.concatenate([told.tokens[:begins_at], tokens])
         logprobs = np.concatenate([told.logprobs[:begins_at], logprobs])
         versions = np.concatenate([told.versions[:begins_at], versions])
-    if not 0 <= sample.finish < len(_FINISHES):
-        raise ValueError(f"finish {sample.finish} does not exist")
+    if not 0 <= first.finish < len(_FINISHES):
+        raise ValueError(f"finish {first.finish} does not exist")
     side: Mapping[str, np.ndarray] = EMPTY
-    if sample.side:
-        side = {name: _side_array(name, data, declared) for name, data in sample.side.items()}
-    finish = _FINISHES[sample.finish]
-    return Sampled(sample.seed, tokens, logprobs, versions, finish, workers, side)
+    if side_bytes:
+        side = {name: _side_array(name, data, declared) for name, data in side_bytes.items()}
+    finish = _FINISHES[first.finish]
+    return Sampled(first.seed, tokens, logprobs, versions, finish, workers, side)
 
 
 def _side_array(name: str, data: bytes, declared: Mapping[str, SideSpec]) -> np.ndarray:
@@ -132,20 +184,29 @@ def request_to_proto(request: Request) -> pb.Request:
     )
 
 
-def request_from_proto(message: pb.Request, declared: Mapping[str, SideSpec] = EMPTY) -> Request:
+def request_from_proto(
+    message: pb.Request,
+    declared: Mapping[str, SideSpec] = EMPTY,
+    rest: Sequence[pb.Request] = (),
+) -> Request:
     """The request, without what only the controller needs of it.
 
     Args:
       declared: the side channels of the worker that is asked.
+      rest: what continues the message.
 
     Raises:
       ValueError: it is garbled.
     """
-    s = message.sampling
+    s, context = message.sampling, message.context
+    if rest:
+        context = b"".join([context, *(part.context for part in rest)])
+    parts = [part.resume for part in (message, *rest) if part.resume]
+    resume = _by_sample(parts) if parts else ()
     return Request(
         key=key_from_proto(message.key),
         attempt=message.attempt,
-        context=np.frombuffer(message.context, _I32),
+        context=np.frombuffer(context, _I32),
         seeds=tuple(message.seeds),
         sampling=SamplingParams(
             temperature=s.temperature,
@@ -156,7 +217,7 @@ def request_from_proto(message: pb.Request, declared: Mapping[str, SideSpec] = E
             stop_strings=tuple(s.stop_strings),
         ),
         min_version=message.min_version,
-        resume=tuple(_sample_from_proto(one, None, (), declared) for one in message.resume),
+        resume=tuple(_sample_from_proto(one, None, (), declared) for one in resume),
         session=message.session,
     )
 
@@ -178,6 +239,7 @@ def reply_from_proto(
     told: Sequence[Sampled],
     workers: Sequence[tuple[str, ...]],
     declared: Mapping[str, SideSpec] = EMPTY,
+    earlier: Sequence[pb.Reply] = (),
 ) -> tuple[Sampled, ...]:
     """Samples of one reply, of which ``rollouts/replies.py`` is yet to check what is in them.
 
@@ -186,18 +248,20 @@ def reply_from_proto(
       told: what it has sent of this request before, or was given to go on from.
       workers: of each sample, who has generated it.
       declared: the worker's side channels.
+      earlier: the messages of the reply before this one, which is its last.
 
     Raises:
       WorkerError: it is garbled, or has samples that were not requested.
     """
-    if tuple(s.seed for s in reply.samples) != request.seeds:
-        problem = "was answered with samples that were not requested"
-        raise WorkerError(f"{worker}: {request.key} {problem}")
     try:
+        found = _by_sample([*(message.samples for message in earlier), reply.samples])
+        if tuple(pieces[0].seed for pieces in found) != request.seeds:
+            problem = "was answered with samples that were not requested"
+            raise WorkerError(f"{worker}: {request.key} {problem}")
         return tuple(
-            _sample_from_proto(sample, before, names, declared)
-            for sample, before, names in zip(
-                reply.samples, told or itertools.repeat(None), workers, strict=False
+            _sample_from_proto(pieces, before, names, declared)
+            for pieces, before, names in zip(
+                found, told or itertools.repeat(None), workers, strict=False
             )
         )
     except ValueError as error:  # such as bytes that are no whole number of elements

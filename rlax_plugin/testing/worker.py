@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc
 
@@ -15,9 +16,12 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Callers
 from rlax_plugin.rpc.certificate import new_identity
 from rlax_plugin.rpc.doors import Door, listen
+from rlax_plugin.rpc.pieces import read_requests, reply_messages
 from rlax_plugin.rpc.secret import Secret, new_token
-from rlax_plugin.rpc.wire import reply_to_proto, request_from_proto
+from rlax_plugin.rpc.wire import request_from_proto
 from rlax_plugin.types import Key, Sampled
+
+_LIMITS: Any = {"most_requests": 1 << 16, "most_bytes": 1 << 30, "within_s": 60.0}
 
 
 class FakeWorker(rpc.RolloutServicer):
@@ -54,16 +58,20 @@ class FakeWorker(rpc.RolloutServicer):
             await self._server.stop(grace=None)
 
     async def Generate(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[pb.GenerateRequest],
+        context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.Reply]:
         """One reply per finished request."""
         side = capabilities_of(self._engine).side
-        requests = [request_from_proto(message, side) for message in request.requests]
+        asked = await read_requests(request_iterator, **_LIMITS)
+        requests = [request_from_proto(first, side, rest) for first, *rest in asked]
         self.keys += [one.key for one in requests]
         replies: asyncio.Queue[pb.Reply | None] = asyncio.Queue()
 
         def on_reply(key: Key, samples: Sequence[Sampled]) -> None:
-            replies.put_nowait(reply_to_proto(key, samples))
+            for message in reply_messages(key, samples):
+                replies.put_nowait(message)
 
         generating = asyncio.ensure_future(self._engine.generate(requests, on_reply))
         generating.add_done_callback(lambda task: replies.put_nowait(None))

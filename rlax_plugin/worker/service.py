@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -14,18 +14,15 @@ import numpy as np
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.ports.capabilities import capabilities_of
+from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollouts.defects import defect, outside
 from rlax_plugin.rollouts.jobs import context_problem
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import (
-    key_from_proto,
-    key_to_proto,
-    reply_to_proto,
-    request_from_proto,
-)
+from rlax_plugin.rpc.message_sizes import group_bytes
+from rlax_plugin.rpc.pieces import discard, read_requests, reply_messages
+from rlax_plugin.rpc.wire import key_from_proto, key_to_proto, request_from_proto
 from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
@@ -38,18 +35,21 @@ def rejection(
     section: RlaxSection,
     vocabulary: int = 0,
     side: Mapping[str, SideSpec] = EMPTY,
+    rest: Sequence[pb.Request] = (),
 ) -> str | None:
     """Why a request must not reach the engine; None if it may.
 
     Args:
+      rest: what continues the message.
       vocabulary: token ids are below it; 0: the engine has not said.
       side: the engine's side channels.
     """
     limits, sampling = section.rollouts, message.sampling
-    length, rest = divmod(len(message.context), _TOKEN_BYTES)
-    most = max(limits.slots, limits.group_size, section.evaluation.most_samples)
+    context_bytes = sum(len(part.context) for part in (message, *rest))
+    length, odd = divmod(context_bytes, _TOKEN_BYTES)
+    most = _most_samples(section)
     found = {
-        "context is not int32": rest != 0,
+        "context is not int32": odd != 0,
         **context_problem(message.key, length, limits, section.max_context_tokens),
         f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
         f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
@@ -61,9 +61,25 @@ def rejection(
     problems = [problem for problem, is_so in found.items() if is_so]
     if sampling.stop_strings and (why := problem_of(tuple(sampling.stop_strings))):
         problems.append(why)
-    if not problems and (why := _tokens_problem(message, vocabulary, side)):
+    if not problems and (why := _tokens_problem(message, vocabulary, side, rest)):
         problems = [why]
     return f"{_name(message.key)}: {'; '.join(problems)}" if problems else None
+
+
+def _most_samples(section: RlaxSection) -> int:
+    """Samples of one request, at most."""
+    limits = section.rollouts
+    return max(limits.slots, limits.group_size, section.evaluation.most_samples)
+
+
+def _limits(section: RlaxSection, has: Capabilities) -> dict[str, int]:
+    """What one call may ask for: a controller assigns twice the slots, or one group."""
+    samples = 2 * max(section.rollouts.slots, has.slots) + _most_samples(section)
+    new, context = section.rollouts.max_new_tokens, section.max_context_tokens
+    return {
+        "most_requests": samples,
+        "most_bytes": samples * group_bytes(1, new, context, has.side),
+    }
 
 
 def _name(key: pb.Key) -> str:
@@ -74,10 +90,13 @@ def _name(key: pb.Key) -> str:
 
 
 def _tokens_problem(
-    message: pb.Request, vocabulary: int, side: Mapping[str, SideSpec]
+    message: pb.Request,
+    vocabulary: int,
+    side: Mapping[str, SideSpec],
+    rest: Sequence[pb.Request],
 ) -> str | None:
     try:
-        request = request_from_proto(message, side)
+        request = request_from_proto(message, side, rest)
     except ValueError as error:  # such as bytes that are no whole number of elements
         return f"it is garbled: {error}"
     if why := outside(request.context, vocabulary):
@@ -109,13 +128,13 @@ class _Call:
         default_factory=asyncio.Queue
     )
 
-    def reply(self, key: Key, samples: Sequence[Sampled]) -> pb.Reply:
-        """What is new to the caller."""
+    def reply(self, key: Key, samples: Sequence[Sampled]) -> Iterator[pb.Reply]:
+        """Messages with what is new to the caller."""
         known, self.known[key] = self.known.get(key, ()), samples
         if len(known) != len(samples):  # nothing is, or the engine errs and the caller says so
-            return reply_to_proto(key, samples)
+            return reply_messages(key, samples)
         lengths = [_continued(old, new) for old, new in zip(known, samples, strict=True)]
-        return reply_to_proto(key, samples, lengths)
+        return reply_messages(key, samples, lengths)
 
 
 def _continued(old: Sampled, new: Sampled) -> int:
@@ -132,7 +151,7 @@ class RolloutService(rpc.RolloutServicer):
     """Adapts a ``RolloutEngine`` to the wire. ``draining`` rejects new calls.
 
     Status codes tell the caller what to do: INVALID_ARGUMENT, the request is wrong everywhere;
-    INTERNAL, this engine failed; UNAVAILABLE, ask another worker.
+    INTERNAL, this engine failed; UNAVAILABLE, ask another worker, or send it faster.
 
     Args:
       section: its limits are held here, so that no request can harm the engine.
@@ -157,17 +176,11 @@ class RolloutService(rpc.RolloutServicer):
         self._end = asyncio.Event()
 
     async def Generate(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[pb.GenerateRequest],
+        context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[pb.Reply]:
-        if self.draining:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
-        if not self._has_weights():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
-        has = capabilities_of(self._engine)
-        for message in request.requests:
-            if why := rejection(message, self._section, has.vocabulary, has.side):
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-        requests = [request_from_proto(message, has.side) for message in request.requests]
+        requests = await self._requests(request_iterator, context)
         self._on_wanted(max((r.needs_version for r in requests), default=0))
         call = _Call({r.key: r for r in requests}, {r.key: r.resume for r in requests})
         # When the caller gives up, gRPC cancels this coroutine, and with it the generation.
@@ -177,7 +190,8 @@ class RolloutService(rpc.RolloutServicer):
         generation.add_done_callback(lambda _: call.delivered.put_nowait(None))
         try:
             while (found := await call.delivered.get()) is not None:
-                yield found if isinstance(found, pb.Reply) else call.reply(*found)
+                for message in [found] if isinstance(found, pb.Reply) else call.reply(*found):
+                    yield message
             if generation.cancelled():
                 await self._end.wait()
                 await context.abort(grpc.StatusCode.UNAVAILABLE, self._leaving)
@@ -188,6 +202,30 @@ class RolloutService(rpc.RolloutServicer):
             generation.cancel()
             del self._calls[call]
             self._settle()
+
+    async def _requests(
+        self, messages: AsyncIterator[pb.GenerateRequest], context: grpc.aio.ServicerContext
+    ) -> list[Request]:
+        """Reads a call's requests to their end; aborts the call if they cannot be taken."""
+        has, rpc_s = capabilities_of(self._engine), self._section.deadlines.rpc_s
+        try:
+            limits = _limits(self._section, has)
+            asked = await read_requests(messages, within_s=rpc_s, **limits)
+        except ValueError as error:
+            # gRPC tells a caller that is still sending no more than that the call broke.
+            await discard(messages, rpc_s)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TimeoutError:
+            what = f"the call's requests did not arrive whole, rlax.deadlines.rpc_s is {rpc_s:g}"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, what)
+        if self.draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker is draining")
+        if not self._has_weights():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker holds no weights yet")
+        for first, *rest in asked:
+            if why := rejection(first, self._section, has.vocabulary, has.side, rest):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+        return [request_from_proto(first, has.side, rest) for first, *rest in asked]
 
     async def GiveUp(
         self, request: pb.GiveUpRequest, context: grpc.aio.ServicerContext

@@ -229,12 +229,6 @@ CONTRADICTIONS = [
     ),
     bad("rlax.evaluation.k", "at most", "rlax.evaluation.k=[100]"),
     bad(
-        "rlax.evaluation.samples = 512",
-        "at most 63 samples fit",
-        "rlax.rollouts.max_new_tokens=1048576",
-        "rlax.evaluation.samples=512",
-    ),
-    bad(
         "rlax.rollouts.slots",
         "at least group_size",
         "rlax.deterministic=true",

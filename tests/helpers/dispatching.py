@@ -66,15 +66,23 @@ def failing(code: grpc.StatusCode) -> Script:
 GONE = failing(grpc.StatusCode.UNAVAILABLE)
 
 
+def requests_of(messages: Iterable[pb.GenerateRequest]) -> list[pb.Request]:
+    """The requests of a call, none of which is cut."""
+    found = [one for message in messages for one in message.requests]
+    assert not any(one.more for one in found)
+    return found
+
+
 class Stub:
     def __init__(self, script: Script):
         self.script = script
         self.calls: list[list[int]] = []  # the groups of each
         self.requests: list[pb.Request] = []
 
-    async def Generate(self, call: pb.GenerateRequest) -> Any:
-        self.calls.append([one.key.group for one in call.requests])
-        for one in call.requests:
+    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
+        requests = requests_of(messages)
+        self.calls.append([one.key.group for one in requests])
+        for one in requests:
             await asyncio.sleep(0)
             self.requests.append(one)
             found = self.script(one)

@@ -17,9 +17,9 @@ from jetstream.core.proto import jetstream_pb2_grpc as jet_rpc
 from prometheus_client.parser import text_string_to_metric_families
 from runs import DEADLINE_S
 
-from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
+from rlax_plugin.rpc.pieces import request_messages
+from rlax_plugin.rpc.wire import reply_from_proto
 from rlax_plugin.testing.task import STOP
 from rlax_plugin.types import Key, Request, SamplingParams
 
@@ -111,7 +111,7 @@ def generated(address: str, prompt: np.ndarray, new: int = 40) -> list[int]:
     request = Request(Key("train", 0), 1, prompt, (7,), sampling)
     with doors.channel_to(address) as channel:
         (reply,) = rpc.RolloutStub(channel).Generate(
-            pb.GenerateRequest(requests=[request_to_proto(request)]), timeout=DEADLINE_S
+            request_messages([request]), timeout=DEADLINE_S
         )
     (one,) = reply_from_proto(reply, request, "", told=(), workers=[()])
     return one.tokens.tolist()

@@ -34,7 +34,7 @@ from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.rollouts.fleet_service import FleetService
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import request_to_proto
+from rlax_plugin.rpc.pieces import request_messages
 from rlax_plugin.weights.service import ParameterServer
 from rlax_plugin.worker.member import PROCESS
 
@@ -112,7 +112,7 @@ def test_a_worker_without_proved_weights_takes_no_groups():
             worker = Worker("w", Counting(5), settings, one.address)
             await until(lambda: one.held("w") == -1)
             call = one.fleet.workers["w"].stub.Generate(
-                pb.GenerateRequest(requests=[request_to_proto(group(0))]), timeout=LIMIT_S
+                request_messages([group(0)]), timeout=LIMIT_S
             )
             with pytest.raises(grpc.aio.AioRpcError, match="holds no weights yet") as failure:
                 await call.read()

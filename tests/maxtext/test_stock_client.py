@@ -12,11 +12,11 @@ from rlax_jetstream.engine import JetstreamEngine
 from tiny_engine import NEW, PROMPT, SLOTS, prompts_of
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.pieces import request_messages
 from rlax_plugin.rpc.secret import read_secret
-from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
+from rlax_plugin.rpc.wire import reply_from_proto
 from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version
@@ -86,7 +86,7 @@ def test_maxtexts_greedy_tokens_reach_a_stock_client(dense):
         (reply,) = [
             r
             async for r in rpc.RolloutStub(channel).Generate(
-                pb.GenerateRequest(requests=[request_to_proto(request)]), timeout=DEADLINE_S
+                request_messages([request]), timeout=DEADLINE_S
             )
         ]
         (one,) = reply_from_proto(reply, request, "", told=(), workers=[()])

@@ -36,7 +36,6 @@ from rlax_plugin.evaluation.problems import Part, RunPrompts
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
 from rlax_plugin.ports.training import TrainerPort
 from rlax_plugin.records.files import CONFIG, RunFiles
-from rlax_plugin.rpc.message_sizes import check_messages
 from rlax_plugin.text.terminal import counting, quiet
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens
@@ -146,7 +145,6 @@ class Policy:
         self.what = origin.name
         self._registry: Registry = registry_for(self.section)
         self._registry.validate(self.section)
-        check_messages(self.section)
         config, target = origin.config, origin.target
         self._base, run_url = str(directory), "" if target is None else target.run.url
         if target is None:

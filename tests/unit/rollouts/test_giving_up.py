@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from dispatching import GONE, answer, join, make, request, run
+from dispatching import GONE, answer, join, make, request, requests_of, run
 from sections import section_with
 
 from rlax_plugin.controller.staleness import Staleness
@@ -30,9 +30,9 @@ class Held:
         stub = await join(fleet, name, answer)
         stub.Generate, stub.GiveUp = self.Generate, self.GiveUp
 
-    async def Generate(self, call: pb.GenerateRequest) -> Any:
+    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
         loop = asyncio.get_running_loop()
-        futures = {one.key.group: loop.create_future() for one in call.requests}
+        futures = {one.key.group: loop.create_future() for one in requests_of(messages)}
         self.replies |= futures
         for future in asyncio.as_completed(futures.values()):
             yield await future

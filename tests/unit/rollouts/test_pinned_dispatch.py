@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
 import pytest
-from dispatching import answer, exactly, failing, join, make, request, run
+from dispatching import answer, exactly, failing, join, make, request, requests_of, run
 from waiting import eventually, turns
 
 from rlax_plugin.errors import WorkerError
@@ -63,9 +64,9 @@ def test_a_worker_ends_what_it_generates_for_training_before_it_is_told():
         go_on = asyncio.Event()
 
         class Slow:
-            async def Generate(self, call: pb.GenerateRequest) -> Any:
+            async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
                 await go_on.wait()
-                for message in call.requests:
+                for message in requests_of(messages):
                     yield answer(message)
 
         await join(fleet, "a", answer)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import dispatching
 import pytest
-from dispatching import HeldClock, answer, join, reply_to, request, run
+from dispatching import HeldClock, answer, join, reply_to, request, requests_of, run
 from waiting import eventually, turns
 
 from rlax_plugin.config import Deadlines
@@ -105,12 +105,13 @@ class Held:
         self.go: dict[int, asyncio.Event] = {}
         self.ended = 0
 
-    async def Generate(self, call: pb.GenerateRequest) -> Any:
-        self.calls.append([message.key.group for message in call.requests])
+    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
+        requests = requests_of(messages)
+        self.calls.append([message.key.group for message in requests])
         try:
-            for message in call.requests:
+            for message in requests:
                 self.go[message.key.group] = asyncio.Event()
-            for message in call.requests:
+            for message in requests:
                 await self.go[message.key.group].wait()
                 yield answer(message)
         finally:
@@ -181,8 +182,8 @@ def test_a_report_of_a_group_that_has_expired_is_no_answer():
         go = asyncio.Event()
 
         class Reporting(Held):
-            async def Generate(self, call: pb.GenerateRequest) -> Any:
-                first, second = call.requests
+            async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
+                first, second = requests_of(messages)
                 await go.wait()
                 yield reply_to(first, 2, 2)
                 yield answer(first)

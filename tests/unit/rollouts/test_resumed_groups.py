@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from dispatching import (
     quarantine,
     reply_to,
     request,
+    requests_of,
     run,
 )
 from waiting import eventually, turns
@@ -126,8 +128,8 @@ def test_one_call_that_a_draining_worker_ends_leaves_its_others_open():
         fleet, dispatcher, lost = make()
         ends = [asyncio.Event(), asyncio.Event()]
 
-        async def generate(call: pb.GenerateRequest) -> Any:
-            (message,) = call.requests
+        async def generate(messages: Iterable[pb.GenerateRequest]) -> Any:
+            (message,) = requests_of(messages)
             yield reply_to(message, 2, 2)
             await ends[message.key.group].wait()
             if message.key.group == 0:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
-from dispatching import Stub, answer, declared, join, make, reply_to, request, run
+from dispatching import Stub, answer, declared, join, make, reply_to, request, requests_of, run
 from sections import section_with
 
 from rlax_plugin.errors import DeadlineError, PluginError
@@ -133,10 +134,11 @@ class Holding(Stub):
         super().__init__(answer)
         self.go = asyncio.Event()
 
-    async def Generate(self, call: pb.GenerateRequest) -> Any:
-        self.calls.append([message.key.group for message in call.requests])
+    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
+        requests = requests_of(messages)
+        self.calls.append([message.key.group for message in requests])
         await self.go.wait()
-        for message in call.requests:
+        for message in requests:
             yield answer(message)
 
 

@@ -12,8 +12,9 @@ import pytest
 from rlax_plugin.errors import TrainingError, WeightsError, WorkerError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.doors import connect
+from rlax_plugin.rpc.pieces import request_messages
 from rlax_plugin.rpc.rlax_pb2_grpc import RolloutStub
-from rlax_plugin.rpc.wire import reply_from_proto, request_to_proto
+from rlax_plugin.rpc.wire import reply_from_proto
 from rlax_plugin.testing import (
     FakeEngine,
     FakeTrainerPort,
@@ -195,7 +196,7 @@ def test_a_worker_answers_over_grpc_and_rejects_what_its_engine_rejects() -> Non
         async with FakeWorker(engine) as worker, connect(worker.address, worker.secret) as at:
             stub = RolloutStub(at)
             assert (await stub.Health(pb.HealthRequest(), timeout=60)).version == 0
-            asked = pb.GenerateRequest(requests=[request_to_proto(good)])
+            asked = request_messages([good])
             replies = [reply async for reply in stub.Generate(asked, timeout=60)]
             names = [("w",)] * 2
             (samples,) = [
@@ -203,7 +204,7 @@ def test_a_worker_answers_over_grpc_and_rejects_what_its_engine_rejects() -> Non
             ]
             assert [s.seed for s in samples] == list(good.seeds)
             assert all(s.finish is not None and s.workers == ("w",) for s in samples)
-            asked = pb.GenerateRequest(requests=[request_to_proto(bad)])
+            asked = request_messages([bad])
             with pytest.raises(grpc.aio.AioRpcError, match="group 4: seeds are") as caught:
                 [reply async for reply in stub.Generate(asked, timeout=60)]
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -18,7 +18,8 @@ from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollouts.replies import check_reply
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
-from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto, request_to_proto
+from rlax_plugin.rpc.pieces import request_messages
+from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto
 from rlax_plugin.testing import make_request, make_sampled
 from rlax_plugin.types import Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.service import RolloutService
@@ -62,7 +63,7 @@ async def served(engine: Engine) -> AsyncIterator[Any]:
 def answered(engine: Engine, *requests: Request) -> list[pb.Reply]:
     async def run() -> list[pb.Reply]:
         async with served(engine) as stub:
-            asked = pb.GenerateRequest(requests=[request_to_proto(one) for one in requests])
+            asked = request_messages(requests)
             return [reply async for reply in stub.Generate(asked, timeout=60)]
 
     return asyncio.run(run())
