@@ -47,11 +47,10 @@ NEAR = 1e-3  # two logits this near may change places
 
 def answers(run: str, out: Path) -> None:
     """A worker's greedy answers to ``TEXTS``."""
-    import grpc
     from jetstream.core.proto import jetstream_pb2 as pb
     from jetstream.core.proto import jetstream_pb2_grpc as rpc
 
-    from rlax_plugin.api import Tokenizer
+    from rlax_plugin.api import Tokenizer, client_channel
     from rlax_plugin.config.loading import of_yaml
     from rlax_plugin.records.files import RunFiles
 
@@ -59,14 +58,16 @@ def answers(run: str, out: Path) -> None:
     tokenizer = Tokenizer.load(config.maxtext["tokenizer_path"], "tokenizer_path")
     longest = config.section.rollouts.max_prompt_tokens
     prompts = [tokenizer.encode(text)[:longest] for text in TEXTS]
+    token_file = out.with_suffix(".token")
     command = [sys.executable, "-m", "rlax_plugin", "serve", run, "rlax.rollouts.temperature=0"]
+    command += ["--token-file", str(token_file)]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     found = []
     try:
         assert worker.stdout is not None
-        lines = (re.search(r"is served on ([^\s;]+)", line) for line in worker.stdout)
+        lines = (re.search(r"is served on ([^\s,]+)", line) for line in worker.stdout)
         served = next(filter(None, lines))
-        with grpc.insecure_channel(served[1]) as channel:
+        with client_channel(served[1], token_file) as channel:
             for prompt in prompts:
                 content = pb.DecodeRequest.TokenContent(token_ids=prompt)
                 asked = pb.DecodeRequest(
@@ -77,6 +78,7 @@ def answers(run: str, out: Path) -> None:
     finally:
         worker.terminate()
         worker.wait(ANSWER_S)
+        token_file.unlink(missing_ok=True)
     out.write_text(json.dumps({"prompts": prompts, "answers": found}))
     print(f"{len(found)} answers, {sum(map(len, found))} tokens")
 

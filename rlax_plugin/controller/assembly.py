@@ -40,7 +40,6 @@ from rlax_plugin.records import endpoints
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rollouts.requests import sampling_params
-from rlax_plugin.rpc.key_ring import on_ring
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
@@ -259,7 +258,6 @@ class _Assembly:
         self._closing.callback(endpoints.remove_endpoints, state_dir)
         await generation.start(self._supervision)
         secrets = generation.secrets
-        self._closing.enter_context(on_ring(generation.address, secrets.of_worker))
         join = ("serve", "--controller", generation.address)
         command = pasteable("rlax", *join, "--token-file", str(secrets.worker_file))
         self._setup.dashboard.message(f"a further worker joins with:  {command}")

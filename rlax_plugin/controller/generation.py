@@ -29,6 +29,7 @@ from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
+from rlax_plugin.rpc.key_ring import on_ring
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.weights.service import ParameterServer
 
@@ -153,6 +154,7 @@ class Generation:
         await self._server.start()
         closing, heartbeat_s = self._closing, self._deadlines.heartbeat_s
         closing.push_async_callback(self._server.stop, None)
+        closing.enter_context(on_ring(self.address, self.secrets.of_worker))
         closing.push_async_callback(self.fleet.close)
         told_s = (self._deadlines.heartbeats_lost + 2) * heartbeat_s
         key = "rlax.deadlines.heartbeat_s"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
+
+import numpy as np
 
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.ports.capabilities import VERIFICATIONS, Capabilities, Verification
@@ -14,6 +17,7 @@ from rlax_plugin.types import SideSpec
 _MOST_SLOTS = 1 << 20
 _MOST_SIDE_CHANNELS = 64
 _MOST_DIMENSIONS = 8
+_MOST_SIDE_BYTES = 1 << 16  # per token and channel: replies may be that much larger
 _LONGEST_NAME = 64
 _OVER = ("sampled", "context+sampled")
 _DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -124,5 +128,11 @@ def _side(name: str, message: pb.SideChannel) -> SideSpec:
     fits = fits and all(1 <= size <= INT32_MAX for size in message.trailing)
     if not printable or not fits or message.over not in _OVER:
         raise ValueError(f"its side channel '{one_line(name, _LONGEST_NAME)}' is not a valid one")
+    width = np.dtype(message.dtype).itemsize * math.prod(message.trailing)
+    if width > _MOST_SIDE_BYTES:
+        raise ValueError(
+            f"its side channel '{name}' has {width:,} bytes for each token; at most "
+            f"{_MOST_SIDE_BYTES:,} are allowed"
+        )
     over = "sampled" if message.over == "sampled" else "context+sampled"
     return SideSpec(message.dtype, tuple(message.trailing), over)

@@ -24,6 +24,7 @@ from runs import HELPERS, Run, plugins
 from small_tokenizers import CHATML, characters
 
 from rlax_plugin.rpc.http import WsgiServer
+from rlax_plugin.rpc.run_secrets import known_secrets
 
 SECRET = "a-secret-that-no-process-may-have"
 ROWS = [{"prompt": f"{n}?", "answer": n, "tests": ["assert True"]} for n in range(40)]
@@ -106,6 +107,9 @@ def watched() -> Iterator[Watched]:
         seen: set[str] = set()
         end_s = time.monotonic() + 200
         while run.process.poll() is None and time.monotonic() < end_s:
+            if (made := known_secrets(place / "state")) is not None:
+                key = made.identity.key.split("\n")[1]
+                inheritance.secrets = [SECRET, made.trainer, made.worker, key]
             inheritance.look()
             if os.geteuid() == 0:
                 own = (run.dir, place / "state", place / "weights", place / "cache", place / "tmp")

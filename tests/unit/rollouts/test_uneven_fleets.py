@@ -53,6 +53,10 @@ def test_what_an_engine_declares_arrives_whole():
         ({"side": {"x": pb.SideChannel(dtype="int8", over="all")}}, "its side channel 'x' is not"),
         ({"side": {"x": pb.SideChannel(over="sampled")}}, "its side channel 'x' is not"),
         (
+            {"side": {"x": pb.SideChannel(dtype="int32", over="sampled", trailing=[1 << 15])}},
+            "its side channel 'x' has 131,072 bytes for each token; at most 65,536",
+        ),
+        (
             {"side": {"x": pb.SideChannel(dtype="i", over="sampled", trailing=[0])}},
             "its side channel 'x' is not",
         ),

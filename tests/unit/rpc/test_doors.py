@@ -146,7 +146,7 @@ def _calls(path: Path) -> set[str]:
 def test_only_one_room_listens_or_connects() -> None:
     files = [
         path
-        for name in ("rlax_plugin", "plugins", "maxtext_overrides")
+        for name in ("rlax_plugin", "plugins", "maxtext_overrides", "benchmarks")
         for path in (ROOT / name).rglob("*.py")
         if "_pb2" not in path.name
     ]
