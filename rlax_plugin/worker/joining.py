@@ -153,7 +153,8 @@ async def _answered[T](ask: Callable[[float], Awaitable[T]], startup_s: float) -
             return await ask(max(0.0, end_s - time.monotonic()))
         except MissingSecretError as error:
             if pauses.over:
-                raise
+                what = f"reaching the controller ({error})"
+                raise DeadlineError(what, startup_s, "rlax.deadlines.startup_s") from error
             why = str(error)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
