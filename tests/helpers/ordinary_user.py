@@ -1,4 +1,4 @@
-"""Runs a command as an ordinary user: ``python ordinary_user.py COMMAND ...``, as root.
+"""Runs a command as an ordinary user: ``python ordinary_user.py [UID] COMMAND ...``, as root.
 
 Python and this repository may lie below a directory that only root may enter. In a mount namespace
 of its own the command sees nothing else of such a directory.
@@ -19,6 +19,8 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def main() -> None:
+    command = sys.argv[1:]
+    user = int(command.pop(0)) if command[0].isdigit() else USER
     os.unshare(os.CLONE_NEWNS)
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     needed = [Path(sys.base_prefix).resolve(), Path(sys.prefix).absolute(), REPOSITORY.resolve()]
@@ -31,9 +33,9 @@ def main() -> None:
             kernel.mount(f"/proc/self/fd/{file}", str(path), flags=kernel.MS_BIND | kernel.MS_REC)
             os.close(file)
     os.setgroups([])
-    os.setresgid(USER, USER, USER)
-    os.setresuid(USER, USER, USER)
-    os.execv(sys.argv[1], sys.argv[1:])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    os.execv(command[0], command)
 
 
 def _closed(path: Path) -> Path | None:
