@@ -11,13 +11,12 @@ from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.rollouts.capabilities import Needs, of_proto
-from rlax_plugin.rollouts.identities import Identities, Identity, figures, malformed
-from rlax_plugin.rollouts.progress import Progress
+from rlax_plugin.rollouts.identities import Identities, Identity, figures, malformed, too_new
+from rlax_plugin.rollouts.progress import Progress, moves_of
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Connection, connect
 from rlax_plugin.rpc.secret import Secret
-from rlax_plugin.rpc.wire import key_from_proto
 from rlax_plugin.text.harmless import one_line
 
 MAX_NONSENSE = 3
@@ -168,7 +167,9 @@ class Fleet(rpc.FleetServicer):
                 f"({one_line(request.config_hash)}; this run has "
                 f"{self._config_hash})"
             )
-        return self.identities.rejection((request.worker, request.process))
+        identity = request.worker, request.process
+        why = too_new(self.latest_version, request.version) if identity in self.identities else None
+        return why or self.identities.rejection(identity)
 
     def _name_taken(self, request: pb.RegisterRequest) -> str | None:
         """Why a name is not free: another process is the member of that name.
@@ -245,7 +246,10 @@ class Fleet(rpc.FleetServicer):
                 self.lose(worker, "the run is over")
             return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
         # A garbled heartbeat raises here: it is none, and a worker that sends no others is silent.
-        moves = {(key_from_proto(one.key), one.attempt): one.moves for one in request.progress}
+        moves = moves_of(request.progress)
+        if why := too_new(self.latest_version, request.version, request.pin):
+            self.lose(worker, why)
+            return pb.HeartbeatReply(known=False)
         if request.HasField("capabilities"):
             capabilities, why = self._unfit(worker.name, request.capabilities)
             if capabilities is None:

@@ -13,6 +13,7 @@ import grpc
 
 from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rollouts.identities import Identity
+from rlax_plugin.rollouts.progress import moves_of
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Callers, current_caller
@@ -60,6 +61,10 @@ class FleetService(rpc.FleetServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         await self._of_itself(request, context)
+        try:
+            moves_of(request.progress)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return await self._fleet.Heartbeat(request, context)
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterReply:

@@ -20,6 +20,7 @@ Identity = tuple[str, str]
 """Name and process: tells a process from every other one, also from those of its name."""
 
 _LONGEST_NAME = 128  # characters of a name, and of what tells its process from others
+_LONGEST_ADDRESS = 300  # characters; a DNS name has 253 at most
 _MOST_IDENTITIES = 10_000  # processes that are remembered
 _MOST_REGISTRATIONS = 100  # of one process: requests of earlier ones have ended
 _MOST_FIGURES, _LONGEST_FIGURE = 200, 64  # of a worker; characters of a figure's name
@@ -39,8 +40,26 @@ def malformed(request: pb.RegisterRequest) -> str | None:
     process = request.process
     if not (process.isascii() and process.isalnum() and len(process) <= _LONGEST_NAME):
         return f"its process must be 1 to {_LONGEST_NAME} letters and digits"
-    if not is_address(request.address):
+    if len(request.address) > _LONGEST_ADDRESS or not is_address(request.address):
         return f"its address must be host:port, not {one_line(request.address, _LONGEST_NAME)}"
+    return None
+
+
+def too_new(newest: int, *claimed: int) -> str | None:
+    """Why a worker cannot hold or keep the versions that it claims; None if it can.
+
+    A separate parameter server may tell it of a version a moment before the controller hears that
+    it is published, so the next one is believed. With any other a worker would get the requests
+    that nobody can answer yet, and what it answers would count as newer than all that exists. It
+    is rejected rather than corrected: a worker that errs in this would err in what it generates.
+
+    Args:
+      newest: published version; -1: none.
+      claimed: versions; -1: none.
+    """
+    for version in claimed:
+        if not -1 <= version <= newest + 1:
+            return f"it claims version {version}, and the newest is {newest}"
     return None
 
 

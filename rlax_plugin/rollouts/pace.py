@@ -13,6 +13,7 @@ from rlax_plugin.rollouts.fleet import FleetListener, Worker
 
 log = logging.getLogger("rlax.controller")
 
+_MOST_GONE = 1000  # workers whose speeds are kept: one may come back
 _SPEEDS = (1e-6, 1e15)  # per second; what a worker says beyond them is nonsense
 
 
@@ -54,7 +55,16 @@ class Pace(FleetListener):
             _keep(self._tokens_per_s, who, steps - first_steps, decode_s - first_s)
         size, read_s = figures.get("read_bytes", 0.0), figures.get("read_s", 0.0)
         _keep(self._read_bytes_per_s, who, size, read_s)
+        self._forget()
         self.look()
+
+    def _forget(self) -> None:
+        """Drops the speeds of workers that have gone, once there are many."""
+        live = {worker.identity for worker in self._workers.values()}
+        for speeds in (self._first, self._tokens_per_s, self._read_bytes_per_s):
+            if len(speeds) > 2 * len(live) + _MOST_GONE:
+                for who in [one for one in speeds if one not in live]:
+                    del speeds[who]
 
     def weighs(self, size: int) -> None:
         """Takes the bytes of a weight version, before it is written."""

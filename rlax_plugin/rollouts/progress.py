@@ -6,9 +6,11 @@ swap of weights. It expires once it has stood still for ``rlax.deadlines.group_s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.wire import key_from_proto
 from rlax_plugin.types import Attempt
 
 
@@ -25,6 +27,15 @@ class _Watched:
     moves: int | None = -1
     still_s: float = 0.0
     expired: bool = False
+
+
+def moves_of(told: Iterable[pb.Progress]) -> dict[Attempt, int]:
+    """A heartbeat's progress, as ``Progress.heard`` takes it.
+
+    Raises:
+      ValueError: it is garbled.
+    """
+    return {(key_from_proto(one.key), one.attempt): one.moves for one in told}
 
 
 class Progress:

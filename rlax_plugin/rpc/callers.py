@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import grpc
 
+from rlax_plugin.rpc.garbled import refusing_garbled
+
 Role = Literal["trainer", "worker", "client"]
 
 _TRAINER: frozenset[Role] = frozenset({"trainer"})
@@ -108,6 +110,8 @@ def _digest(token: str) -> bytes:
 class Guard(grpc.aio.ServerInterceptor):
     """Lets a call pass whose caller may make it, before any of its messages is read.
 
+    A method sees messages of its type only, see ``garbled.py``.
+
     Args:
       callers: the tokens that are taken; more may be admitted while the server runs.
       front_ends: names of services besides those of ``METHODS``, whose methods clients may call.
@@ -132,7 +136,7 @@ class Guard(grpc.aio.ServerInterceptor):
         if caller.roles.isdisjoint(self._roles(details.method)):
             return _NOT_ALLOWED
         _CALLER.set(caller)  # in the call's own task, which goes on with the method
-        return await continuation(handler_call_details)
+        return refusing_garbled(await continuation(handler_call_details))
 
 
 def _refusing(code: grpc.StatusCode, why: str) -> Any:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlax_plugin.config import INT32_MAX
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 
+_LONGEST_PATH = 4096  # characters
 _I32, _F32 = np.dtype("<i4"), np.dtype("<f4")
 
 
@@ -28,8 +31,17 @@ def version_from_proto(message: pb.Version) -> WeightVersion:
     """What ``version_to_proto`` made.
 
     Raises:
-      WeightsError: its canary is garbled.
+      WeightsError: its canary is garbled, or its number, step or path cannot be those of a version.
     """
+    for name in ("version", "step"):
+        if not 0 <= (number := getattr(message, name)) <= INT32_MAX:
+            raise WeightsError(f"a weight version has {name} {number}")
+    if len(message.path) > _LONGEST_PATH or not message.path.isprintable():
+        # No file system takes it, so that it could be neither read nor deleted.
+        raise WeightsError(
+            f"version {message.version} lies in {one_line(message.path, 500)}, which is no path of "
+            f"at most {_LONGEST_PATH} printable characters"
+        )
     return WeightVersion(
         version=message.version,
         step=message.step,

@@ -30,12 +30,15 @@ from rlax_plugin.weights.version_index import (
     versions_from_json,
     versions_to_json,
 )
-from rlax_plugin.weights.versions import VersionTable
+from rlax_plugin.weights.versions import TooManyLeasesError, VersionTable
 
 log = logging.getLogger("rlax.parameter_server")
 
 _LONGEST_HOLDER = 256  # characters of what a reader says of itself
 _MOST_WAITING = 100_000  # deletions and lists; each version makes a handful
+
+MOST_WATCHES = 8192
+"""Streams of Watch that are open at once: a reader has one, and there are 4096 workers at most."""
 
 Context = grpc.aio.ServicerContext
 
@@ -95,6 +98,7 @@ class ParameterServer(rpc.ParameterServerServicer):
         self._restarts = 0  # of the trainer: versions begin anew, at whatever number
         self._changed = asyncio.Event()  # replaced at every change, so that no waiter misses one
         self._closed = False
+        self._watches = 0  # that are open
 
     def _indexed(self, index: Path) -> Listed:
         """What an index says, without what lies elsewhere than the trainer's versions."""
@@ -183,7 +187,11 @@ class ParameterServer(rpc.ParameterServerServicer):
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         try:
-            await self.publish(version_from_proto(request.version), request.restart)
+            version = version_from_proto(request.version)
+        except WeightsError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            await self.publish(version, request.restart)
         except WeightsUnwritableError as error:  # its disk is full, perhaps for a while
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except WeightsError as error:
@@ -199,7 +207,10 @@ class ParameterServer(rpc.ParameterServerServicer):
     async def Acquire(self, request: pb.AcquireRequest, context: Context) -> pb.AcquireReply:
         wanted = None if request.version < 0 else request.version
         try:
-            lease = self._table.acquire(wanted, one_line(request.holder, _LONGEST_HOLDER))
+            holder = one_line(request.holder, _LONGEST_HOLDER)
+            lease = self._table.acquire(wanted, holder, reader=context.peer())
+        except TooManyLeasesError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except WeightsError as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         self._arm()
@@ -222,8 +233,19 @@ class ParameterServer(rpc.ParameterServerServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.Version]:
         # Lives until the caller's deadline, which gRPC enforces by cancelling this.
+        if self._watches >= MOST_WATCHES:
+            reason = f"{MOST_WATCHES} watches are open, and no more are taken"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        self._watches += 1
+        try:
+            async for version in self._news(request.after):
+                yield version
+        finally:
+            self._watches -= 1
+
+    async def _news(self, after: int) -> AsyncIterator[pb.Version]:
         # Numbers grow except over a restart, so another number than the reader's is news to it.
-        seen = (self._restarts, request.after)
+        seen = (self._restarts, after)
         while not self._closed:
             changed, latest = self._changed, self._table.latest
             if latest is not None and (self._restarts, latest.version) != seen:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlax_plugin.errors import WeightsError
+from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import WeightVersion
+
+_LONGEST_ID = 64  # characters that are shown; those given here have 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +24,24 @@ class Lease:
       holder: who reads, for messages.
       version: what is held.
       expires_s: on the table's clock; renewing moves it.
+      reader: whose leases are counted together; empty: nobody's.
     """
 
     id: str
     holder: str
     version: WeightVersion
     expires_s: float
+    reader: str = ""
 
 
 MOST_LEASES = 10_000
 """Leases that are held at once: readers hold one each, and one that asks for more is no reader."""
+MOST_LEASES_OF_ONE = 100
+"""Leases of one reader: it has others only while what it held is given back, or expires."""
+
+
+class TooManyLeasesError(WeightsError):
+    """There are as many leases as may be."""
 
 
 class VersionTable:
@@ -110,23 +122,30 @@ class VersionTable:
         self._graces += [self._lease(v, "a reader of an earlier process").id for v in former]
         return self.expire()
 
-    def acquire(self, version: int | None, holder: str) -> Lease:
+    def acquire(self, version: int | None, holder: str, reader: str = "") -> Lease:
         """A lease on one version, or on the newest for None.
 
+        Args:
+          reader: with this one's leases it is counted, such as those of a connection.
+
         Raises:
-          WeightsError: no such version (any more), or there are too many leases.
+          TooManyLeasesError: there are as many as may be, of this reader or of all.
+          WeightsError: no such version (any more).
         """
         if len(self._leases) >= MOST_LEASES:
-            raise WeightsError(f"{MOST_LEASES} leases are held, and no more are given")
+            raise TooManyLeasesError(f"{MOST_LEASES} leases are held, and no more are given")
+        own = sum(lease.reader == reader for lease in self._leases.values()) if reader else 0
+        if own >= MOST_LEASES_OF_ONE:
+            raise TooManyLeasesError(f"{holder} holds {own} leases, and gets no more")
         found = self.latest if version is None else self._versions.get(version)
         if found is None:
             known = ", ".join(map(str, self._versions)) or "none"
             wanted = "a version" if version is None else f"version {version}"
             raise WeightsError(f"{holder} requested {wanted}; available: {known}")
-        return self._lease(found, holder)
+        return self._lease(found, holder, reader)
 
-    def _lease(self, version: WeightVersion, holder: str) -> Lease:
-        lease = Lease(uuid.uuid4().hex, holder, version, self._clock() + self.lease_s)
+    def _lease(self, version: WeightVersion, holder: str, reader: str = "") -> Lease:
+        lease = Lease(uuid.uuid4().hex, holder, version, self._clock() + self.lease_s, reader)
         self._leases[lease.id] = lease
         return lease
 
@@ -139,10 +158,10 @@ class VersionTable:
         lease = self._leases.get(lease_id)
         if lease is None or lease.expires_s <= self._clock():
             raise WeightsError(
-                f"lease {lease_id} was released or has expired, {self.lease_s:g} s after it was "
+                f"lease {one_line(lease_id, _LONGEST_ID)} was released or has expired, {self.lease_s:g} s after it was "
                 "renewed (set rlax.deadlines.lease_s above the longest pause of a reader)"
             )
-        renewed = Lease(lease.id, lease.holder, lease.version, self._clock() + self.lease_s)
+        renewed = dataclasses.replace(lease, expires_s=self._clock() + self.lease_s)
         self._leases[lease_id] = renewed
         return renewed
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
-from rlax_plugin.config import RlaxSection
+from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
 from rlax_plugin.rollouts.defects import defect, outside
 from rlax_plugin.rollouts.jobs import context_problem
+from rlax_plugin.rollouts.slots import MAX_STOP_IDS
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.message_sizes import group_bytes
@@ -28,6 +29,7 @@ from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport
 
 _TOKEN_BYTES = 4
+_COLDEST = 0.999e-3  # the least that a config may have is 0.001, and floats are rounded
 
 
 def rejection(
@@ -54,7 +56,13 @@ def rejection(
         f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
         f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
         f"{len(message.seeds)} samples, must be 1 to {most}": not 1 <= len(message.seeds) <= most,
-        f"temperature {sampling.temperature}": not 0 <= sampling.temperature < math.inf,
+        # Logits divided by a temperature that is smaller would not be finite.
+        f"temperature {sampling.temperature}": sampling.temperature != 0
+        and not _COLDEST <= sampling.temperature < math.inf,
+        f"min_version {message.min_version}": not -1 <= message.min_version <= INT32_MAX,
+        f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
+            len(sampling.stop_ids) > MAX_STOP_IDS
+        ),
         f"top_k {sampling.top_k}": sampling.top_k < 0,
         f"top_p {sampling.top_p}": not 0 < sampling.top_p <= 1,
     }
@@ -225,7 +233,10 @@ class RolloutService(rpc.RolloutServicer):
         for first, *rest in asked:
             if why := rejection(first, self._section, has.vocabulary, has.side, rest):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-        return [request_from_proto(first, has.side, rest) for first, *rest in asked]
+        requests = [request_from_proto(first, has.side, rest) for first, *rest in asked]
+        if len({request.key for request in requests}) < len(requests):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a request came twice in a call")
+        return requests
 
     async def GiveUp(
         self, request: pb.GiveUpRequest, context: grpc.aio.ServicerContext
@@ -237,6 +248,9 @@ class RolloutService(rpc.RolloutServicer):
             unwanted = {(key_from_proto(one.key), one.attempt) for one in request.unwanted}
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if not -1 <= request.oldest <= INT32_MAX:
+            reason = f"oldest version {request.oldest}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         self._on_wanted(request.oldest)
         found = give_up(unwanted, request.oldest)
         for call in self._calls:
@@ -305,6 +319,8 @@ class RolloutService(rpc.RolloutServicer):
     async def Health(
         self, request: pb.HealthRequest, context: grpc.aio.ServicerContext
     ) -> pb.HealthReply:
-        return pb.HealthReply(
-            version=self._engine.version, figures=self._engine.health(), draining=self.draining
-        )
+        try:
+            figures = self._engine.health()
+        except WorkerError as error:
+            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+        return pb.HealthReply(version=self._engine.version, figures=figures, draining=self.draining)
