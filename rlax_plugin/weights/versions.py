@@ -157,8 +157,9 @@ class VersionTable:
         """
         lease = self._leases.get(lease_id)
         if lease is None or lease.expires_s <= self._clock():
+            shown = one_line(lease_id, _LONGEST_ID)
             raise WeightsError(
-                f"lease {one_line(lease_id, _LONGEST_ID)} was released or has expired, {self.lease_s:g} s after it was "
+                f"lease {shown} was released or has expired, {self.lease_s:g} s after it was "
                 "renewed (set rlax.deadlines.lease_s above the longest pause of a reader)"
             )
         renewed = dataclasses.replace(lease, expires_s=self._clock() + self.lease_s)

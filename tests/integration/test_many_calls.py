@@ -1,4 +1,4 @@
-"""However much a peer with a valid token asks for, or leaves open: servers keep only so much of it."""
+"""However much a peer with a valid token asks for, or leaves open, servers keep a bounded part."""
 
 from __future__ import annotations
 
@@ -41,22 +41,6 @@ async def harmless(attacked: Attacked, most_mb: float) -> AsyncIterator[None]:
     await honest.still_there()
     await check_parameters(attacked, 3)
     check_process(attacked, before_mb, most_mb)
-
-
-def test_ever_new_workers_register(start: Start):
-    attacked = start("controller")
-
-    def registrations() -> Iterator[bytes]:
-        for number in itertools.count():
-            request = registration(attacked.worker.certificate, f"new{number}", f"p{number}")
-            yield request.SerializeToString()
-
-    async def main() -> None:
-        async with harmless(attacked, 400), Peer(attacked.address, attacked.worker) as peer:
-            codes, _ = await attack(peer, FLEET + "Register", registrations(), 5000 * TIMES)
-            assert codes == {OK: 5000 * TIMES}
-
-    run(main())
 
 
 def test_a_process_registers_again_and_again(start: Start):
@@ -189,5 +173,21 @@ def test_calls_without_a_message(start: Start):
             print("open", sum(not one.done() for one in calls), f"{attacked.rss_mb:.0f}")
             await check_parameters(attacked, 3)
             await asyncio.gather(*(peer.close() for peer in peers))
+
+    run(main())
+
+
+def test_ever_new_workers_register(start: Start):
+    attacked = start("controller")
+
+    def registrations() -> Iterator[bytes]:
+        for number in itertools.count():
+            request = registration(attacked.worker.certificate, f"new{number}", f"p{number}")
+            yield request.SerializeToString()
+
+    async def main() -> None:
+        async with harmless(attacked, 400), Peer(attacked.address, attacked.worker) as peer:
+            codes, _ = await attack(peer, FLEET + "Register", registrations(), 5000 * TIMES)
+            assert codes == {OK: 5000 * TIMES}
 
     run(main())

@@ -152,8 +152,10 @@ def test_a_parameter_server_bears_every_message(start: Start, server: str, metho
 @pytest.mark.property
 @pytest.mark.parametrize(
     "method",
-    [ROLLOUT + "Generate", ROLLOUT + "GiveUp", ROLLOUT + "Health"]
-    + [JETSTREAM + "Decode", JETSTREAM + "HealthCheck"],
+    [
+        *(ROLLOUT + name for name in ("Generate", "GiveUp", "Health")),
+        *(JETSTREAM + name for name in ("Decode", "HealthCheck")),
+    ],
 )
 def test_a_worker_bears_every_message(start: Start, method: str):
     attacked = start("worker")

@@ -301,7 +301,6 @@ def test_nothing_that_others_can_read_tells_a_secret(attacked: Attacked) -> None
     assert found_in(attacked.ended[1], secrets) == []
 
 
-@pytest.mark.skip(reason="directories of a run become private with another change")
 def test_others_can_read_nothing_of_a_run(attacked: Attacked) -> None:
     run = attacked.run.dir
     readable = [Path(path) for path in attacked.looked_at["readable"]]

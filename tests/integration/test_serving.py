@@ -229,25 +229,22 @@ def test_jetstreams_own_benchmark_runs_as_it_is(
     assert json.loads(done.stderr) == [12, sum(map(len, expected)), texts]
 
 
-def requests_of_stock_clients() -> list[jet.DecodeRequest]:
+def requests_of_stock_clients() -> Iterator[jet.DecodeRequest]:
     """As PyPI's and the later upstream client send them, with and without ``max_tokens``."""
-    found = []
     for number in range(100, 105):
         for most in (40, 0):
             request = text(str(number), most)
             if number % 2:  # the later code's: metadata, one sample, and an adapter without a name
                 request.MergeFromString(b"\x3a\x05\x0d\0\0\x80?\x40\x01\x4a\0")
-            found.append(request)
-    return found
+            yield request
 
 
 def test_stock_clients_are_answered_ten_at_a_time(server: Server, open_server: Server) -> None:
     with grpc.insecure_channel(open_server.address) as channel:
         stub = jet_rpc.OrchestratorStub(channel)
         assert is_live(stub)
-        requests = requests_of_stock_clients()
         with ThreadPoolExecutor(10) as clients:
-            answers = list(clients.map(lambda request: sample(stub, request), requests))
+            answers = list(clients.map(lambda one: sample(stub, one), requests_of_stock_clients()))
         ours = rpc.RolloutStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             ours.GiveUp(pb.GiveUpRequest(), timeout=DEADLINE_S)

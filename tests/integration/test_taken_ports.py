@@ -196,8 +196,11 @@ def test_who_takes_a_port_over_learns_nothing_and_changes_nothing(
         Taken.of(taken_controller).learned_nothing(secrets)
         assert "another trainer process" not in logs["two"].read_text()
 
-        second.touch()
         run = Run(home, *overrides)
+        known = {"two": "another trainer process", "three": "serving version"}
+        for name, said in known.items():  # the run would be over before they look again
+            run.until(lambda n=name, s=said: s in logs[n].read_text(), f"worker {name} again")
+        second.touch()
         status, out = run.end()
         assert status == 0, out
         assert two.wait(DEADLINE_S) == three.wait(DEADLINE_S) == 0
