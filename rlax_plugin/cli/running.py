@@ -118,7 +118,8 @@ def serve(
 
     rlax serve RUN answers requests to the rollout engine's own service with the newest weights that
     the run keeps, and with the run's settings; KEY=VALUE arguments change them, such as
-    rlax.rollouts.temperature=0. After SIGTERM it finishes its open requests and ends.
+    rlax.rollouts.temperature=0. Clients need its token file, which only your user can read. After
+    SIGTERM it finishes its open requests and ends.
 
     rlax serve --controller HOST:PORT adds a worker to a running trainer. It needs neither the run's
     directory nor its config: the trainer sends the config. The worker loads the current weights and
@@ -138,6 +139,8 @@ def serve(
             if what is None:
                 raise ConfigError("RUN", None, "must be given, or --controller HOST:PORT")
             _reject_without_controller(what, name, with_parent)
+            if open_to_all and token_file is not None:
+                raise ConfigError("--token-file", token_file, "cannot be used with --open")
             serve_run(
                 what,
                 overrides,

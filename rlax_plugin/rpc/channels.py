@@ -22,6 +22,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *CHANNEL_OPTIONS,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
+    # Whoever connects and never says anything is let go; a machine that stalls tries again.
+    ("grpc.server_handshake_timeout_ms", 20_000),
 )
 
 _BROKEN = "Internal error from Core"  # grpc.aio, of a call that ended while a message was sent

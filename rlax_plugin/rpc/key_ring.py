@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlax_plugin.rpc.secret import Secret
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.rpc.secret import Secret, read_secret
 
 log = logging.getLogger("rlax.rpc")
 
@@ -38,5 +39,7 @@ def on_ring(address: str, secret: Secret) -> Iterator[Path]:
     try:
         yield path
     finally:
-        with suppress(OSError):
-            path.unlink()
+        # Unless another server has taken over the address meanwhile, and written its own.
+        with suppress(OSError, ConfigError):
+            if read_secret(path, "") == secret:
+                path.unlink()

@@ -24,7 +24,7 @@ from rlax_plugin.rpc.callers import Caller, Callers, Role
 from rlax_plugin.rpc.certificate import new_identity
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.rpc.key_ring import on_ring
-from rlax_plugin.rpc.secret import Secret, new_token
+from rlax_plugin.rpc.secret import Secret, new_token, read_secret
 from rlax_plugin.weights.taking import Reading
 from rlax_plugin.worker.service import RolloutService
 
@@ -111,6 +111,8 @@ class Endpoint:
         if token_file is None:
             return self._closing.enter_context(on_ring(self.address, secret))
         try:
+            if token_file.exists():
+                read_secret(token_file, "--token-file")  # nothing else is written over
             secret.write(token_file)
         except OSError as error:
             reason = f"cannot be written: {error.strerror}"

@@ -15,6 +15,7 @@ from rlax_plugin.errors import ConfigError
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.certificate import new_identity
+from rlax_plugin.rpc.channels import SERVER_OPTIONS
 from rlax_plugin.rpc.doors import Door, connect, listen
 from rlax_plugin.rpc.secret import Secret, new_token
 
@@ -87,6 +88,24 @@ def test_a_server_is_not_talked_to_without_encryption() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await rpc.FleetStub(channel).Config(pb.ConfigRequest(), timeout=LIMIT_S)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE and collector.heard == []
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_a_connection_that_never_says_anything_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "grpc.server_handshake_timeout_ms"
+    sooner = [(name, 300 if name == key else value) for name, value in SERVER_OPTIONS]
+    assert dict(SERVER_OPTIONS)[key] == 20_000
+    monkeypatch.setattr("rlax_plugin.rpc.doors.SERVER_OPTIONS", tuple(sooner))
+
+    async def main() -> None:
+        server, address = doors.server()
+        await server.start()
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read(1) == b""  # it is closed by the server
+        writer.close()
         await server.stop(None)
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))

@@ -168,6 +168,15 @@ def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
     assert run_secrets(tmp_path).trainer != made.trainer
 
 
+def test_a_file_that_another_server_has_written_stays() -> None:
+    one, two = (Secret(new_token(), new_identity().certificate) for _ in range(2))
+    with on_ring("127.0.0.1:9", two) as path:
+        with on_ring("127.0.0.1:9", one):
+            two.write(path)
+        assert read_secret(path, "k") == two
+    assert not path.exists()
+
+
 def test_a_home_that_cannot_be_written_costs_only_convenience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

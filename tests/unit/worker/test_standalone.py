@@ -110,6 +110,11 @@ def test_a_directory_without_weights_says_what_is_missing(run: Path) -> None:
         (["run.yml"], "--controller: must be given with a config"),
         (["nowhere", "--name", "w"], "--name = 'w': can only be used with --controller"),
         ([], "RUN: must be given, or --controller HOST:PORT"),
+        (
+            ["nowhere", "--open", "--token-file", "t"],
+            "--token-file = 't': cannot be used with --open",
+        ),
+        (["--open", "--controller", "127.0.0.1:1"], "--open = True: cannot be used with"),
         (["a.b[0]=1", "--controller", "127.0.0.1:1"], "must be key=value"),
         (
             ["run.yml", "--controller", "127.0.0.1:1", "--name", "w", "--port", "0"],
