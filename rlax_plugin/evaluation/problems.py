@@ -11,10 +11,7 @@ import numpy as np
 from rlax_plugin.config import Choice, EvaluationSet, RlaxSection
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.measures import Outcomes
-from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rollouts.requests import (
+from rlax_plugin.fleet.requests import (
     checked_prompts,
     read_prompts,
     sample_seed,
@@ -22,6 +19,9 @@ from rlax_plugin.rollouts.requests import (
     stop_strings_of,
     training_prompts,
 )
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.types import Episode, Key, Prompt, Request, SamplingParams, Score, Unscored
 
 Part = Callable[[str, Choice, str], Any]

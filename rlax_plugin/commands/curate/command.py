@@ -18,12 +18,12 @@ from rlax_plugin.curation.columns import among
 from rlax_plugin.curation.contaminated import contaminated_ids
 from rlax_plugin.curation.kept import write_kept
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.fleet.requests import checked_prompts, read_prompts
 from rlax_plugin.pass_rates.files import MeasuredRates, read_table
 from rlax_plugin.pass_rates.joining import domains_of, ids_of, joined
 from rlax_plugin.ports.protocols import BuildContext, PromptSource
 from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_new_file
-from rlax_plugin.rollouts.requests import checked_prompts, read_prompts
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt
 

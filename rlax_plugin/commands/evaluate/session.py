@@ -12,9 +12,9 @@ from rlax_plugin.controller.generation import Generation
 from rlax_plugin.evaluation.asking import Handed, ask_all
 from rlax_plugin.evaluation.problems import ProblemSet, RunPrompts
 from rlax_plugin.evaluation.result import Evaluated
+from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, WeightStore
-from rlax_plugin.rollouts.pace import Pace
-from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.types import Prompt, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 from rlax_plugin.weights.service import ParameterServer

@@ -17,8 +17,8 @@ from test_progress import beat
 from waiting import eventually, turns
 
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.rpc import pieces
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlax_plugin.rollouts.fleet import Worker
+from rlax_plugin.fleet.fleet import Worker
 from rlax_plugin.rpc.pieces import Arriving
 from rlax_plugin.types import Attempt, Key, Request, Sampled
 

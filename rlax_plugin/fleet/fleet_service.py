@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from rlax_plugin.rollouts.fleet import Fleet
-from rlax_plugin.rollouts.identities import Identity
-from rlax_plugin.rollouts.progress import moves_of
+from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.fleet.identities import Identity
+from rlax_plugin.fleet.progress import moves_of
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Callers, current_caller

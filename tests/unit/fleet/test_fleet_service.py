@@ -13,9 +13,9 @@ import pytest
 from dispatching import declared
 
 from rlax_plugin.config import Deadlines
-from rlax_plugin.rollouts import fleet_service, identities
-from rlax_plugin.rollouts.fleet import Fleet
-from rlax_plugin.rollouts.fleet_service import FleetService
+from rlax_plugin.fleet import fleet_service, identities
+from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.fleet.fleet_service import FleetService
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.callers import Callers

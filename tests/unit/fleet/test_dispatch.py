@@ -22,8 +22,8 @@ from dispatching import (
 from waiting import turns
 
 from rlax_plugin.errors import DeadlineError, WorkerError
-from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS, MAX_FAILURES
-from rlax_plugin.rollouts.replies import check_reply
+from rlax_plugin.fleet.dispatch import MAX_ATTEMPTS, MAX_FAILURES
+from rlax_plugin.fleet.replies import check_reply
 from rlax_plugin.types import SamplingParams
 
 

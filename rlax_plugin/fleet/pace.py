@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.rollouts.deadlines import Need, Rates, needs
-from rlax_plugin.rollouts.fleet import FleetListener, Worker
+from rlax_plugin.fleet.deadlines import Need, Rates, needs
+from rlax_plugin.fleet.fleet import FleetListener, Worker
 
 log = logging.getLogger("rlax.controller")
 

@@ -17,7 +17,7 @@ from dispatching import (
 )
 from waiting import eventually
 
-from rlax_plugin.rollouts.fleet import FleetListener
+from rlax_plugin.fleet.fleet import FleetListener
 from rlax_plugin.rpc import rlax_pb2 as pb
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import Deadlines
+from rlax_plugin.fleet.capabilities import Needs, of_proto
+from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed, too_new
+from rlax_plugin.fleet.progress import Progress, moves_of
 from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.rollouts.capabilities import Needs, of_proto
-from rlax_plugin.rollouts.identities import Identities, Identity, figures, malformed, too_new
-from rlax_plugin.rollouts.progress import Progress, moves_of
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Connection, connect

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlax_plugin.rollouts.jobs import Job
+from rlax_plugin.batching.jobs import Job
 from rlax_plugin.types import Attempt, Key, Request, Sampled
 
 

@@ -11,7 +11,7 @@ import pytest
 from sections import section_with
 
 from rlax_plugin.errors import DeadlineError
-from rlax_plugin.rollouts.deadlines import Need, Rates, loading_s, needs, while_loading
+from rlax_plugin.fleet.deadlines import Need, Rates, loading_s, needs, while_loading
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.testing import FakeEngine, FakeWeightStore
 from rlax_plugin.types import TensorSpec, WeightVersion

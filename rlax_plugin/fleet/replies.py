@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.rollouts.defects import defect
+from rlax_plugin.tokens.defects import defect
 from rlax_plugin.tokens.stopping import Decode
 from rlax_plugin.types import EMPTY, Request, Sampled, SideSpec
 

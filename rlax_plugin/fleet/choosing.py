@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from rlax_plugin.rollouts.fleet import Worker
-from rlax_plugin.rollouts.tickets import Ticket
+from rlax_plugin.fleet.fleet import Worker
+from rlax_plugin.fleet.tickets import Ticket
 
 
 def sequence_tokens(ticket: Ticket) -> int:

@@ -12,7 +12,7 @@ from dispatching import GONE, answer, join, make, request, requests_of, run
 from sections import section_with
 
 from rlax_plugin.controller.staleness import Staleness
-from rlax_plugin.rollouts.tickets import GivenUp
+from rlax_plugin.fleet.tickets import GivenUp
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_from_proto, reply_to_proto
 from rlax_plugin.testing import make_sampled

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
+from rlax_plugin.batching.slots import MAX_STOP_IDS, Prefill, SlotOutput
 from rlax_plugin.config import Rollouts
-from rlax_plugin.rollouts.defects import outside
-from rlax_plugin.rollouts.slots import MAX_STOP_IDS, Prefill, SlotOutput
+from rlax_plugin.tokens.defects import outside
 from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SideSpec
 

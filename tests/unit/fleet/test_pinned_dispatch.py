@@ -12,8 +12,8 @@ from dispatching import answer, exactly, failing, join, make, request, requests_
 from waiting import eventually, turns
 
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.rollouts.dispatch import MAX_FAILURES
-from rlax_plugin.rollouts.fleet import Fleet
+from rlax_plugin.fleet.dispatch import MAX_FAILURES
+from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.rpc import rlax_pb2 as pb
 
 PINNED = 5  # the version that the scripts of dispatching.py generate with

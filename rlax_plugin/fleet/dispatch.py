@@ -13,13 +13,13 @@ import grpc
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
-from rlax_plugin.rollouts.choosing import choose, goes_on, missing_worker, takes, without_worker
-from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
-from rlax_plugin.rollouts.giving_up import GivingUp
-from rlax_plugin.rollouts.pace import Pace
-from rlax_plugin.rollouts.reissuing import Reissuing
-from rlax_plugin.rollouts.replies import check_reply, contributors
-from rlax_plugin.rollouts.tickets import Call, Completed, Ticket, fail, tokens, trusted
+from rlax_plugin.fleet.choosing import choose, goes_on, missing_worker, takes, without_worker
+from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.fleet.giving_up import GivingUp
+from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.replies import check_reply, contributors
+from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe, gone
 from rlax_plugin.rpc.pieces import Outgoing

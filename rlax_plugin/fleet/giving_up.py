@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.rollouts.fleet import Worker
-from rlax_plugin.rollouts.tickets import Call, GivenUp, Ticket
+from rlax_plugin.fleet.fleet import Worker
+from rlax_plugin.fleet.tickets import Call, GivenUp, Ticket
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_to_proto
 

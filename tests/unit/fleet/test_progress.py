@@ -14,9 +14,9 @@ from waiting import eventually, turns
 
 from rlax_plugin.config import Deadlines
 from rlax_plugin.errors import DeadlineError, WorkerError
-from rlax_plugin.rollouts.dispatch import MAX_FAILURES, Dispatcher
-from rlax_plugin.rollouts.fleet import Fleet
-from rlax_plugin.rollouts.progress import Attempt, Progress
+from rlax_plugin.fleet.dispatch import MAX_FAILURES, Dispatcher
+from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.fleet.progress import Attempt, Progress
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import key_from_proto, key_to_proto
 from rlax_plugin.testing import make_request, make_sampled

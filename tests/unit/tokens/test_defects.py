@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlax_plugin.rollouts.defects import ROUNDING, defect
+from rlax_plugin.tokens.defects import ROUNDING, defect
 from rlax_plugin.types import Sampled, SamplingParams, SideSpec
 
 STOP, VOCABULARY, MOST = 9, 20, 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlax_plugin.rollouts.identities import Identities, Identity
+from rlax_plugin.fleet.identities import Identities, Identity
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dispatching import Stub, answer, declared, join, make, reply_to, request, r
 from sections import section_with
 
 from rlax_plugin.errors import DeadlineError, PluginError
+from rlax_plugin.fleet.capabilities import Needs, of_proto, to_proto
 from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
-from rlax_plugin.rollouts.capabilities import Needs, of_proto, to_proto
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.types import Request, SideSpec
 
