@@ -28,8 +28,8 @@ from rlax_plugin.commands.contamination import found
 from rlax_plugin.commands.curate.command import curate
 from rlax_plugin.curation.choosing import Rule
 from rlax_plugin.curation.contamination import Sets
-from rlax_plugin.curation.kept import only_kept
 from rlax_plugin.pass_rates.files import About, measured, write_table
+from rlax_plugin.prompts.kept import only_kept
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.prompts.writing import TableWriter
 from rlax_plugin.types import SamplingParams

@@ -27,7 +27,6 @@ from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, RunSetup
 from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.preflight import check_start
-from rlax_plugin.controller.prompt_record import record_prompts
 from rlax_plugin.controller.results import print_results
 from rlax_plugin.controller.run_directory import (
     check_format,
@@ -47,6 +46,7 @@ from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer
+from rlax_plugin.prompts.record import record_prompts
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.text.command_lines import train_command

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.curation.kept import only_kept
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.identity import contradiction
+from rlax_plugin.prompts.kept import only_kept
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.text.harmless import harmless, one_line, storable
 from rlax_plugin.tokens.stopping import cut, problem_of

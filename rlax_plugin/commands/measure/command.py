@@ -30,13 +30,13 @@ from rlax_plugin.commands.measure.show import summaries, summary_table
 from rlax_plugin.commands.target import find_target
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config import Deadlines, RlaxSection
-from rlax_plugin.controller.prompt_record import identity
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered, Part, ProblemSet, RunPrompts
 from rlax_plugin.fleet.requests import training_prompts
 from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, write_table
 from rlax_plugin.pass_rates.joining import domains_of, ids_of
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.record import identity
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable, check_new_file
