@@ -41,7 +41,6 @@ from rlax_plugin.errors import (
     WorkerError,
     alternatives,
 )
-from rlax_plugin.fleet.requests import completion_text, stop_strings_of
 
 # Trackers.
 from rlax_plugin.metrics.tracking import (
@@ -95,6 +94,7 @@ from rlax_plugin.ports.training import (
 from rlax_plugin.prompts.columns import BrokenRow
 from rlax_plugin.prompts.config import DatasetConfig
 from rlax_plugin.prompts.files import matching_files, opened
+from rlax_plugin.prompts.reading import completion_text, stop_strings_of
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import Domains, PromptTable
 

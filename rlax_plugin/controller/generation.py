@@ -16,7 +16,7 @@ from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
-from rlax_plugin.evaluation.problems import RunPrompts, problem_sets
+from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.fleet.capabilities import Needs
 from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
@@ -26,6 +26,7 @@ from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import BuildContext, Launcher
+from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen

@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.fleet.requests import completion_text
 from rlax_plugin.ports.environment import (
     Answer,
     EpisodeLimit,
@@ -18,6 +17,7 @@ from rlax_plugin.ports.environment import (
     messages_of,
 )
 from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.reading import completion_text
 from rlax_plugin.text.harmless import harmless
 from rlax_plugin.tokens.defects import outside
 from rlax_plugin.types import Episode, Key, Sampled, Trajectory, Turn

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.pass_rates.joining import ids_of
-from rlax_plugin.prompts.ids import among, put_table
+from rlax_plugin.prompts.ids import among, ids_of, put_table
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import file_at
 from rlax_plugin.types import Prompt

@@ -8,8 +8,9 @@ import pytest
 from data_sets import jsonl, tables, write_lines
 
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.controller.run_directory import holds_results
 from rlax_plugin.errors import ConfigError
-from rlax_plugin.evaluation.problems import AskedSet, RunPrompts
+from rlax_plugin.prompts.of_run import AskedSet, RunPrompts
 from rlax_plugin.prompts.record import record_prompts, training_prompts
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing.builders import make_prompt
@@ -36,23 +37,27 @@ def begun(directory: Path) -> RunFiles:
     return files
 
 
+def hold(files: RunFiles, prompts: RunPrompts) -> None:
+    record_prompts(files, SECTION, prompts, resumed=holds_results(files))
+
+
 def refusal(files: RunFiles, prompts: RunPrompts) -> str:
     with pytest.raises(ConfigError) as raised:
-        record_prompts(files, SECTION, prompts)
+        hold(files, prompts)
     return str(raised.value)
 
 
 def test_the_same_prompts_are_taken_also_from_a_file_written_anew(tmp_path: Path) -> None:
     files, path = RunFiles(tmp_path / "run"), write_lines(tmp_path / "a.jsonl", ROWS)
-    record_prompts(files, SECTION, of_file(path))
+    hold(files, of_file(path))
     begun(tmp_path)
     write_lines(path, [*ROWS, ROWS[3]])  # nothing but a duplicate is new
-    record_prompts(files, SECTION, of_file(path))
+    hold(files, of_file(path))
 
 
 def test_prompts_that_changed_are_refused_with_file_counts_and_place(tmp_path: Path) -> None:
     files, path = RunFiles(tmp_path / "run"), write_lines(tmp_path / "a.jsonl", ROWS)
-    record_prompts(files, SECTION, of_file(path))
+    hold(files, of_file(path))
     size = path.stat().st_size
     begun(tmp_path)
 
@@ -79,9 +84,9 @@ def test_other_weights_would_change_the_order(tmp_path: Path) -> None:
         return RunPrompts(source, tables(source)["train"], ())
 
     files = RunFiles(tmp_path / "run")
-    record_prompts(files, SECTION, prompts(1, 3))
+    hold(files, prompts(1, 3))
     begun(tmp_path)
-    record_prompts(files, SECTION, prompts(2, 6))  # the same shares
+    hold(files, prompts(2, 6))  # the same shares
     assert refusal(files, prompts(3, 2)) == (
         "rlax.prompt_source = 'jsonl': has other weights than when this run began (training: 0 had "
         "a share of 0.25 then, 0.6 now), so the prompts would come in another order: bring the "
@@ -92,9 +97,9 @@ def test_other_weights_would_change_the_order(tmp_path: Path) -> None:
 def test_a_run_that_has_computed_nothing_takes_others(tmp_path: Path) -> None:
     files = RunFiles(tmp_path / "run")
     for rows in (ROWS, ROWS[:9]):
-        record_prompts(files, SECTION, of_file(write_lines(tmp_path / "a.jsonl", rows)))
+        hold(files, of_file(write_lines(tmp_path / "a.jsonl", rows)))
     begun(tmp_path)
-    record_prompts(files, SECTION, of_file(tmp_path / "a.jsonl"))
+    hold(files, of_file(tmp_path / "a.jsonl"))
     assert "(training: 9 then, 50 now; the first 9 are the same;" in refusal(
         files, of_file(write_lines(tmp_path / "a.jsonl", ROWS))
     )
@@ -102,7 +107,7 @@ def test_a_run_that_has_computed_nothing_takes_others(tmp_path: Path) -> None:
 
 def test_a_run_of_an_earlier_version_has_no_record(tmp_path: Path) -> None:
     files = begun(tmp_path)
-    record_prompts(files, SECTION, of_file(write_lines(tmp_path / "a.jsonl", ROWS)))
+    hold(files, of_file(write_lines(tmp_path / "a.jsonl", ROWS)))
 
 
 def test_an_evaluation_set_that_came_later_is_held_to_its_prompts_from_then_on(
@@ -115,10 +120,10 @@ def test_an_evaluation_set_that_came_later_is_held_to_its_prompts_from_then_on(
         return RunPrompts(None, [make_prompt("a")], asked[::-1])
 
     files = RunFiles(tmp_path / "run")
-    record_prompts(files, SECTION, RunPrompts(None, [make_prompt("a")], ()))
+    hold(files, RunPrompts(None, [make_prompt("a")], ()))
     begun(tmp_path)
-    record_prompts(files, SECTION, prompts("b", "c"))
-    record_prompts(files, SECTION, prompts("b", "c"))
+    hold(files, prompts("b", "c"))
+    hold(files, prompts("b", "c"))
     assert "evaluation set far: 1 then, 1 now" in refusal(files, prompts("other", "c"))
 
 
@@ -132,9 +137,9 @@ def test_other_sources_and_evaluation_sets_are_held_to_it_too(tmp_path: Path) ->
         return RunPrompts(None, [make_prompt("1"), make_prompt(train)], asked)
 
     files = RunFiles(tmp_path / "run")
-    record_prompts(files, SECTION, prompts("2", "3", "4"))
+    hold(files, prompts("2", "3", "4"))
     begun(tmp_path)
-    record_prompts(files, SECTION, prompts("2", "3", "4"))
+    hold(files, prompts("2", "3", "4"))
     assert refusal(files, prompts("5", "3", "4")) == (
         "rlax.prompt_source = 'jsonl': has other prompts than when this run began (training: 2 "
         f"then, 2 now; the first that differs is number 2, now '5'): {NOW}"
@@ -155,7 +160,7 @@ def test_the_prompts_of_each_domain_are_counted(tmp_path: Path) -> None:
     for files, options in ((RunFiles(tmp_path / "1"), {"domain": "kind"}), (begun(tmp_path), {})):
         source = jsonl(path, **options)
         assert training_prompts(files) is None
-        record_prompts(files, SECTION, RunPrompts(source, tables(source)["train"], ()))
+        hold(files, RunPrompts(source, tables(source)["train"], ()))
     with_domains = training_prompts(RunFiles(tmp_path / "1"))
     assert with_domains is not None and with_domains.prompts == 9
     assert with_domains.domains == {"few": 3, "many": 6}
