@@ -28,8 +28,8 @@ from rlax_plugin.commands.contamination import found
 from rlax_plugin.commands.curate.command import curate
 from rlax_plugin.curation.choosing import Rule
 from rlax_plugin.curation.contamination import Sets
-from rlax_plugin.curation.kept import only_kept
 from rlax_plugin.pass_rates.files import About, measured, write_table
+from rlax_plugin.prompts.kept import only_kept
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.prompts.writing import TableWriter
 from rlax_plugin.types import SamplingParams
@@ -100,7 +100,8 @@ def main() -> None:
 
         draw = np.random.default_rng(3)
         passed = draw.binomial(8, draw.beta(0.4, 0.4, given.count))
-        from rlax_plugin.pass_rates.joining import domains_of, ids_of
+        from rlax_plugin.pass_rates.joining import domains_of
+        from rlax_plugin.prompts.ids import ids_of
 
         everyone = np.arange(given.count)
         rows = {

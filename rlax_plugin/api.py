@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# Continuous batching, for rollout engines.
+from rlax_plugin.batching.jobs import SIDE_CHANNELS, Job, rejection
+from rlax_plugin.batching.scheduler import Scheduler
+from rlax_plugin.batching.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
+from rlax_plugin.batching.waited_for import AllWaitedFor, WaitedFor
 from rlax_plugin.config import (
     INT32_MAX,
     Choice,
@@ -89,6 +94,7 @@ from rlax_plugin.ports.training import (
 from rlax_plugin.prompts.columns import BrokenRow
 from rlax_plugin.prompts.config import DatasetConfig
 from rlax_plugin.prompts.files import matching_files, opened
+from rlax_plugin.prompts.reading import completion_text, stop_strings_of
 from rlax_plugin.prompts.source import DatasetSource
 from rlax_plugin.prompts.table import Domains, PromptTable
 
@@ -98,13 +104,6 @@ from rlax_plugin.records.places import check_file_writable, check_readable, new_
 
 # Functions that an answer can make compute without end.
 from rlax_plugin.rewards.limited import LimitedFunction, OverLimitError
-
-# Continuous batching, for rollout engines.
-from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, Job, rejection
-from rlax_plugin.rollouts.requests import completion_text, stop_strings_of
-from rlax_plugin.rollouts.scheduler import Scheduler
-from rlax_plugin.rollouts.slots import MAX_STOP_IDS, DecodeSlots, Prefill, SlotOutput
-from rlax_plugin.rollouts.waited_for import AllWaitedFor, WaitedFor
 
 # A client of ``rlax serve RUN``.
 from rlax_plugin.rpc.doors import client_channel

@@ -29,17 +29,17 @@ from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
-from rlax_plugin.evaluation.problems import RunPrompts
+from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.metrics.exporter import PrometheusTracker
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import Tracker, WeightStore
 from rlax_plugin.ports.training import Trainer
+from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.rpc.run_secrets import run_secrets
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient

@@ -20,6 +20,7 @@ from rlax_plugin.controller.snapshots import snapshot, write_snapshot
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
+from rlax_plugin.fleet.fleet import FleetListener, Worker
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.metrics.step import FinishedStep, RunStats, StepStats, step_metrics
@@ -31,7 +32,6 @@ from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
 from rlax_plugin.rewards.episodes import PlayCounts
-from rlax_plugin.rollouts.fleet import FleetListener, Worker
 from rlax_plugin.types import Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 

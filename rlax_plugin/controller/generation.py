@@ -16,17 +16,18 @@ from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
-from rlax_plugin.evaluation.problems import RunPrompts, problem_sets
+from rlax_plugin.evaluation.problems import problem_sets
+from rlax_plugin.fleet.capabilities import Needs
+from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.fleet.fleet_service import FleetService
+from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.ports.protocols import BuildContext, Launcher
+from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rollouts.capabilities import Needs
-from rlax_plugin.rollouts.dispatch import Dispatcher
-from rlax_plugin.rollouts.fleet import Fleet, FleetListener, Worker
-from rlax_plugin.rollouts.fleet_service import FleetService
-from rlax_plugin.rollouts.pace import Pace
-from rlax_plugin.rollouts.reissuing import Reissuing
-from rlax_plugin.rollouts.requests import sampling_params
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.rpc.key_ring import on_ring

@@ -27,12 +27,12 @@ from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, RunSetup
 from rlax_plugin.controller.observers import Observers, chosen_observers
 from rlax_plugin.controller.preflight import check_start
-from rlax_plugin.controller.prompt_record import record_prompts
 from rlax_plugin.controller.results import print_results
 from rlax_plugin.controller.run_directory import (
     check_format,
     check_same_run,
     finished,
+    holds_results,
     locked,
     make_directories,
     run_directory,
@@ -42,11 +42,12 @@ from rlax_plugin.controller.stages import check_stages
 from rlax_plugin.controller.summary import summary
 from rlax_plugin.controller.trainer_port import ControllerPort
 from rlax_plugin.errors import ConfigError, RlaxError
-from rlax_plugin.evaluation.problems import RunPrompts
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import Dashboard
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import Trainer
+from rlax_plugin.prompts.of_run import RunPrompts
+from rlax_plugin.prompts.record import record_prompts
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.text.command_lines import train_command
@@ -189,7 +190,8 @@ class _Run:
 
         prompts = RunPrompts.read(self._section, part, note=self._dashboard.message)
         check_stages(self._section.curation.stages, prompts.train)
-        record_prompts(setup.files, self._section, prompts)
+        resumed = holds_results(setup.files)
+        record_prompts(setup.files, self._section, prompts, resumed=resumed)
         return prompts
 
     async def _close(self) -> None:

@@ -21,14 +21,14 @@ from rlax_plugin.controller.screening import Ended, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
 from rlax_plugin.episodes.playing import VoidTurns
 from rlax_plugin.episodes.runner import EpisodeRunner, Scored
+from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.requests import sample_seed
+from rlax_plugin.fleet.tickets import Completed, GivenUp, trusted
 from rlax_plugin.ports.curation import Filter
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rollouts.dispatch import Dispatcher
-from rlax_plugin.rollouts.reissuing import Reissuing
-from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.rollouts.tickets import Completed, GivenUp, trusted
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn
 

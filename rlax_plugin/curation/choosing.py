@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from rlax_plugin.curation.columns import among
-from rlax_plugin.curation.kept import schema
 from rlax_plugin.errors import ConfigError, alternatives
 from rlax_plugin.pass_rates.posterior import beta_interval
+from rlax_plugin.prompts.ids import among
+from rlax_plugin.prompts.kept import schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

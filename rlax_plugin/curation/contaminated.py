@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlax_plugin.curation.columns import put_table
 from rlax_plugin.curation.contamination import KINDS, Match, Sets
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.prompts.ids import put_table
 from rlax_plugin.records.files import file_at
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from rlax_plugin.ports.environment import (
     messages_of,
 )
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.rollouts.defects import outside
-from rlax_plugin.rollouts.requests import completion_text
+from rlax_plugin.prompts.reading import completion_text
 from rlax_plugin.text.harmless import harmless
+from rlax_plugin.tokens.defects import outside
 from rlax_plugin.types import Episode, Key, Sampled, Trajectory, Turn
 
 Ask = Callable[[Key, np.ndarray, int, int], Awaitable[Sampled]]

@@ -14,13 +14,13 @@ import numpy as np
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.episodes.playing import NoLog, Playing, TurnLog
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.fleet.dispatch import MAX_ATTEMPTS, Dispatcher
+from rlax_plugin.fleet.fleet import Worker
+from rlax_plugin.fleet.requests import single_turn
+from rlax_plugin.fleet.tickets import Completed, trusted
 from rlax_plugin.ports.environment import Environment, Outcome
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS, Dispatcher
-from rlax_plugin.rollouts.fleet import Worker
-from rlax_plugin.rollouts.requests import single_turn
-from rlax_plugin.rollouts.tickets import Completed, trusted
 from rlax_plugin.types import (
     EMPTY,
     Episode,

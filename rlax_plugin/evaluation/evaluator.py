@@ -12,7 +12,7 @@ from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
-from rlax_plugin.rollouts.dispatch import Dispatcher
+from rlax_plugin.fleet.dispatch import Dispatcher
 from rlax_plugin.types import Prompt
 
 Progress = Callable[[int, int], None]

@@ -10,9 +10,9 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.evaluation.evaluator import Evaluator
 from rlax_plugin.evaluation.result import Evaluated, record, recorded, step_name
+from rlax_plugin.fleet.fleet import Fleet
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.rollouts.fleet import Fleet
 from rlax_plugin.weights.client import ParameterServerClient
 
 log = logging.getLogger("rlax.controller")

@@ -1,30 +1,19 @@
-"""The sets of problems that an evaluation asks, and what is kept of the answers."""
+"""The problems of an evaluation with what is needed to judge answers, and what is kept of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from rlax_plugin.config import Choice, EvaluationSet, RlaxSection
-from rlax_plugin.errors import ConfigError
+from rlax_plugin.config import RlaxSection
 from rlax_plugin.evaluation.measures import Outcomes
+from rlax_plugin.fleet.requests import sample_seed, sampling_params
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.prompts.of_run import AskedSet
 from rlax_plugin.rewards.pool import RewardPool
-from rlax_plugin.rollouts.requests import (
-    checked_prompts,
-    read_prompts,
-    sample_seed,
-    sampling_params,
-    stop_strings_of,
-    training_prompts,
-)
 from rlax_plugin.types import Episode, Key, Prompt, Request, SamplingParams, Score, Unscored
-
-Part = Callable[[str, Choice, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,80 +110,6 @@ class ProblemSet:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AskedSet:
-    """A set of ``rlax.evaluation`` and what it asks.
-
-    Attributes:
-      chosen: its settings, filled in.
-      prompts: as many as are asked.
-    """
-
-    name: str
-    chosen: EvaluationSet
-    source: PromptSource
-    prompts: Sequence[Prompt]
-
-
-def asked_sets(section: RlaxSection, source: PromptSource, part: Part) -> list[AskedSet]:
-    """The sets of ``rlax.evaluation``, the main one first; none if evaluation is off.
-
-    Args:
-      source: of training.
-      part: builds a part of the config.
-
-    Raises:
-      ConfigError: a set has no problems, or some that the workers cannot take.
-    """
-    settings = section.evaluation
-    found: list[AskedSet] = []
-    for name, chosen in settings.all_sets().items() if settings.problems else ():
-        key = f"rlax.evaluation.sets.{name}" if found else "rlax.evaluation"
-        its_source = source
-        if chosen.prompt_source is not None:
-            its_source = part("prompt_source", chosen.prompt_source, f"{key}.prompt_source")
-            _check_source(section, its_source, source, chosen.prompt_source.name, key)
-        prompts = _prompts(section, its_source, chosen, key)
-        found.append(AskedSet(name, chosen, its_source, prompts))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class RunPrompts:
-    """All prompts of a run, read and checked.
-
-    Attributes:
-      train: training prompts; () where nothing is trained.
-      asked: the sets of its evaluations.
-    """
-
-    source: PromptSource
-    train: Sequence[Prompt]
-    asked: Sequence[AskedSet]
-
-    @classmethod
-    def read(
-        cls,
-        section: RlaxSection,
-        part: Part,
-        *,
-        trains: bool = True,
-        note: Callable[[str], object] = lambda text: None,
-    ) -> RunPrompts:
-        """Reads them; blocking, and perhaps for minutes.
-
-        Args:
-          note: see ``training_prompts``.
-
-        Raises:
-          RlaxError: see ``training_prompts`` and ``asked_sets``.
-        """
-        key = "rlax.prompt_source"
-        source: PromptSource = part("prompt_source", section.prompt_source, key)
-        train = training_prompts(section, source, note=note) if trains else ()
-        return cls(source, train, asked_sets(section, source, part))
-
-
 def problem_sets(
     section: RlaxSection,
     asked: Sequence[AskedSet],
@@ -224,56 +139,3 @@ def problem_sets(
 def _sampling(section: RlaxSection, source: PromptSource) -> SamplingParams:
     sampling, temperature = sampling_params(section, source), section.evaluation.temperature
     return sampling if temperature is None else replace(sampling, temperature=temperature)
-
-
-def _check_source(
-    section: RlaxSection, its: PromptSource, training: PromptSource, name: str, key: str
-) -> None:
-    if not section.rollouts.ignore_stop and set(its.stop_ids) != set(training.stop_ids):
-        raise ConfigError(
-            f"{key}.prompt_source",
-            name,
-            f"has stop ids {list(its.stop_ids)}, but must have those of rlax.prompt_source, "
-            f"{list(training.stop_ids)}, with which the policy has learned to end",
-        )
-    ours, theirs = set(stop_strings_of(its)), set(stop_strings_of(training))
-    if not section.rollouts.ignore_stop and ours != theirs:
-        raise ConfigError(
-            f"{key}.prompt_source",
-            name,
-            f"has stop strings {sorted(ours)}, but must have those of rlax.prompt_source, "
-            f"{sorted(theirs)}, with which the policy has learned to end",
-        )
-
-
-def first_of(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
-    if isinstance(prompts, PromptTable):
-        return prompts.read(prompts.first(len(prompts) if count is None else count))
-    return prompts[:count]
-
-
-def _prompts(
-    section: RlaxSection, source: PromptSource, chosen: EvaluationSet, key: str
-) -> Sequence[Prompt]:
-    try:
-        split = chosen.split or ""
-        prompts = first_of(read_prompts(source, split, f"{key}.split", split), chosen.problems)
-    except ConfigError as error:
-        if error.value == chosen.split:  # a source does not know which key asks for the split
-            raise ConfigError(f"{key}.split", chosen.split, error.reason) from None
-        if chosen.prompt_source is not None and error.key.startswith("rlax.prompt_source"):
-            own = f"{key}{error.key.removeprefix('rlax')}"
-            raise ConfigError(own, error.value, error.reason) from None
-        raise
-    if not prompts:
-        raise ConfigError(f"{key}.split", chosen.split, "has no problems: choose another split")
-    longest, most = max(len(p.tokens) for p in prompts), section.rollouts.max_prompt_tokens
-    if longest > most:
-        raise ConfigError(
-            "rlax.rollouts.max_prompt_tokens",
-            most,
-            f"must be at least {longest}, the longest prompt of {key} (split {chosen.split})",
-        )
-    owner = f"{'rlax' if chosen.prompt_source is None else key}.prompt_source"
-    name = (chosen.prompt_source or section.prompt_source).name
-    return checked_prompts(prompts, chosen.split or "", owner, name)

@@ -17,7 +17,7 @@ from rich.text import Text
 from rlax_plugin.evaluation.measures import is_score, label
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.evaluation.statistics import Estimate
-from rlax_plugin.rollouts.fleet import Worker
+from rlax_plugin.fleet.fleet import Worker
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 

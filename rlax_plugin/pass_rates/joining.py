@@ -10,13 +10,12 @@ import numpy as np
 
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.pass_rates.files import About, MeasuredRates, measured
+from rlax_plugin.prompts.ids import ids_of
 from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.types import Prompt
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_CHUNK = 1 << 16  # rows: how long the interpreter is held at once
 
 
 def joined(tables: Sequence[MeasuredRates], *, any_sampling: bool = False) -> MeasuredRates:
@@ -99,22 +98,6 @@ def at_prompts(
     return np.where(known, passed[found], 0.0), np.where(known, failed[found], 0.0), unknown
 
 
-def ids_of(prompts: Sequence[Prompt], indices: np.ndarray | None = None) -> pa.ChunkedArray:
-    """The ids of some prompts, or of all, as strings.
-
-    Args:
-      indices: int [n], ascending or not.
-    """
-    import pyarrow as pa
-
-    rows = np.arange(len(prompts)) if indices is None else indices
-    if not isinstance(prompts, PromptTable):
-        found = pa.array([prompts[int(i)].id for i in rows], pa.string())
-        return pa.chunked_array([found], pa.string())
-    chunks = [_hex(prompts.ids[rows[i : i + _CHUNK]]) for i in range(0, len(rows), _CHUNK)]
-    return pa.chunked_array(chunks, pa.string())
-
-
 def domains_of(prompts: Sequence[Prompt], indices: np.ndarray) -> pa.Array:
     """The domains of some prompts; null where all prompts are of one."""
     import pyarrow as pa
@@ -124,18 +107,6 @@ def domains_of(prompts: Sequence[Prompt], indices: np.ndarray) -> pa.Array:
     numbers = prompts.domains.of_n[indices].astype(np.int32)
     names = pa.array(prompts.domains.names, pa.string())
     return pa.DictionaryArray.from_arrays(numbers, names).cast(pa.string())
-
-
-_DIGITS = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], np.uint8)
-
-
-def _hex(ids: np.ndarray) -> pa.Array:
-    import pyarrow as pa
-
-    count, width = len(ids), 2 * ids.shape[1]
-    text = np.take(_DIGITS, ids.reshape(-1), axis=0)
-    ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text))
 
 
 def _codes(ids: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:

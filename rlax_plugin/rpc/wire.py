@@ -241,7 +241,7 @@ def reply_from_proto(
     declared: Mapping[str, SideSpec] = EMPTY,
     earlier: Sequence[pb.Reply] = (),
 ) -> tuple[Sampled, ...]:
-    """Samples of one reply, of which ``rollouts/replies.py`` is yet to check what is in them.
+    """Samples of one reply, of which ``fleet/replies.py`` is yet to check what is in them.
 
     Args:
       worker: its name, for messages.

@@ -11,13 +11,13 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from rlax_plugin.batching.jobs import SIDE_CHANNELS
 from rlax_plugin.concurrency.clock import Clock
 from rlax_plugin.config import YEAR_S, NonNegativeInt, RlaxSection, Section
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
 from rlax_plugin.ports.protocols import RolloutEngine, WeightStore
-from rlax_plugin.rollouts.jobs import SIDE_CHANNELS
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.scripted_sample import ScriptedSample
 from rlax_plugin.testing.task import VOCABULARY, decode

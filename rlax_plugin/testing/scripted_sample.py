@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
+from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing import policy
 from rlax_plugin.tokens.stopping import StopFinder
 from rlax_plugin.types import EMPTY, Finish, Sampled, SamplingParams

@@ -18,10 +18,10 @@ from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.errors import DeadlineError, WeightsError, WeightsUnwritableError
+from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.ports.protocols import Arrays, WeightStore
 from rlax_plugin.records import faults
 from rlax_plugin.records.faults import FaultPoint
-from rlax_plugin.rollouts.pace import Pace
 from rlax_plugin.types import Canary, TensorSpec, WeightVersion
 from rlax_plugin.weights.host_fingerprint import fingerprint_numpy
 

@@ -19,10 +19,10 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
     WeightsUnreadableError,
 )
+from rlax_plugin.fleet.capabilities import to_proto
+from rlax_plugin.fleet.deadlines import while_loading
 from rlax_plugin.ports.capabilities import capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
-from rlax_plugin.rollouts.capabilities import to_proto
-from rlax_plugin.rollouts.deadlines import while_loading
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.channels import describe

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
+from rlax_plugin.batching.jobs import context_problem
+from rlax_plugin.batching.slots import MAX_STOP_IDS
 from rlax_plugin.config import INT32_MAX, RlaxSection
 from rlax_plugin.errors import WorkerError
 from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
-from rlax_plugin.rollouts.defects import defect, outside
-from rlax_plugin.rollouts.jobs import context_problem
-from rlax_plugin.rollouts.slots import MAX_STOP_IDS
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.message_sizes import group_bytes
 from rlax_plugin.rpc.pieces import discard, read_requests, reply_messages
 from rlax_plugin.rpc.wire import key_from_proto, key_to_proto, request_from_proto
+from rlax_plugin.tokens.defects import defect, outside
 from rlax_plugin.tokens.stopping import problem_of
 from rlax_plugin.types import EMPTY, Key, Request, Sampled, SideSpec
 from rlax_plugin.worker.progress import ProgressReport

@@ -29,6 +29,9 @@ from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.episodes.runner import EpisodeRunner
+from rlax_plugin.fleet.dispatch import Completed
+from rlax_plugin.fleet.requests import sample_seed, sampling_params
+from rlax_plugin.fleet.tickets import GivenUp
 from rlax_plugin.objective.advantages import per_group
 from rlax_plugin.pass_rates.table import PassRateTable
 from rlax_plugin.ports.environment import Outcome
@@ -36,9 +39,6 @@ from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
-from rlax_plugin.rollouts.dispatch import Completed
-from rlax_plugin.rollouts.requests import sample_seed, sampling_params
-from rlax_plugin.rollouts.tickets import GivenUp
 from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, Unscored
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from rlax_jetstream import JetstreamConfig
 from rlax_jetstream.engine import JetstreamEngine
 
+from rlax_plugin.batching.slots import Prefill, SlotOutput
 from rlax_plugin.config import Rollouts
-from rlax_plugin.rollouts.slots import Prefill, SlotOutput
 from rlax_plugin.types import Key, Request, SamplingParams, TensorSpec, WeightVersion
 
 DEADLINE_S = 60.0

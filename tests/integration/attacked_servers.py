@@ -59,11 +59,11 @@ async def _until_stdin_ends() -> None:
 async def _controller(directory: Path) -> None:
     from sections import section_with
 
-    from rlax_plugin.rollouts.dispatch import Dispatcher
-    from rlax_plugin.rollouts.fleet import Fleet
-    from rlax_plugin.rollouts.fleet_service import FleetService
-    from rlax_plugin.rollouts.pace import Pace
-    from rlax_plugin.rollouts.reissuing import Reissuing
+    from rlax_plugin.fleet.dispatch import Dispatcher
+    from rlax_plugin.fleet.fleet import Fleet
+    from rlax_plugin.fleet.fleet_service import FleetService
+    from rlax_plugin.fleet.pace import Pace
+    from rlax_plugin.fleet.reissuing import Reissuing
     from rlax_plugin.rpc import rlax_pb2_grpc as rpc
     from rlax_plugin.rpc.doors import Door, listen
     from rlax_plugin.weights.service import ParameterServer

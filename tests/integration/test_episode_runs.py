@@ -20,12 +20,12 @@ from runs import CONFIG, DEADLINE_S, HELPERS, Run, kill_group, plugins
 from wild_environment import KINDS
 
 from rlax_plugin.commands.audit import audit
+from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import unpack
 from rlax_plugin.records.turns import RecordedTurn, from_bytes
-from rlax_plugin.rollouts.requests import sample_seed
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.task import STOP, Numbers, NumbersConfig, encode
 from rlax_plugin.types import Episode, Key, SamplingParams, ScoredGroup, Unscored

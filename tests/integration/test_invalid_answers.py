@@ -23,8 +23,8 @@ from worker_harness import (
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.fleet.fleet import MAX_NONSENSE
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rollouts.fleet import MAX_NONSENSE
 from rlax_plugin.types import Request, Sampled
 
 

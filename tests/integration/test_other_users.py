@@ -39,8 +39,8 @@ from waiting import wait_until
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.config.identity import sample_hash
+from rlax_plugin.fleet.capabilities import to_proto
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rollouts.capabilities import to_proto
 from rlax_plugin.rpc.callers import METHODS
 from rlax_plugin.rpc.certificate import new_identity
 from rlax_plugin.worker.joining import fetch_config

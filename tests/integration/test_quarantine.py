@@ -30,8 +30,8 @@ from rlax_plugin.errors import (
     WeightsMismatchError,
     WorkerError,
 )
+from rlax_plugin.fleet.fleet_service import FleetService
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.rollouts.fleet_service import FleetService
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.pieces import request_messages

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 from jetstream.core.proto import jetstream_pb2 as jet
 
+from rlax_plugin.fleet.capabilities import to_proto
 from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.rollouts.capabilities import to_proto
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.secret import new_token
 from rlax_plugin.rpc.wire import key_to_proto, request_to_proto

@@ -19,13 +19,13 @@ from sections import section_with
 
 from rlax_plugin.concurrency.retrying import Pauses
 from rlax_plugin.config import RlaxSection
+from rlax_plugin.fleet.dispatch import Dispatcher
+from rlax_plugin.fleet.fleet import Fleet, FleetListener
+from rlax_plugin.fleet.fleet import Worker as FleetWorker
+from rlax_plugin.fleet.fleet_service import FleetService
+from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.ports.capabilities import Capabilities
 from rlax_plugin.ports.loaded import Loaded
-from rlax_plugin.rollouts.dispatch import Dispatcher
-from rlax_plugin.rollouts.fleet import Fleet, FleetListener
-from rlax_plugin.rollouts.fleet import Worker as FleetWorker
-from rlax_plugin.rollouts.fleet_service import FleetService
-from rlax_plugin.rollouts.reissuing import Reissuing
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.service import ParameterServer

@@ -12,10 +12,10 @@ from rlax_jetstream.engine import JetstreamEngine
 from rlax_jetstream.slots import make_slots
 from tiny_engine import NEW, TINY, VOCAB, random_weights
 
+from rlax_plugin.batching.slots import Prefill
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.rollouts.slots import Prefill
 from rlax_plugin.types import Canary, Key, Request, SamplingParams, TensorSpec, WeightVersion
 from rlax_plugin.weights.fingerprint import fingerprint
 from rlax_plugin.weights.taking import take_version

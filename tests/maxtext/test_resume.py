@@ -21,11 +21,11 @@ from tiny_engine import (
 )
 
 from maxtext_overrides.sampler.decode import Prefill
+from rlax_plugin.batching.jobs import Job
+from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.config import RlaxSection, Rollouts
 from rlax_plugin.config.loading import resolve
 from rlax_plugin.ports.protocols import BuildContext
-from rlax_plugin.rollouts.jobs import Job
-from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.types import Key, Request, SamplingParams
 
 SAMPLING = SamplingParams(max_new_tokens=NEW)

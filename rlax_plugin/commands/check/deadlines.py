@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlax_plugin.commands.check.examined import Examined
 from rlax_plugin.commands.check.words import Words
-from rlax_plugin.rollouts.deadlines import Need, Rates, needs, sample_s
+from rlax_plugin.fleet.deadlines import Need, Rates, needs, sample_s
 from rlax_plugin.text.amounts import in_seconds
 
 

@@ -20,9 +20,10 @@ from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config import Deadlines, RlaxSection
 from rlax_plugin.config.identity import decides
 from rlax_plugin.errors import ConfigError, RlaxError, alternatives
-from rlax_plugin.evaluation.problems import Part, ProblemSet, RunPrompts
+from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import reward_errors
+from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.records.files import RunFiles, file_at
 from rlax_plugin.records.places import check_file_writable
 from rlax_plugin.records.private import check_private_run

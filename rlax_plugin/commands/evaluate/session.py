@@ -10,11 +10,12 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.generation import Generation
 from rlax_plugin.evaluation.asking import Handed, ask_all
-from rlax_plugin.evaluation.problems import ProblemSet, RunPrompts
+from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
+from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, WeightStore
-from rlax_plugin.rollouts.pace import Pace
-from rlax_plugin.rollouts.requests import sampling_params
+from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.types import Prompt, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 from rlax_plugin.weights.service import ParameterServer

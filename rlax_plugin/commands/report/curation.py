@@ -26,8 +26,8 @@ from rlax_plugin.commands.report.section import PromptList, Section, Table
 from rlax_plugin.commands.report.series import Chart
 from rlax_plugin.commands.report.useful_groups import UsefulGroups, useful_groups
 from rlax_plugin.config.rollouts import Curation
-from rlax_plugin.controller.prompt_record import training_prompts
 from rlax_plugin.pass_rates.half_life import Observations, fitted_half_life
+from rlax_plugin.prompts.record import training_prompts
 from rlax_plugin.records.files import RunFiles
 
 TITLE = "Curation"

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.errors import WeightsError
 from rlax_plugin.ports.capabilities import Capabilities, capabilities_of
 from rlax_plugin.ports.protocols import RolloutEngine
-from rlax_plugin.rollouts.defects import defect
-from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing.builders import make_request
 from rlax_plugin.testing.contracts.inspection import (
     Inspection,
@@ -22,6 +21,7 @@ from rlax_plugin.testing.contracts.inspection import (
     run_async,
 )
 from rlax_plugin.testing.contracts.trial import Trial
+from rlax_plugin.tokens.defects import defect
 from rlax_plugin.tokens.stopping import Decode, problem_of
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, WeightVersion
 from rlax_plugin.weights.taking import take_version

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import PromptSource
-from rlax_plugin.rollouts.prompt_identity import contradiction
+from rlax_plugin.prompts.identity import contradiction
 from rlax_plugin.testing.contracts import fresh_process
 from rlax_plugin.testing.contracts.fresh_process import SPLITS
 from rlax_plugin.testing.contracts.inspection import Inspection, require

@@ -10,9 +10,9 @@ import pytest
 from flow_harness import Harness, MixedOnly, settle
 
 from rlax_plugin.errors import TrainingError
+from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
-from rlax_plugin.rollouts.requests import sample_seed
 from rlax_plugin.testing import make_sampled
 
 

@@ -14,9 +14,9 @@ from data_sets import listed, tables
 
 from rlax_plugin.api import PromptTable
 from rlax_plugin.curation.choosing import Candidates, Rule, choose, parsed_range
-from rlax_plugin.curation.kept import kept_ids, only_kept, write_kept
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.files import About, measured, write_table
+from rlax_plugin.prompts.kept import kept_ids, only_kept, write_kept
 from rlax_plugin.types import Prompt, SamplingParams
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\u202e<img src=x onerror=alert(2)>"

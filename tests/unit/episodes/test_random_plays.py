@@ -17,11 +17,11 @@ from sections import section_with
 
 from rlax_plugin.episodes.playing import NoLog
 from rlax_plugin.episodes.runner import EpisodeRunner, Scored
+from rlax_plugin.fleet.requests import sample_seed
+from rlax_plugin.fleet.tickets import Completed
 from rlax_plugin.objective.advantages import Outcomes, of_batch, of_groups
 from rlax_plugin.objective.batches import build_arrays
 from rlax_plugin.ports.environment import Answer, EpisodeLimit, Outcome
-from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.rollouts.tickets import Completed
 from rlax_plugin.testing import make_prompt, make_sampled
 from rlax_plugin.types import (
     Episode,

@@ -12,10 +12,10 @@ from sections import section_with
 
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import ConfigError
+from rlax_plugin.fleet.dispatch import MAX_ATTEMPTS
+from rlax_plugin.fleet.requests import sample_seed
+from rlax_plugin.fleet.tickets import Completed
 from rlax_plugin.ports.environment import EpisodeLimit, Outcome
-from rlax_plugin.rollouts.dispatch import MAX_ATTEMPTS
-from rlax_plugin.rollouts.requests import sample_seed
-from rlax_plugin.rollouts.tickets import Completed
 from rlax_plugin.testing import make_prompt, make_sampled
 from rlax_plugin.testing.task import decode
 from rlax_plugin.types import Episode, Key, Request, SamplingParams, Score, Unscored

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import rlax_environments
 
+from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.evaluation.evaluator import Evaluator, failures_of
 from rlax_plugin.evaluation.measures import Outcomes, measures
 from rlax_plugin.evaluation.problems import Answered, ProblemSet
+from rlax_plugin.fleet.tickets import Completed
 from rlax_plugin.ports.environment import Outcome
-from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
-from rlax_plugin.rollouts.tickets import Completed
 from rlax_plugin.testing import make_episode
 from rlax_plugin.types import (
     Episode,

@@ -15,8 +15,9 @@ from sections import section_with
 from rlax_plugin.config import Evaluation
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.measures import Outcomes, measures
-from rlax_plugin.evaluation.problems import asked_sets, problem_sets
+from rlax_plugin.evaluation.problems import problem_sets
 from rlax_plugin.evaluation.statistics import majority_at_k
+from rlax_plugin.prompts.of_run import asked_sets
 from rlax_plugin.types import Key, Prompt
 
 

@@ -25,10 +25,10 @@ from scripted_slots import (
 )
 from waiting import eventually
 
+from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS, Job
+from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.config import Rollouts
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS, Job
-from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.weights.taking import take_version
 

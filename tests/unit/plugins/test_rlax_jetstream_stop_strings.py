@@ -21,9 +21,9 @@ from scripted_slots import (
 )
 from waiting import eventually
 
+from rlax_plugin.batching.jobs import Job
+from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.errors import WorkerError
-from rlax_plugin.rollouts.jobs import Job
-from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.weights.taking import take_version
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scripted_slots import ScriptedSlots, generated, play, request, tokens_of, until, version
 
+from rlax_plugin.batching.jobs import Job
+from rlax_plugin.batching.scheduler import Scheduler
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
-from rlax_plugin.rollouts.jobs import Job
-from rlax_plugin.rollouts.scheduler import Scheduler
 from rlax_plugin.testing import make_sampled
 from rlax_plugin.types import Canary
 from rlax_plugin.weights.taking import take_version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
+from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.rpc import message_sizes, wire
 from rlax_plugin.rpc.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from rlax_plugin.types import Key, Request, Sampled, SamplingParams, SideSpec

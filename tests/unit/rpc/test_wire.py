@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sections import section_with
 
-from rlax_plugin.rollouts.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
-from rlax_plugin.rollouts.jobs import rejection as slots_rejection
+from rlax_plugin.batching.jobs import SIDE_CHANNELS, TRUNCATED_LOGPROBS
+from rlax_plugin.batching.jobs import rejection as slots_rejection
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.wire import (
     key_from_proto,

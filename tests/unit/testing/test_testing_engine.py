@@ -14,14 +14,14 @@ from engine_steps import Steps
 from toy_versions import publish
 from waiting import eventually
 
+from rlax_plugin.batching.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.config.loading import load_section
 from rlax_plugin.errors import WeightsError, WeightsMismatchError, WorkerError
-from rlax_plugin.rollouts.defects import defect
-from rlax_plugin.rollouts.jobs import TRUNCATED_LOGPROBS
 from rlax_plugin.testing import make_request, policy
 from rlax_plugin.testing.engine import ScriptedConfig, ScriptedEngine
 from rlax_plugin.testing.store import NpzStore
 from rlax_plugin.testing.task import decode
+from rlax_plugin.tokens.defects import defect
 from rlax_plugin.tokens.stopping import end_of
 from rlax_plugin.types import (
     Key,

@@ -28,10 +28,11 @@ from rlax_plugin.commands.report.run import no_progress, read_run
 from rlax_plugin.commands.report.write import write_report
 from rlax_plugin.config import Deadlines, Rollouts
 from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.fleet.requests import single_turn
+from rlax_plugin.prompts.reading import checked_prompts
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
-from rlax_plugin.rollouts.fleet import Fleet
-from rlax_plugin.rollouts.requests import checked_prompts, single_turn
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc.channels import describe
 from rlax_plugin.testing.builders import make_episode, make_prompt, make_sampled

@@ -14,8 +14,8 @@ import pytest
 from sections import section_with
 
 from rlax_plugin.errors import WorkerError
+from rlax_plugin.fleet.replies import check_reply
 from rlax_plugin.ports.capabilities import Capabilities
-from rlax_plugin.rollouts.replies import check_reply
 from rlax_plugin.rpc import rlax_pb2 as pb
 from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.pieces import request_messages

@@ -1,0 +1,1 @@
+"""Continuous batching inside a rollout engine: requests in slots, without JAX."""

@@ -1,0 +1,209 @@
+"""Requests on their way through the engine, with what has been generated of their samples so far.
+
+A sample is at all times a ``Sampled``: unfinished at first, with its tokens so far, perhaps none.
+New tokens are appended to it, so a sample that was interrupted here and one that another worker
+began go on in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from rlax_plugin.batching.slots import MAX_STOP_IDS, Prefill, SlotOutput
+from rlax_plugin.config import Rollouts
+from rlax_plugin.tokens.defects import outside
+from rlax_plugin.tokens.stopping import problem_of
+from rlax_plugin.types import EMPTY, Finish, Request, Sampled, SideSpec
+
+TRUNCATED_LOGPROBS = "truncated_logprobs"
+"""Side channel: log-probs [length] of the distribution after top-k and top-p, renormalised. Present
+where a request truncates it."""
+
+SIDE_CHANNELS = {TRUNCATED_LOGPROBS: SideSpec("float32")}
+"""Of every engine that generates with jobs."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A request and its samples.
+
+    Attributes:
+      request: what is to be generated.
+      deliver: takes the complete samples in order; called on the engine's thread.
+      fail: takes what ended the engine before the request was complete.
+      abandoned: whether nobody waits for its call any more.
+      report: takes the samples so far, some unfinished; called on the engine's thread.
+      samples: one per seed, in order.
+      waiting: indices of the samples that wait for a slot, in order.
+      min_version: the oldest weights to generate with; see ``Request.needs_version``.
+      given_up: nobody waits for it any more, whatever becomes of those it was asked with.
+    """
+
+    request: Request
+    deliver: Callable[[list[Sampled]], None]
+    fail: Callable[[Exception], None]
+    abandoned: Callable[[], bool] = lambda: False
+    report: Callable[[list[Sampled]], None] = lambda samples: None
+    samples: list[Sampled] = field(init=False)
+    waiting: list[int] = field(init=False)
+    min_version: int = field(init=False)
+    given_up: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.samples = list(request.resume or map(blank, request.seeds))
+        self.waiting = [i for i, s in enumerate(self.samples) if s.finish is None]
+        self.min_version = request.needs_version
+
+    @property
+    def complete(self) -> bool:
+        return all(s.finish is not None for s in self.samples)
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.given_up or self.abandoned()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything has been generated."""
+        return any(len(s.tokens) for s in self.samples)
+
+    @property
+    def trains(self) -> bool:
+        """Whether its samples train; those of evaluation and of other programs do not."""
+        return self.request.key.purpose == "train"
+
+    def admit(self, slots: Sequence[int]) -> tuple[list[int], list[Prefill]]:
+        """Takes the first waiting samples off the list, one per slot.
+
+        Returns:
+          Their indices, and what fills the slots: samples without tokens share one prefill.
+        """
+        request, count = self.request, len(slots)
+        indices, self.waiting = self.waiting[:count], self.waiting[count:]
+        prefills, fresh = [], []
+        for slot, index in zip(slots, indices, strict=True):
+            seed, tokens = request.seeds[index], self.samples[index].tokens
+            if len(tokens) == 0:
+                fresh.append((slot, seed))
+                continue
+            behind = np.concatenate([request.context, tokens])
+            prefills.append(Prefill(behind, (slot,), (seed,), request.sampling, len(tokens)))
+        if fresh:
+            taken, seeds = zip(*fresh, strict=True)
+            prefills.append(Prefill(request.context, taken, seeds, request.sampling))
+        return indices, prefills
+
+    def extended(
+        self, index: int, generated: SlotOutput, version: int, finish: Finish | None
+    ) -> Sampled:
+        """A sample with what a slot has generated of it since it was admitted."""
+        before = self.samples[index]
+        versions = np.full(len(generated.tokens), version, np.int32)
+        side = EMPTY
+        if self.request.sampling.truncates:
+            earlier = before.side.get(TRUNCATED_LOGPROBS, np.zeros(0, np.float32))
+            joined = np.concatenate([earlier, generated.truncated_logprobs])
+            side = {TRUNCATED_LOGPROBS: joined}
+        return dataclasses.replace(
+            before,
+            tokens=np.concatenate([before.tokens, generated.tokens]),
+            logprobs=np.concatenate([before.logprobs, generated.logprobs]),
+            versions=np.concatenate([before.versions, versions]),
+            finish=finish,
+            side=side,
+        )
+
+    def interrupt(self, index: int, sampled: Sampled | None) -> None:
+        """Makes an admitted sample wait again: behind its tokens, or at the end of the context."""
+        self.samples[index] = sampled or blank(self.request.seeds[index])
+        if sampled is not None and len(sampled.versions):  # the new weights may be older ones
+            self.min_version = max(self.min_version, int(sampled.versions[-1]))
+        self.waiting = sorted([*self.waiting, index])
+
+
+def rejection(
+    request: Request,
+    limits: Rollouts,
+    deterministic: bool,
+    vocabulary: int = 0,
+    max_context: int = 0,
+) -> str | None:
+    """Why the slots cannot hold a request, with the config key that limits it; None if they can.
+
+    Args:
+      max_context: longest context of turns after the prompt's (``RlaxSection.max_context_tokens``);
+        0: there are none.
+      vocabulary: token ids are below it; 0: it is not known yet.
+    """
+    sampling, length, samples = request.sampling, len(request.context), len(request.seeds)
+    resume = request.resume
+    problems = {
+        **context_problem(request.key, length, limits, max_context),
+        f"max_new_tokens {sampling.max_new_tokens}, rlax.rollouts.max_new_tokens is "
+        f"{limits.max_new_tokens}": not 1 <= sampling.max_new_tokens <= limits.max_new_tokens,
+        f"{len(sampling.stop_ids)} stop ids, at most {MAX_STOP_IDS} are supported": (
+            len(sampling.stop_ids) > MAX_STOP_IDS
+        ),
+        "no seeds": samples == 0,
+        f"{samples} samples, rlax.rollouts.slots is {limits.slots}, and rlax.deterministic "
+        "generates a group at once": deterministic and samples > limits.slots,
+        "resume holds other samples than seeds": bool(resume)
+        and tuple(s.seed for s in resume) != request.seeds,
+        "resume holds an unfinished sample with nothing left to generate": any(
+            s.finish is None and len(s.tokens) >= sampling.max_new_tokens for s in resume
+        ),
+        "resume holds a sample to be continued, rlax.rollouts.on_new_weights is "
+        f"{limits.on_new_weights}": limits.on_new_weights != "continue"
+        and any(s.finish is None and len(s.tokens) for s in resume),
+    }
+    if problem := next((problem for problem, found in problems.items() if found), None):
+        return problem
+    if sampling.stop_strings and (why := problem_of(sampling.stop_strings)):
+        return why
+    why = outside(request.context, vocabulary)
+    return f"the prompt has {why}" if why else None
+
+
+class Place(Protocol):
+    """Tells which turn of an episode a request is for: a ``Key``, or its message."""
+
+    @property
+    def trajectory(self) -> int: ...
+
+    @property
+    def turn(self) -> int: ...
+
+
+def context_problem(
+    place: Place, length: int, limits: Rollouts, max_context: int
+) -> dict[str, bool]:
+    """Says what is wrong with the length of a context, if it is; see ``rejection``.
+
+    Behind the context of a further trajectory an environment may give more before its first turn.
+    """
+    if place.trajectory or place.turn:
+        return {
+            f"{length} tokens before turn {place.turn}, at most {max_context} fit with "
+            "rlax.rollouts.max_prompt_tokens and rlax.episodes.max_tokens": not 1
+            <= length
+            <= max_context
+        }
+    most = limits.max_prompt_tokens
+    return {
+        f"{length} prompt tokens, rlax.rollouts.max_prompt_tokens is {most}": not 1
+        <= length
+        <= most
+    }
+
+
+def blank(seed: int) -> Sampled:
+    """A sample that has no tokens yet."""
+    none = np.zeros(0, np.int32)
+    return Sampled(seed, none, np.zeros(0, np.float32), none, None)

@@ -1,0 +1,59 @@
+"""Which worker gets a request, and which requests none can take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from rlax_plugin.fleet.fleet import Worker
+from rlax_plugin.fleet.tickets import Ticket
+
+
+def sequence_tokens(ticket: Ticket) -> int:
+    """Of one of its sequences, at most."""
+    request = ticket.request
+    return len(request.context) + request.sampling.max_new_tokens
+
+
+def takes(worker: Worker, ticket: Ticket) -> bool:
+    """Whether a worker can generate the request at all."""
+    return not 0 < worker.capabilities.context_tokens < sequence_tokens(ticket)
+
+
+def goes_on(worker: Worker, ticket: Ticket) -> bool:
+    """Whether a worker goes on behind tokens, and with the side channels that they have."""
+    has, before = worker.capabilities, ticket.resume_workers
+    return has.resumes and all(one.capabilities.side == has.side for one in before)
+
+
+def choose(ticket: Ticket, ready: list[Worker]) -> Worker | None:
+    """The worker to ask; None if those that should be have no room."""
+    size = len(ticket.request.seeds)
+    may = [w for w in ready if takes(w, ticket)]
+    may = [w for w in may if w.identity not in ticket.failed_on] or may
+    free = [w for w in may if not w.assigned or w.assigned + size <= 2 * w.slots]
+    able = [w for w in free if w.version >= ticket.request.needs_version] or free
+    if ticket.request.resume:
+        able = [w for w in able if goes_on(w, ticket)] or able
+    # The least loaded one, by share of its slots: equal work for unequal machines.
+    return min(able, key=lambda w: w.assigned / w.slots, default=None)
+
+
+def without_worker(waiting: Iterable[Ticket], workers: Collection[Worker]) -> list[Ticket]:
+    """Requests that wait although no worker is there that could take them."""
+    ready = [worker for worker in workers if worker.ready]
+    limited = any(worker.capabilities.context_tokens for worker in ready)
+    if ready and not limited:
+        return []
+    return [t for t in waiting if not t.done.done() and not any(takes(w, t) for w in ready)]
+
+
+def missing_worker(waiting: Collection[Ticket], workers: Collection[Worker]) -> str:
+    """For messages: what requests wait for in vain."""
+    longest = max((sequence_tokens(ticket) for ticket in waiting), default=0)
+    limits = [worker.capabilities.context_tokens for worker in workers]
+    if longest and any(limits):
+        return (
+            f"a rollout worker whose engine takes {longest} tokens (those that are there take at "
+            f"most {max(limits)}), for which {len(waiting)} groups wait,"
+        )
+    return f"the return of a rollout worker, for which {len(waiting)} groups wait,"

@@ -1,0 +1,398 @@
+"""Sends requests to workers, and sends them again when a worker fails: nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+import grpc
+
+from rlax_plugin.config import Deadlines
+from rlax_plugin.errors import DeadlineError, WorkerError
+from rlax_plugin.fleet.choosing import choose, goes_on, missing_worker, takes, without_worker
+from rlax_plugin.fleet.fleet import Fleet, FleetListener, Worker
+from rlax_plugin.fleet.giving_up import GivingUp
+from rlax_plugin.fleet.pace import Pace
+from rlax_plugin.fleet.reissuing import Reissuing
+from rlax_plugin.fleet.replies import check_reply, contributors
+from rlax_plugin.fleet.tickets import Call, Completed, Ticket, fail, tokens, trusted
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.channels import describe, gone
+from rlax_plugin.rpc.pieces import Outgoing
+from rlax_plugin.rpc.wire import key_from_proto, reply_from_proto
+from rlax_plugin.tokens.stopping import Decode
+from rlax_plugin.types import Key, Request, Sampled
+
+log = logging.getLogger("rlax.controller")
+
+MAX_ATTEMPTS = 20
+"""Workers that come and go are ordinary; a request that loses this many of them is not."""
+
+MAX_FAILURES = 3
+"""Times a worker that is alive may fail at one group, or not finish it in time; also workers that
+may be lost before they hold the one version that a group needs."""
+
+
+class Dispatcher(FleetListener):
+    """Assigns waiting requests to workers with room, as many per call as there are at that moment.
+
+    They wait in issue order; one that is issued again goes to the front. A worker is given at most
+    twice its slots, so that it always has a backlog and never hoards. A request that is issued
+    again takes along what its worker had reported of it, and goes to a worker that has not failed
+    at it if there is one. Requests that need exactly one version wait in a queue of their own for
+    the worker that keeps it, see ``Fleet.pin``.
+
+    Args:
+      reissuing: has a say in requests that are issued again.
+      pace: knows what a worker needs to start, for messages.
+      decode: tokens to text; without it, it is not checked where stop strings end a sample.
+
+    Attributes:
+      reissued: how often a request was issued again.
+      tokens_resumed: tokens that were kept in doing so.
+      late: answers to requests that had expired, which are ignored.
+      giving_up: ends at workers what is generated in vain.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        deadlines: Deadlines,
+        reissuing: Reissuing | None = None,
+        pace: Pace | None = None,
+        decode: Decode | None = None,
+    ):
+        self._fleet, self._deadlines, self._decode = fleet, deadlines, decode
+        self._reissuing, self._pace = reissuing or Reissuing(), pace
+        self._waiting: defaultdict[int | None, deque[Ticket]] = defaultdict(deque)  # by exactly
+        self._calls: dict[asyncio.Task[None], Call] = {}
+        self.giving_up = GivingUp(self._calls.values(), deadlines.rpc_s)
+        self._scheduled = False
+        self._nobody: asyncio.TimerHandle | None = None  # runs while groups wait for any worker
+        self.reissued = 0
+        self.tokens_resumed = 0
+        self.late = 0
+        self._seen_late = ""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that every worker's model has: ids are below it; 0: no worker has said."""
+        said = (worker.capabilities.vocabulary for worker in self._fleet.workers.values())
+        return min((vocabulary for vocabulary in said if vocabulary), default=0)
+
+    def submit(self, request: Request) -> asyncio.Future[Completed]:
+        """Queues a request; the future ends with its answer. To cancel it ends its generation."""
+        ticket = Ticket(request, asyncio.get_running_loop().create_future())
+        self.giving_up.watch(ticket)
+        self._waiting[request.exactly].append(ticket)
+        self.wake()
+        return ticket.done
+
+    def give_up_older(self, version: int) -> None:
+        """Nothing can train any more that is begun with weights older than a version.
+
+        What was begun with older ones fails with ``GivenUp``; other requests wait for newer ones.
+        """
+        for ticket in self._waiting.get(None, ()):
+            request = ticket.request
+            if request.key.purpose == "train" and request.min_version < version:
+                ticket.renew(self._reissuing.refreshed(request))
+        self.giving_up.older_than(version)
+
+    def worker_ready(self, worker: Worker) -> None:
+        self.wake()
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        """Looks for others.
+
+        One after the other may be lost because they cannot load the version that they are to keep:
+        then no worker can, and the groups that wait for it fail.
+        """
+        if worker.keep >= 0 and worker.kept != worker.keep:
+            waiting = [t for t in self._waiting.get(worker.keep, ()) if not t.done.done()]
+            for ticket in waiting:
+                ticket.failures += 1
+            failure = WorkerError(
+                f"no worker can load and keep version {worker.keep}: {MAX_FAILURES} workers were "
+                f"lost while they tried, the last one {worker.name}: {reason}"
+            )
+            fail((t for t in waiting if t.failures >= MAX_FAILURES), failure)
+        self.wake()
+
+    def wake(self) -> None:
+        """Assigns what waits, once all that is runnable now has run: calls carry many groups."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._assign)
+
+    def _assign(self) -> None:
+        self._scheduled = False
+        workers = self._fleet.workers.values()
+        for exactly, queue in list(self._waiting.items()):
+            self._assign_from(queue, [w for w in workers if w.serves(exactly)])
+            if all(ticket.done.done() for ticket in queue):
+                del self._waiting[exactly]
+        self._watch_for_nobody(bool(self._without_worker()))
+
+    def _without_worker(self) -> list[Ticket]:
+        waiting = (ticket for queue in self._waiting.values() for ticket in queue)
+        return without_worker(waiting, self._fleet.workers.values())
+
+    def _assign_from(self, queue: deque[Ticket], ready: list[Worker]) -> None:
+        batches: dict[str, list[Ticket]] = {}
+        held_back: list[Ticket] = []  # they wait for a worker that has not failed at them
+        while queue and ready:
+            ticket = queue.popleft()
+            if ticket.done.done():  # cancelled meanwhile
+                continue
+            worker = choose(ticket, ready)
+            if worker is None:
+                held_back.append(ticket)
+                if ticket.failed_on or not all(takes(w, ticket) for w in ready):
+                    continue
+                break
+            worker.assign(len(ticket.request.seeds))
+            ticket.forget_distrusted()
+            if not goes_on(worker, ticket):
+                ticket.start_afresh()
+            self.tokens_resumed += tokens(ticket.request.resume)
+            batches.setdefault(worker.name, []).append(ticket)
+        queue.extendleft(reversed(held_back))
+        for name, tickets in batches.items():
+            self._begin(Call(self._fleet.workers[name], {t.request.key: t for t in tickets}))
+
+    def _begin(self, call: Call) -> None:
+        tickets = list(call.open.values())
+        call.task = asyncio.ensure_future(self._run(call))
+        self._calls[call.task] = call
+        call.task.add_done_callback(functools.partial(self._ended, tickets))
+
+    def _ended(self, tickets: list[Ticket], task: asyncio.Task[None]) -> None:
+        del self._calls[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            fail(tickets, error)  # nothing that was foreseen, and so nothing to try again
+
+    def _watch_for_nobody(self, nobody: bool) -> None:
+        if not nobody and self._nobody is not None:
+            self._nobody.cancel()
+            self._nobody = None
+        elif nobody and self._nobody is None:
+            deadline_s = self._deadlines.startup_s
+            self._nobody = asyncio.get_running_loop().call_later(deadline_s, self._nobody_came)
+
+    def _nobody_came(self) -> None:
+        self._nobody = None
+        waiting, workers = self._without_worker(), self._fleet.workers.values()
+        deadline_s = self._deadlines.startup_s
+        needed_s = self._pace and self._pace.needed_s("startup_s")
+        what = missing_worker(waiting, workers)
+        fail(waiting, DeadlineError(what, deadline_s, "rlax.deadlines.startup_s", needed_s))
+        self.wake()
+
+    async def _run(self, call: Call) -> None:
+        worker = call.worker
+        error = "the worker closed the call before it had answered"
+        its_fault = True
+        for ticket in call.open.values():
+            worker.progress.watch(
+                ticket.attempt, functools.partial(self._stands_still, call, ticket)
+            )
+        # Without a timeout: each group has its own, and a worker that is silent is lost.
+        requests = Outgoing(ticket.request for ticket in call.open.values())
+        stream = worker.stub.Generate(requests)
+        try:
+            async for reply in stream:
+                if not worker.trusted:  # its channel is being closed: what is still read is void
+                    error, its_fault = worker.lost, False
+                    break
+                self._take(reply, call)
+        except grpc.aio.AioRpcError as failure:
+            error = worker.lost or describe(failure)
+            if rejected := failure.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                # No other worker would take it either.
+                fail(call.open.values(), WorkerError(f"{worker.name} rejected a call: {error}"))
+            its_fault = not gone(failure)
+            # One that drains ends its calls and then leaves; others of its calls are still read.
+            if not rejected and not worker.draining:
+                self._fleet.lose(worker, error)  # if it lives, its next heartbeat registers it anew
+        except asyncio.CancelledError:
+            if requests.error is not None:
+                raise requests.error from None
+            # Closing a lost worker's channel cancels its calls, and so does the last group that
+            # has expired; only our own end is passed on.
+            if call.open and (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            error, its_fault = worker.lost or "the call was cancelled", False
+        except WorkerError as failure:
+            error = str(failure)
+            self._fleet.distrust(worker, error)
+        finally:
+            for request in [*(t.request for t in call.open.values()), *call.expired.values()]:
+                self._release(worker, request)
+        unanswered = list(call.open.values())
+        call.open.clear()  # none of them can expire any more
+        if unanswered:
+            self._issue_again(worker, unanswered, error, its_fault)
+
+    @staticmethod
+    def _release(worker: Worker, request: Request) -> float:
+        """A worker holds a request no more; returns the longest that it has stood still there."""
+        worker.unassign(len(request.seeds))
+        return worker.progress.forget((request.key, request.attempt))
+
+    def _stands_still(self, call: Call, ticket: Ticket, still_s: float) -> None:
+        # Not in the midst of a heartbeat: what fails here must end the run, not the heartbeat.
+        asyncio.get_running_loop().call_soon(self._expire, call, ticket, still_s)
+
+    def _expire(self, call: Call, ticket: Ticket, still_s: float) -> None:
+        """Issues a request again that has stood still; the others of its call go on."""
+        if call.open.pop(ticket.request.key, None) is None:
+            return  # answered just now
+        call.expired[ticket.request.key] = ticket.request
+        call.arriving.forget(ticket.request.key)
+        error = (
+            f"no progress for {still_s:.3g} s, rlax.deadlines.group_s is "
+            f"{self._deadlines.group_s:g}: if its engine is healthy, raise it{self._seen_late}"
+        )
+        self._issue_again(call.worker, [ticket], error, True)
+        self._give_up(call)
+
+    @staticmethod
+    def _give_up(call: Call) -> None:
+        """Ends a call whose other requests have all expired: the worker is to give up, too."""
+        if call.expired and not call.open and call.task is not None:
+            call.task.cancel()
+
+    def _late(self, call: Call, reply: pb.Reply, key: Key) -> None:
+        """Counts an answer to a request that has expired, which another attempt answers."""
+        if reply.more or call.arriving.unfinished(reply):
+            return  # it is yet to be answered
+        needed_s = self._release(call.worker, call.expired.pop(key))
+        if reply.given_up:
+            return
+        self.late += 1
+        self._seen_late = f"; one late answer came after {needed_s:.3g} s without progress"
+        log.warning(
+            "%s answered %s after all, %.3g s without progress: too late for "
+            "rlax.deadlines.group_s = %g",
+            call.worker.name,
+            key,
+            needed_s,
+            self._deadlines.group_s,
+        )
+
+    def _take(self, reply: pb.Reply, call: Call) -> None:
+        """Ends the request's ticket, or notes how far it has come.
+
+        Raises:
+          WorkerError: the reply is nonsense.
+        """
+        worker = call.worker
+        try:
+            key = key_from_proto(reply.key)
+            call.arriving.note(key, reply)
+        except ValueError as error:
+            raise WorkerError(f"{worker.name} sent a garbled answer: {error}") from error
+        if (ticket := call.open.get(key)) is None:
+            if key in call.expired:
+                self._late(call, reply, key)
+                return
+            raise WorkerError(f"{worker.name} answered {key}, which it had not been sent")
+        request = ticket.request
+        if reply.given_up:
+            self.giving_up.given_up(call, ticket, reply.tokens)
+            self._release(worker, request)
+            self._give_up(call)
+            self.wake()
+            return
+        side = worker.capabilities.side
+        if (earlier := call.arriving.take(reply, request, worker.name, side)) is None:
+            return  # the rest of it follows
+        samples = call.told[key] = reply_from_proto(
+            reply,
+            request,
+            worker.name,
+            told=call.told.get(key, request.resume),
+            workers=[contributors(before, worker.name) for before in _before(request)],
+            declared=side,
+            earlier=earlier,
+        )
+        # A parameter server of its own may tell a worker of a version a moment before it tells us.
+        newest = self._fleet.latest_version + 1
+        # What nobody waits for any more may well be generated with other weights by now.
+        check_reply(
+            samples,
+            request,
+            newest,
+            worker=worker.name,
+            exactly=None if ticket.done.done() else request.exactly,
+            vocabulary=worker.capabilities.vocabulary,
+            side=side,
+            decode=self._decode,
+        )
+        workers = tuple(dict.fromkeys((*ticket.resume_workers, worker)))
+        if any(s.finish is None for s in samples):
+            if tokens(samples) > tokens(ticket.partials):
+                ticket.partials, ticket.partials_workers = samples, workers
+            return
+        del call.open[key], call.told[key]
+        self._release(worker, request)
+        if not trusted(workers):
+            self._issue_again(
+                worker, [ticket], "a worker that generated a part is not trusted", False
+            )
+        elif not ticket.done.done():
+            ticket.done.set_result(Completed(request, samples, workers))
+        self._give_up(call)
+        self.wake()
+
+    def _issue_again(
+        self, worker: Worker, tickets: list[Ticket], error: str, its_fault: bool
+    ) -> None:
+        for ticket in reversed(tickets):
+            if ticket.done.done():
+                continue
+            ticket.losses += 1
+            if its_fault:
+                ticket.failures += 1
+                ticket.failed_on.add(worker.identity)
+            if ticket.failures >= MAX_FAILURES or ticket.losses >= MAX_ATTEMPTS:
+                failure = WorkerError(
+                    f"{ticket.request.key} failed {ticket.losses} times, "
+                    f"the last time on {worker.name}: {error}"
+                )
+                fail([ticket], failure)
+                continue
+            ticket.forget_distrusted()
+            again = dataclasses.replace(
+                ticket.request, attempt=ticket.request.attempt + 1, resume=ticket.partials
+            )
+            # The flow knows which version training needs; that of a measurement stays.
+            ticket.renew(self._reissuing.refreshed(again) if again.exactly is None else again)
+            self.reissued += 1
+            self._waiting[ticket.request.exactly].appendleft(ticket)
+            self._reissuing.reissued(ticket.request, error)
+        # A worker that refuses connections would be called again at once; let the fleet look first.
+        delay_s = min(0.5, self._deadlines.heartbeat_s / 4)
+        asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+    async def close(self) -> None:
+        """Cancels every open call and every waiting request."""
+        await self.giving_up.close()
+        self._watch_for_nobody(False)
+        for call in list(self._calls):
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        for queue in self._waiting.values():
+            for ticket in queue:
+                ticket.done.cancel()
+        self._waiting.clear()
+
+
+def _before(request: Request) -> Sequence[Sampled | None]:
+    """What each sample of a request goes on from."""
+    return request.resume or [None] * len(request.seeds)

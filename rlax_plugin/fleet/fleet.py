@@ -1,0 +1,399 @@
+"""Who the workers are: registration, heartbeats, and who is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlax_plugin.concurrency.clock import Clock
+from rlax_plugin.config import Deadlines
+from rlax_plugin.fleet.capabilities import Needs, of_proto
+from rlax_plugin.fleet.identities import Identities, Identity, figures, malformed, too_new
+from rlax_plugin.fleet.progress import Progress, moves_of
+from rlax_plugin.ports.capabilities import Capabilities
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.doors import Connection, connect
+from rlax_plugin.rpc.secret import Secret
+from rlax_plugin.text.harmless import one_line
+
+MAX_NONSENSE = 3
+"""Replies of one process that contradict what was asked: one or two may be a fault that passes,
+such as a flipped bit; then it is the process, and what it gave before is no better."""
+_MOST_NOTED = 100  # workers that were rejected: what they say of themselves may be anything
+_MOST_WORKERS = 4096  # that are members at once; each has a connection
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker, from a registration to its loss; its process may register again.
+
+    Attributes:
+      version: the weights it has proved to hold; -1: none of this trainer process.
+      last_seen: of the fleet's clock, its last heartbeat.
+      assigned: samples sent to it and not yet answered.
+      requests: that they belong to.
+      keep: the version that it is to keep, for an evaluation; -1: none, it follows the newest.
+      kept: the version that it says it keeps; -1: none.
+      progress: of the requests that it was sent.
+      capabilities: what its engine can do.
+      lost: why it is gone; empty while it is a member.
+      trusted: False once its weights were wrong, or it has answered nonsense.
+    """
+
+    name: str
+    address: str
+    capabilities: Capabilities
+    version: int
+    process: str
+    connection: Connection
+    stub: rpc.RolloutStub
+    last_seen: float
+    progress: Progress
+    draining: bool = False
+    assigned: int = 0
+    requests: int = 0
+    keep: int = -1
+    kept: int = -1
+    lost: str = ""
+    trusted: bool = True
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def slots(self) -> int:
+        """Sequences that it decodes at once."""
+        return self.capabilities.slots
+
+    @property
+    def ready(self) -> bool:
+        """Whether groups may be sent to it: it holds weights and is not about to leave."""
+        return self.version >= 0 and not self.draining
+
+    def serves(self, exactly: int | None) -> bool:
+        """Whether it takes groups that need just this version, or (None) any that is new enough."""
+        if exactly is None:
+            return self.ready and self.keep < 0 and self.kept < 0
+        return self.ready and self.keep == self.kept == exactly
+
+    @property
+    def identity(self) -> Identity:
+        """Tells its process from every other one, also from those of its name."""
+        return self.name, self.process
+
+    def assign(self, samples: int) -> None:
+        """Counts a group that is sent to it."""
+        self.assigned += samples
+        self.requests += 1
+
+    def unassign(self, samples: int) -> None:
+        """Counts a group that it has answered, or will not answer any more."""
+        self.assigned -= samples
+        self.requests -= 1
+
+
+class FleetListener:
+    """Learns what happens to the workers of a fleet; called on its event loop."""
+
+    def worker_ready(self, worker: Worker) -> None:
+        """It can take groups."""
+
+    def worker_heard(self, worker: Worker) -> None:
+        """Its figures are new."""
+
+    def worker_quarantined(self, name: str, reason: str) -> None:
+        """Its samples are void; ``worker_lost`` follows if it is there."""
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        """It is gone; its groups must be issued again."""
+
+
+class Fleet(rpc.FleetServicer):
+    """The workers of one run. Everything happens on the controller's event loop.
+
+    Args:
+      deadlines: heartbeat interval and how many may be missed.
+      config_hash: workers started from another config are rejected.
+      parameter_server: host:port told to workers.
+      config: handed to workers that ask for it, see ``config/handing.py``.
+      needs: workers that lack any of it are rejected.
+      note: shows one line to people: why a worker was rejected.
+      clock: by which workers are silent for too long.
+
+    Attributes:
+      latest_version: the newest published version, which workers learn from each heartbeat's reply;
+        -1: none. The owner of the fleet sets it.
+      listeners: what happens to workers is passed on to each, in this order.
+      workers: name -> live worker.
+      identities: the processes that have registered, also those that have gone.
+      incarnation: of this trainer process; weights of another one count for nothing.
+      training: whether at least one worker must follow the newest weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        deadlines: Deadlines,
+        config_hash: str,
+        parameter_server: str,
+        config: bytes = b"",
+        needs: Needs | None = None,
+        note: Callable[[str], None] = lambda line: None,
+        clock: Clock | None = None,
+    ):
+        self.workers: dict[str, Worker] = {}
+        self.identities = Identities[Worker]()
+        self.incarnation = uuid.uuid4().hex
+        self.stopping = False
+        self.training = True
+        self._pin = -1
+        self._closing: set[asyncio.Future[None]] = set()
+        self._deadlines, self._clock = deadlines, clock or Clock()
+        self._config_hash, self._parameter_server = config_hash, parameter_server
+        self._config, self._needs, self._note = config, needs or Needs(), note
+        self._noted = set[str]()
+        self.latest_version = -1
+        self.listeners: list[FleetListener] = []
+
+    def _rejection(self, request: pb.RegisterRequest) -> str | None:
+        if why := malformed(request):
+            return why
+        if request.worker not in self.workers and len(self.workers) >= _MOST_WORKERS:
+            return f"the run has {_MOST_WORKERS} workers already"
+        if request.config_hash != self._config_hash:
+            return (
+                f"worker {request.worker} was started from another config "
+                f"({one_line(request.config_hash)}; this run has "
+                f"{self._config_hash})"
+            )
+        identity = request.worker, request.process
+        why = too_new(self.latest_version, request.version) if identity in self.identities else None
+        return why or self.identities.rejection(identity)
+
+    def _name_taken(self, request: pb.RegisterRequest) -> str | None:
+        """Why a name is not free: another process is the member of that name.
+
+        A silent one is ``watch``'s to lose, which knows whether this very process was paused:
+        then the holder's heartbeats may be read behind the newcomer's registration.
+        """
+        holder = self.workers.get(request.worker)
+        if holder is None or holder.process == request.process:
+            return None
+        heard_s = self._clock.now_s() - holder.last_seen
+        return (
+            f"is already used by a worker at {holder.address} (last heartbeat {heard_s:.1f} s "
+            "ago): choose another --name, or stop that worker"
+        )
+
+    async def Config(self, request: pb.ConfigRequest, context: object) -> pb.ConfigReply:
+        return pb.ConfigReply(config=self._config)
+
+    def _unfit(self, name: str, message: pb.Capabilities) -> tuple[Capabilities | None, str]:
+        """What a worker declares, or None and why it cannot be a member."""
+        try:
+            found = of_proto(message)
+        except ValueError as error:
+            return None, str(error)
+        if (lacking := self._needs.lacking(found)) is None:
+            return found, ""
+        line = f"worker {name} was rejected: {lacking}"
+        if line not in self._noted and len(self._noted) < _MOST_NOTED:
+            self._noted.add(line)
+            self._note(line)
+        return None, lacking
+
+    async def Register(self, request: pb.RegisterRequest, context: object) -> pb.RegisterReply:
+        if why := self._rejection(request):
+            return pb.RegisterReply(accepted=False, reason=why)
+        capabilities, why = self._unfit(request.worker, request.capabilities)
+        if capabilities is None:
+            return pb.RegisterReply(accepted=False, reason=why, unfit=True)
+        if why := self._name_taken(request):
+            return pb.RegisterReply(accepted=False, reason=why, name_taken=True)
+        # A process that this one does not know may hold weights of an earlier trainer process: the
+        # same number means others now, or some that are yet to be computed.
+        known = (request.worker, request.process) in self.identities
+        if request.worker in self.workers:
+            self.lose(self.workers[request.worker], "registered again")
+        connection = connect(request.address, Secret(request.token, request.certificate))
+        worker = Worker(
+            name=request.worker,
+            address=request.address,
+            capabilities=capabilities,
+            version=request.version if known else -1,
+            process=request.process,
+            connection=connection,
+            stub=rpc.RolloutStub(connection),
+            last_seen=self._clock.now_s(),
+            progress=Progress(self._deadlines.group_s, self._deadlines.heartbeat_s),
+        )
+        self.workers[worker.name] = worker
+        self.identities.add(worker, {one.identity for one in self.workers.values()})
+        if worker.ready:
+            self._tell_ready(worker)
+        return pb.RegisterReply(
+            accepted=True,
+            parameter_server=self._parameter_server,
+            latest_version=self.latest_version,
+            incarnation=self.incarnation,
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: object) -> pb.HeartbeatReply:
+        worker = self._member(request)
+        if worker is None or self.stopping:
+            if worker is not None:
+                self.lose(worker, "the run is over")
+            return pb.HeartbeatReply(known=worker is not None, stop=self.stopping)
+        # A garbled heartbeat raises here: it is none, and a worker that sends no others is silent.
+        moves = moves_of(request.progress)
+        if why := too_new(self.latest_version, request.version, request.pin):
+            self.lose(worker, why)
+            return pb.HeartbeatReply(known=False)
+        if request.HasField("capabilities"):
+            capabilities, why = self._unfit(worker.name, request.capabilities)
+            if capabilities is None:
+                self.lose(worker, why)
+                return pb.HeartbeatReply(known=False)
+            worker.capabilities = capabilities
+        before = worker.ready, worker.kept
+        now = self._clock.now_s()
+        elapsed_s, worker.last_seen = now - worker.last_seen, now
+        worker.version = request.version
+        worker.draining = request.draining
+        worker.kept = request.pin if request.HasField("pin") else -1
+        worker.figures = figures(request.figures)
+        worker.progress.heard(moves, elapsed_s)
+        self._appoint()
+        if worker.ready and (worker.ready, worker.kept) != before:
+            self._tell_ready(worker)
+        for listener in self.listeners:
+            listener.worker_heard(worker)
+        reply = pb.HeartbeatReply(known=not worker.lost, latest_version=self.latest_version)
+        # What it has been sent for training may need newer weights: that ends first.
+        if worker.keep >= 0 and (worker.kept == worker.keep or not worker.assigned):
+            reply.pin = worker.keep
+        return reply
+
+    async def Deregister(
+        self, request: pb.DeregisterRequest, context: object
+    ) -> pb.DeregisterReply:
+        if request.quarantine:
+            # Only of a process that was a member: another one has given this run nothing.
+            if (identity := (request.worker, request.process)) in self.identities:
+                self._quarantine(identity, one_line(request.quarantine))
+        elif worker := self._member(request):
+            # It has ended its calls, which may not all be read yet.
+            self.lose(worker, "left", grace_s=self._deadlines.heartbeat_s)
+        return pb.DeregisterReply()
+
+    def _tell_ready(self, worker: Worker) -> None:
+        for listener in self.listeners:
+            listener.worker_ready(worker)
+
+    # --- a worker that keeps one version -------------------------------------------------------
+
+    @property
+    def lacks_pinned_worker(self) -> bool:
+        """Whether a version is pinned that no worker keeps or is about to keep."""
+        return self._pin >= 0 and not any(worker.keep >= 0 for worker in self.workers.values())
+
+    def pin(self, version: int) -> None:
+        """Has one worker keep a version, from when there is another one to train with.
+
+        If that worker is lost, another takes its place.
+        """
+        self._pin = version
+        self._appoint()
+
+    def unpin(self) -> None:
+        """Lets the worker follow the newest weights again; it hears so with its next heartbeat."""
+        self._pin = -1
+        for worker in self.workers.values():
+            worker.keep = -1
+
+    def _appoint(self) -> None:
+        if self._pin < 0 or self.stopping:
+            return
+        keeping = [w for w in self.workers.values() if w.keep >= 0]
+        others = [w for w in self.workers.values() if w.serves(None)]
+        if not keeping and len(others) > self.training:
+            min(others, key=lambda w: w.assigned / w.slots).keep = self._pin
+        elif keeping and self.training and not others and keeping[0].ready:
+            # Its open groups are issued again; it registers anew, and trains.
+            keeping[0].keep = -1
+            self.lose(keeping[0], "training needs it: no other worker is ready")
+
+    def _member(self, message: pb.HeartbeatRequest | pb.DeregisterRequest) -> Worker | None:
+        """Whom a message is from; None if another process is the member of that name, or none."""
+        worker = self.workers.get(message.worker)
+        return worker if worker is not None and worker.process == message.process else None
+
+    def _quarantine(self, identity: Identity, reason: str) -> None:
+        """Believes nothing more of a process; a new one of its name may prove itself."""
+        if self.identities.rejection(identity):
+            return  # it says so again: the reply was lost
+        why = self.identities.quarantine(identity, reason)
+        workers = self.identities.registrations(identity)
+        for worker in workers:
+            worker.trusted = False
+        for listener in self.listeners:
+            listener.worker_quarantined(identity[0], reason)
+        for worker in workers:
+            self.lose(worker, why)
+
+    def distrust(self, worker: Worker, reason: str) -> None:
+        """Loses a worker that has answered nonsense; what its process has generated is void.
+
+        Its process may register again, until it has done so ``MAX_NONSENSE`` times.
+        """
+        registered = self.identities.registrations(worker.identity)
+        for one in registered:
+            one.trusted = False
+        times = self.identities.answered_nonsense(worker.identity)
+        if times >= MAX_NONSENSE:
+            what = f"{times} of its replies were invalid, the last one: {reason}"
+            self._quarantine(worker.identity, what)
+        for one in registered:
+            self.lose(one, reason)
+
+    def lose(self, worker: Worker, reason: str, grace_s: float | None = None) -> None:
+        """Forgets a worker; after ``grace_s`` its open calls end, and are issued again."""
+        if self.workers.get(worker.name) is worker:
+            del self.workers[worker.name]
+            worker.lost = reason
+            for listener in self.listeners:
+                listener.worker_lost(worker, reason)
+            self._appoint()
+            closing = asyncio.ensure_future(worker.connection.close(grace_s))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def watch(self) -> None:
+        """Loses workers whose heartbeats stay away; runs until cancelled."""
+        limit_s = self._deadlines.lost_s
+        while True:
+            now = self._clock.now_s()
+            for worker in list(self.workers.values()):
+                if now - worker.last_seen > limit_s:
+                    self.lose(worker, f"no heartbeat for {limit_s:g} s")
+            oldest = min((w.last_seen for w in self.workers.values()), default=now)
+            sleep_s = max(0.05, oldest + limit_s - now)
+            await self._clock.sleep(sleep_s)
+            if self._clock.now_s() - now - sleep_s > self._deadlines.heartbeat_s:
+                # This very process was paused: heartbeats that came meanwhile are read first.
+                await self._clock.sleep(self._deadlines.heartbeat_s)
+
+    async def dismiss(self) -> None:
+        """Tells the workers that the run is over; each hears it with its next heartbeat."""
+        self.stopping = True
+        # One that has missed a beat is not lost yet, and would wait for a trainer that is gone.
+        beat_s, clock = self._deadlines.heartbeat_s, self._clock
+        end = clock.now_s() + (self._deadlines.heartbeats_lost + 1) * beat_s
+        while self.workers and (left := end - clock.now_s()) > 0:
+            await clock.sleep(min(left, beat_s / 4))
+
+    async def close(self) -> None:
+        for worker in list(self.workers.values()):
+            self.lose(worker, "the run is over")
+        await asyncio.gather(*self._closing, return_exceptions=True)

@@ -1,0 +1,81 @@
+"""The fleet as a gRPC service: every process speaks for itself alone.
+
+The run's worker token lets a process register. From then on it shows the token of its registration,
+which it has made itself and which the controller shows in turn when it calls the worker: a secret
+of these two, so that no worker can speak for another one, or have it generate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.fleet.identities import Identity
+from rlax_plugin.fleet.progress import moves_of
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc import rlax_pb2_grpc as rpc
+from rlax_plugin.rpc.callers import Callers, current_caller
+from rlax_plugin.rpc.secret import Secret
+
+_MOST_FORGOTTEN = 100  # processes of which the fleet knows nothing more, before their tokens go
+
+
+class FleetService(rpc.FleetServicer):
+    """Checks who calls, and passes the call on to the fleet.
+
+    Args:
+      callers: of the server; registrations are admitted to it.
+    """
+
+    def __init__(self, fleet: Fleet, callers: Callers):
+        self._fleet, self._callers = fleet, callers
+        self._tokens: dict[Identity, str] = {}
+
+    async def Config(self, request: pb.ConfigRequest, context: Any) -> pb.ConfigReply:
+        return await self._fleet.Config(request, context)
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterReply:
+        if (why := Secret(request.token, request.certificate).problem) is not None:
+            return pb.RegisterReply(accepted=False, reason=f"its registration is no secret: {why}")
+        process = request.worker, request.process
+        before = self._tokens.get(process, "")
+        if request.token in self._callers and request.token != before:
+            # Such as the run's worker token, which it knows: it would go when this process goes.
+            return pb.RegisterReply(accepted=False, reason="its token is in use already")
+        reply = await self._fleet.Register(request, context)
+        if reply.accepted:
+            self._callers.dismiss(before)
+            self._callers.admit(request.token, "worker", process=process)
+            self._tokens[process] = request.token
+            self._forget()
+        return reply
+
+    def _forget(self) -> None:
+        """Drops the tokens of processes that the fleet has forgotten."""
+        known = self._fleet.identities
+        if len(self._tokens) > len(known) + _MOST_FORGOTTEN:
+            for process in [one for one in self._tokens if one not in known]:
+                self._callers.dismiss(self._tokens.pop(process))
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        await self._of_itself(request, context)
+        try:
+            moves_of(request.progress)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return await self._fleet.Heartbeat(request, context)
+
+    async def Deregister(self, request: pb.DeregisterRequest, context: Any) -> pb.DeregisterReply:
+        await self._of_itself(request, context)
+        return await self._fleet.Deregister(request, context)
+
+    @staticmethod
+    async def _of_itself(request: pb.HeartbeatRequest | pb.DeregisterRequest, context: Any) -> None:
+        caller = current_caller()
+        if caller is None or caller.process != (request.worker, request.process):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "only the process that has registered may call this, with its registration's token",
+            )

@@ -1,0 +1,131 @@
+"""Ends at workers what is generated in vain: requests without anybody who waits, and too old ones.
+
+A worker decides which ones are too old, because only it knows what it has begun with which weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from rlax_plugin.errors import WorkerError
+from rlax_plugin.fleet.fleet import Worker
+from rlax_plugin.fleet.tickets import Call, GivenUp, Ticket
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.wire import key_to_proto
+
+
+class GivingUp:
+    """Asks workers to give requests up, and takes from their calls what they did give up.
+
+    To ask costs one message per worker and step at most, and none where no request is affected.
+    It is no failure if a worker does not answer: then it generates what nobody uses.
+
+    Args:
+      calls: that are open.
+      rpc_s: longest wait for an answer.
+
+    Attributes:
+      requests: that were given up so far.
+    """
+
+    def __init__(
+        self,
+        calls: Iterable[Call],
+        rpc_s: float,
+    ):
+        self._calls, self._rpc_s = calls, rpc_s
+        self._oldest = 0  # version that can train
+        self._looks = self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.requests = 0
+
+    def older_than(self, version: int) -> None:
+        """Nothing can train any more that was begun with older weights."""
+        self._oldest = version
+        self._look_soon()
+
+    def watch(self, ticket: Ticket) -> None:
+        """Has the worker told once the ticket is cancelled."""
+        ticket.done.add_done_callback(self._ended)
+
+    def _ended(self, done: asyncio.Future[Any]) -> None:
+        if done.cancelled():
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Once all that is runnable now has run: one message tells of all."""
+        if not self._looks and not self._closed:
+            self._looks = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        if self._closed:
+            return
+        unwanted: defaultdict[str, list[Ticket]] = defaultdict(list)
+        concerned: dict[str, Worker] = {}
+        for call in self._calls:
+            for key, ticket in call.open.items():
+                if ticket.done.cancelled() and key not in call.asked:
+                    call.asked.add(key)
+                    unwanted[call.worker.name].append(ticket)
+                elif not self._too_old(ticket, self._oldest) or call.oldest == self._oldest:
+                    continue
+                concerned[call.worker.name] = call.worker
+        for call in self._calls:
+            call.oldest = self._oldest
+        for name, worker in concerned.items():
+            asked = self._ask(worker, unwanted[name], self._oldest)
+            task = asyncio.ensure_future(asked)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    def _too_old(ticket: Ticket, oldest: int) -> bool:
+        """Whether it may be, for all that is known here."""
+        request = ticket.request
+        trains = request.key.purpose == "train" and request.key.sample is None
+        return trains and not ticket.done.done() and request.min_version < oldest
+
+    async def _ask(self, worker: Worker, unwanted: Iterable[Ticket], oldest: int) -> None:
+        attempts = [
+            pb.Attempt(key=key_to_proto(t.request.key), attempt=t.request.attempt) for t in unwanted
+        ]
+        request = pb.GiveUpRequest(unwanted=attempts, oldest=oldest)
+        # If it is lost, its heartbeats or its calls show it. What it gives up, its calls tell.
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await worker.stub.GiveUp(request, timeout=self._rpc_s)
+
+    def given_up(self, call: Call, ticket: Ticket, tokens: Sequence[int]) -> None:
+        """Takes from a call what its worker has given up.
+
+        Args:
+          tokens: see ``GivenUp``.
+
+        Raises:
+          WorkerError: it was not asked to, or cannot have generated so much.
+        """
+        request, name = ticket.request, call.worker.name
+        if not ticket.done.cancelled() and not self._too_old(ticket, call.oldest):
+            raise WorkerError(f"{name} gave up {request.key}, which it was not asked to")
+        longest = request.sampling.max_new_tokens
+        if len(tokens) > len(request.seeds) or not all(0 <= n <= longest for n in tokens):
+            raise WorkerError(f"{name} gave up {request.key} with {list(tokens)[:99]} tokens")
+        del call.open[request.key]
+        call.told.pop(request.key, None)
+        self.requests += 1
+        if not ticket.done.done():
+            ticket.done.set_exception(GivenUp(tuple(tokens)))
+
+    async def close(self) -> None:
+        """Ends what still waits for a worker's answer."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

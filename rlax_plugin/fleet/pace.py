@@ -1,0 +1,132 @@
+"""How fast a run's machines turn out to be, and whether its deadlines hold at that pace."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.fleet.deadlines import Need, Rates, needs
+from rlax_plugin.fleet.fleet import FleetListener, Worker
+
+log = logging.getLogger("rlax.controller")
+
+_MOST_GONE = 1000  # workers whose speeds are kept: one may come back
+_SPEEDS = (1e-6, 1e15)  # per second; what a worker says beyond them is nonsense
+
+
+class Pace(FleetListener):
+    """The minimum of deadlines, at the speeds measured so far.
+
+    Until something is measured, ``rlax.deadlines.assume`` holds. Speeds are those of the slowest
+    worker, and of writing or reading weights, whichever is slower.
+
+    Args:
+      workers: the live workers.
+      launched: how many workers the launcher starts; None: it does not say.
+      warn: called with one sentence for each deadline that will not hold: once at assumed speeds,
+        and once at measured ones. None: no warnings.
+    """
+
+    def __init__(
+        self,
+        section: RlaxSection,
+        workers: Mapping[str, Worker],
+        launched: int | None = None,
+        warn: Callable[[str], None] | None = None,
+    ):
+        self._section, self._workers, self._warn = section, workers, warn
+        self._launched = launched or 1
+        self._weights_bytes: int | None = None
+        self._first: dict[tuple[str, str], tuple[float, float]] = {}  # identity -> steps, seconds
+        self._tokens_per_s: dict[tuple[str, str], float] = {}
+        self._read_bytes_per_s: dict[tuple[str, str], float] = {}
+        self._written_bytes_per_s: dict[None, float] = {}
+        self._said: set[tuple[str, bool]] = set()
+
+    def worker_heard(self, worker: Worker) -> None:
+        """Takes the figures of a heartbeat."""
+        figures, who = worker.figures, worker.identity
+        steps, decode_s = figures.get("steps_total", 0.0), figures.get("decode_s_total", 0.0)
+        if steps > 0:  # what is in the first report may have been compiling
+            first_steps, first_s = self._first.setdefault(who, (steps, decode_s))
+            _keep(self._tokens_per_s, who, steps - first_steps, decode_s - first_s)
+        size, read_s = figures.get("read_bytes", 0.0), figures.get("read_s", 0.0)
+        _keep(self._read_bytes_per_s, who, size, read_s)
+        self._forget()
+        self.look()
+
+    def _forget(self) -> None:
+        """Drops the speeds of workers that have gone, once there are many."""
+        live = {worker.identity for worker in self._workers.values()}
+        for speeds in (self._first, self._tokens_per_s, self._read_bytes_per_s):
+            if len(speeds) > 2 * len(live) + _MOST_GONE:
+                for who in [one for one in speeds if one not in live]:
+                    del speeds[who]
+
+    def weighs(self, size: int) -> None:
+        """Takes the bytes of a weight version, before it is written."""
+        self._weights_bytes = size
+
+    def wrote(self, size: int, seconds: float) -> None:
+        """Takes how long a version took to be written."""
+        _keep(self._written_bytes_per_s, None, size, seconds)
+        self.look()
+
+    def needed_s(self, name: str) -> float | None:
+        """The minimum of ``rlax.deadlines.<name>``; None: unknown. Any thread."""
+        need = self._needs().get(name)
+        return None if need is None else need.needed_s
+
+    def look(self) -> None:
+        """Warns of deadlines that are too short, once each."""
+        if self._warn is None:
+            return
+        # The first worker is ready before a speed is measured; rlax check says what that takes. And
+        # an engine that does not say how often it shows progress may well show some.
+        unwatched = {"startup_s"} | ({"group_s"} if self._silent_tokens() is None else set())
+        for name, need in self._needs().items():
+            if need.holds or name in unwatched or (name, need.measured) in self._said:
+                continue
+            self._said |= {(name, need.measured)}
+            text = f"warning: {need.key} {need.text}"
+            log.warning("%s", text)
+            self._warn(text)
+
+    def _needs(self) -> Mapping[str, Need]:
+        return needs(
+            self._section,
+            self._rates(),
+            slots=self._slots(),
+            weights_bytes=self._weights_bytes,
+            silent_tokens=self._silent_tokens(),
+        )
+
+    def _slots(self) -> list[int]:
+        """Of each worker. Those that are still to come count: each takes its share of a batch."""
+        live = [worker.slots for worker in list(self._workers.values())]
+        return live + [self._section.rollouts.slots] * (self._launched - len(live))
+
+    def _silent_tokens(self) -> int | None:
+        """As the workers say it; see ``CheckResult``."""
+        told = [w.figures.get("silent_tokens", 0.0) for w in list(self._workers.values())]
+        return max((int(one) for one in told if 1 <= one < math.inf), default=None)
+
+    def _rates(self) -> Rates:
+        live = {worker.identity for worker in list(self._workers.values())}
+        tokens = [rate for who, rate in list(self._tokens_per_s.items()) if who in live]
+        sizes = [rate for who, rate in list(self._read_bytes_per_s.items()) if who in live]
+        sizes += self._written_bytes_per_s.values()
+        measured = {"tokens_per_s": tokens, "bytes_per_s": sizes}
+        found = {name: min(rates) for name, rates in measured.items() if rates}
+        assumed = Rates.assumed(self._section.deadlines.assume)
+        return dataclasses.replace(assumed, **found, measured=frozenset(found))
+
+
+def _keep[K](rates: dict[K, float], key: K, amount: float, seconds: float) -> None:
+    """Keeps a speed, if it is one."""
+    least, most = _SPEEDS
+    if seconds > 0 and least < (rate := amount / seconds) < most:
+        rates[key] = rate

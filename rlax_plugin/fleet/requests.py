@@ -1,0 +1,59 @@
+"""What a worker is asked for: seeds and settings that follow from the config alone; its answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.reading import completion_text, stop_strings_of
+from rlax_plugin.text.harmless import harmless
+from rlax_plugin.types import Episode, Sampled, SamplingParams, Trajectory, Turn
+
+
+def sample_seed(
+    run_seed: int,
+    purpose: str,
+    group: int | str,
+    index: int,
+    trajectory: int = 0,
+    turn: int = 0,
+) -> int:
+    """The 64-bit seed of one turn: a hash of what it is, so that issuing it again repeats it."""
+    later = f"/{trajectory}/{turn}" if trajectory or turn else ""
+    name = f"{run_seed}/{purpose}/{group}/{index}{later}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+def sampling_params(section: RlaxSection, source: PromptSource) -> SamplingParams:
+    r = section.rollouts
+    return SamplingParams(
+        temperature=r.temperature,
+        top_k=r.top_k,
+        top_p=r.top_p,
+        max_new_tokens=r.max_new_tokens,
+        stop_ids=() if r.ignore_stop else source.stop_ids,
+        stop_strings=() if r.ignore_stop else stop_strings_of(source),
+    )
+
+
+def single_turn(
+    source: PromptSource, context: np.ndarray, samples: Sequence[Sampled], first: int = 0
+) -> tuple[Episode, ...]:
+    """An episode of each sample, which answers the prompt at once; its text made harmless.
+
+    Args:
+      context: int32 [length], what was asked.
+      first: index of the first one within its group.
+    """
+    return tuple(
+        Episode(
+            index=index,
+            trajectories=(Trajectory((Turn(context, sampled),)),),
+            text=harmless(completion_text(source, sampled.tokens)),
+        )
+        for index, sampled in enumerate(samples, first)
+    )

@@ -1,0 +1,68 @@
+"""Columns of ids, and the Parquet files that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.records.files import file_at
+from rlax_plugin.types import Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_CHUNK = 1 << 16  # rows: how long the interpreter is held at once
+
+
+def among(values: pa.Array | pa.ChunkedArray, wanted: pa.Array) -> np.ndarray:
+    """bool, which values are among the wanted ones."""
+    import pyarrow.compute as pc
+
+    found: Any = pc.is_in(values, value_set=wanted)  # pyright: ignore[reportAttributeAccessIssue]
+    return np.asarray(found.to_numpy(zero_copy_only=False), bool)
+
+
+def put_table(path: str, table: pa.Table) -> None:
+    """Writes a Parquet file, whole or not at all.
+
+    Raises:
+      RlaxError: it cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    files, name = file_at(path)
+    files.put(name, sink.getvalue().to_pybytes())
+
+
+def ids_of(prompts: Sequence[Prompt], indices: np.ndarray | None = None) -> pa.ChunkedArray:
+    """The ids of some prompts, or of all, as strings.
+
+    Args:
+      indices: int [n], ascending or not.
+    """
+    import pyarrow as pa
+
+    rows = np.arange(len(prompts)) if indices is None else indices
+    if not isinstance(prompts, PromptTable):
+        found = pa.array([prompts[int(i)].id for i in rows], pa.string())
+        return pa.chunked_array([found], pa.string())
+    chunks = [_hex(prompts.ids[rows[i : i + _CHUNK]]) for i in range(0, len(rows), _CHUNK)]
+    return pa.chunked_array(chunks, pa.string())
+
+
+_DIGITS = np.array([list(f"{byte:02x}".encode()) for byte in range(256)], np.uint8)
+
+
+def _hex(ids: np.ndarray) -> pa.Array:
+    import pyarrow as pa
+
+    count, width = len(ids), 2 * ids.shape[1]
+    text = np.take(_DIGITS, ids.reshape(-1), axis=0)
+    ends = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text))

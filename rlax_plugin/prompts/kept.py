@@ -1,0 +1,139 @@
+"""The file of ``rlax curate``: which prompts are kept, which are not, and why."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlax_plugin.errors import ConfigError, RlaxError
+from rlax_plugin.prompts.ids import among, ids_of, put_table
+from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.records.files import file_at
+from rlax_plugin.types import Prompt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 1
+ONLY = "rlax.curation.only"
+_KEY = b"rlax_curated"
+_AT_ONCE = 1 << 16
+
+
+def schema() -> pa.Schema:
+    """The columns: counts as in a table of pass rates; mean and 90 % interval of the posterior.
+
+    ``reason`` says why a prompt is not kept; of one that is kept without a measurement, too.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("domain", pa.string()),
+            pa.field("passed", pa.float64(), nullable=False),
+            pa.field("failed", pa.float64(), nullable=False),
+            pa.field("mean", pa.float64(), nullable=False),
+            pa.field("low", pa.float64(), nullable=False),
+            pa.field("high", pa.float64(), nullable=False),
+            pa.field("kept", pa.bool_(), nullable=False),
+            pa.field("reason", pa.string()),
+        ]
+    )
+
+
+def write_kept(path: str, table: pa.Table, about: Mapping[str, Any]) -> None:
+    """Writes a file, whole or not at all.
+
+    Args:
+      table: with the columns of ``schema``.
+      about: how it was made; JSON.
+
+    Raises:
+      RlaxError: it cannot be written.
+    """
+    metadata = {_KEY: json.dumps({"format": FORMAT, **about}).encode()}
+    put_table(path, table.replace_schema_metadata(metadata))
+
+
+def kept_ids(path: str) -> pa.Array:
+    """The ids of a file that are kept, as strings.
+
+    Raises:
+      FileNotFoundError: there is none.
+      RlaxError: it is no file of ``rlax curate``, or cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files, name = file_at(path)
+    data = files.get(name)
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        metadata = file.schema_arrow.metadata or {}
+        about = json.loads(metadata.get(_KEY, b"null"))
+        if not isinstance(about, dict):
+            raise ValueError(f"its Parquet metadata has no entry {_KEY.decode()!r}")
+        if (number := about.get("format")) != FORMAT:
+            raise ValueError(f"it has format {number!r}, and this version reads format {FORMAT}")
+        table = file.read(columns=["id", "kept"])
+        ids, kept = (table.column(one).combine_chunks() for one in ("id", "kept"))
+        if (ids.type, kept.type) != (pa.string(), pa.bool_()) or ids.null_count or kept.null_count:
+            raise ValueError("its columns id and kept are not text and true or false")
+        return ids.filter(kept)
+    except (ValueError, TypeError, LookupError, OSError, RecursionError, pa.ArrowException) as why:
+        raise RlaxError(f"{path} is no file of rlax curate: {why}") from why
+
+
+def file_digest(path: str) -> str:
+    """What tells two files of ``rlax curate`` from each other: a hash of the ids that are kept.
+
+    Raises:
+      FileNotFoundError, RlaxError: see ``kept_ids``.
+    """
+    ids = kept_ids(path)
+    whole = hashlib.blake2b(digest_size=16)
+    for start in range(0, len(ids), _AT_ONCE):
+        whole.update("\n".join(ids[start : start + _AT_ONCE].to_pylist()).encode() + b"\n")
+    return whole.hexdigest()
+
+
+def only_kept(
+    prompts: Sequence[Prompt], path: str, note: Callable[[str], object]
+) -> Sequence[Prompt]:
+    """The prompts that a file keeps, in their order.
+
+    Args:
+      path: of ``rlax.curation.only``.
+      note: is told how many there are, and how many of the file's are not known.
+
+    Raises:
+      ConfigError: the file cannot be read, or keeps none of the prompts.
+    """
+    try:
+        kept = kept_ids(path).unique()
+    except FileNotFoundError:
+        raise ConfigError(ONLY, path, "does not exist") from None
+    except RlaxError as error:
+        raise ConfigError(ONLY, path, f"cannot be used: {error}") from error
+    if not len(kept):
+        raise ConfigError(ONLY, path, "keeps no prompt: curate again with a wider --keep")
+    ids = ids_of(prompts)
+    chosen = among(ids, kept)
+    unknown = int(np.count_nonzero(~among(kept, ids.combine_chunks())))
+    if unknown == len(kept):
+        reason = (
+            f"has none of the {len(prompts):,} prompts of rlax.prompt_source among the "
+            f"{len(kept):,} that it keeps: it was made of other prompts"
+        )
+        raise ConfigError(ONLY, path, reason)
+    indices = np.flatnonzero(chosen)
+    strange = f"; {unknown:,} that it keeps are not among them" if unknown else ""
+    note(f"{ONLY} keeps {len(indices):,} of {len(prompts):,} prompts{strange}")
+    if isinstance(prompts, PromptTable):
+        return prompts.subset(indices)
+    return [prompts[int(index)] for index in indices]

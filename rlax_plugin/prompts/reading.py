@@ -1,0 +1,138 @@
+"""Reading the prompts of a source: they are checked, and their texts made harmless."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from rlax_plugin.config import RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.ports.protocols import PromptSource
+from rlax_plugin.prompts.identity import contradiction
+from rlax_plugin.prompts.kept import only_kept
+from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.text.harmless import harmless, one_line, storable
+from rlax_plugin.tokens.stopping import cut, problem_of
+from rlax_plugin.types import Prompt
+
+_LONGEST_ID = 256
+
+
+def stop_strings_of(source: PromptSource) -> tuple[str, ...]:
+    """Those of a prompt source; () where it has none.
+
+    Raises:
+      ConfigError: they cannot be used.
+    """
+    found = getattr(source, "stop_strings", ())
+    if problem := problem_of(found):
+        raise ConfigError("rlax.prompt_source", type(source).__name__, f"has {problem}")
+    return found
+
+
+def completion_text(source: PromptSource, tokens: np.ndarray) -> str:
+    """What sampled tokens say, without the stop string that ended them and what is behind it."""
+    return cut(source.decode(tokens), getattr(source, "stop_strings", ()))
+
+
+def splits_of(source: PromptSource) -> tuple[str, ...]:
+    """The splits that a source says it has, else the usual ones, of which some may be missing."""
+    return tuple(getattr(source, "splits", ("train", "validation", "test")))
+
+
+def read_prompts(source: PromptSource, split: str, key: str, value: str) -> Sequence[Prompt]:
+    """The prompts of a split.
+
+    Args:
+      key, value: what the config says of them, for messages.
+
+    Raises:
+      ConfigError: the source has no such split, or its data cannot be read.
+    """
+    try:
+        return source.prompts(split)
+    except OSError as error:
+        raise ConfigError(key, value, f"has prompts that cannot be read: {error}") from error
+
+
+def training_prompts(
+    section: RlaxSection,
+    source: PromptSource,
+    split: str = "train",
+    note: Callable[[str], object] = lambda text: None,
+) -> Sequence[Prompt]:
+    """All prompts of a split; of training those that ``rlax.curation.only`` keeps.
+
+    Workers reject one that does not fit, at the step that requests it.
+
+    Args:
+      note: is told how many prompts are kept.
+
+    Raises:
+      ConfigError: there are none, they cannot be read, none of them is kept, one is longer than
+        the config allows, an id is not printable, or two different ones have one id.
+    """
+    key, name = "rlax.prompt_source", section.prompt_source.name
+    prompts = checked_prompts(read_prompts(source, split, key, name), split, key, name)
+    if not prompts:
+        raise ConfigError(key, name, "has no prompts")
+    if section.curation.only and split == "train":
+        prompts = only_kept(prompts, section.curation.only, note)
+    longest, limit = longest_prompt(prompts), section.rollouts.max_prompt_tokens
+    if longest > limit:
+        reason = f"must be at least {longest}, the tokens of the longest training prompt"
+        raise ConfigError("rlax.rollouts.max_prompt_tokens", limit, reason)
+    return prompts
+
+
+def longest_prompt(prompts: Sequence[Prompt]) -> int:
+    """Tokens of the longest prompt."""
+    if isinstance(prompts, PromptTable):
+        return int(prompts.lengths.max())
+    return max(len(prompt.tokens) for prompt in prompts)
+
+
+def checked_prompts(given: Iterable[Prompt], split: str, key: str, source: str) -> Sequence[Prompt]:
+    """Prompts of a source, their texts made harmless, each id that of one prompt.
+
+    A reference is only made storable: what it means is between the prompt source and rewards.
+
+    Args:
+      key: of their prompt source in the config.
+      source: its name.
+
+    Raises:
+      ConfigError: an id is not a short line of printable characters, or two different prompts have
+        one id.
+    """
+    if isinstance(given, PromptTable):
+        return given  # each of its prompts was checked when it was prepared
+    found = []
+    for number, prompt in enumerate(given):
+        for field in ("id", "text", "reference"):
+            if not isinstance(value := getattr(prompt, field), str):
+                reason = f"prompt {number} has the {field} {value!r}: it must be text"
+                raise ConfigError(key, source, reason)
+        if one_line(prompt.id, _LONGEST_ID) != prompt.id:
+            raise ConfigError(
+                key,
+                source,
+                f"prompt {number} has the id {one_line(prompt.id, 80)!r}: an id must be one line "
+                f"of at most {_LONGEST_ID} printable characters",
+            )
+        text, reference = harmless(prompt.text), storable(prompt.reference)
+        if text is not prompt.text or reference is not prompt.reference:
+            prompt = dataclasses.replace(prompt, text=text, reference=reference)
+        found.append(prompt)
+    if problem := contradiction(found):
+        raise ConfigError(key, source, f"in split {split!r} {problem}")
+    return found
+
+
+def first_of(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+    """The prompts that are asked if ``count`` are to be; None: all."""
+    if isinstance(prompts, PromptTable):
+        return prompts.read(prompts.first(len(prompts) if count is None else count))
+    return prompts[:count]

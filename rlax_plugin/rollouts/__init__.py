@@ -1,1 +1,0 @@
-"""Generation: requests, their dispatch to a fleet of workers, continuous batching."""

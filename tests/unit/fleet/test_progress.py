@@ -1,0 +1,357 @@
+"""A group expires once heartbeats have shown no progress of it for too long, and only that one."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import dispatching
+import pytest
+from dispatching import HeldClock, answer, join, reply_to, request, requests_of, run
+from waiting import eventually, turns
+
+from rlax_plugin.config import Deadlines
+from rlax_plugin.errors import DeadlineError, WorkerError
+from rlax_plugin.fleet.dispatch import MAX_FAILURES, Dispatcher
+from rlax_plugin.fleet.fleet import Fleet
+from rlax_plugin.fleet.progress import Attempt, Progress
+from rlax_plugin.rpc import rlax_pb2 as pb
+from rlax_plugin.rpc.wire import key_from_proto, key_to_proto
+from rlax_plugin.testing import make_request, make_sampled
+from rlax_plugin.types import Key, Request, Sampled
+from rlax_plugin.worker.progress import ProgressReport
+
+GROUP_S = 10.0
+
+
+def one(group: int, attempt: int = 1) -> Attempt:
+    return Key("train", group), attempt
+
+
+def watched(*attempts: Attempt) -> tuple[Progress, list[tuple[Attempt, float]]]:
+    """With a heartbeat per 2 s; and which groups have expired, after how long."""
+    progress, expired = Progress(GROUP_S, 2.0), []
+    for attempt in attempts:
+        progress.watch(attempt, lambda still_s, a=attempt: expired.append((a, still_s)))
+    return progress, expired
+
+
+def test_a_group_that_comes_further_never_expires():
+    progress, expired = watched(one(0), one(1))
+    for beat in range(100):
+        progress.heard({one(0): beat, one(1): beat // 5}, 2.0)  # one moves every 10 s
+    assert expired == []
+
+
+def test_a_group_that_stands_still_expires_once():
+    progress, expired = watched(one(0), one(1), one(2))
+    for beat in range(20):
+        progress.heard({one(0): beat, one(1): min(beat, 3)}, 2.0)  # nothing is ever told of 2
+    # Heard first at 0 s, and for the last time to have moved at 6 s: 12 s are above 10 s.
+    assert expired == [(one(2), 12.0), (one(1), 12.0)]
+    assert progress.forget(one(1)) == 2.0 * (19 - 3) and progress.forget(one(1)) == 0.0
+
+
+def test_time_in_which_nothing_is_heard_does_not_count():
+    progress, expired = watched(one(0))
+    for _ in range(3):
+        progress.heard({one(0): 7}, 1000.0)  # this process was paused, or the worker was
+    assert expired == []
+    assert progress.forget(one(0)) == 2 * 4.0  # two intervals each time but the first
+
+
+def test_attempts_of_a_group_are_told_apart():
+    progress, expired = watched(one(0, 1), one(0, 2))
+    for beat in range(20):
+        progress.heard({one(0, 1): 5, one(0, 2): beat}, 2.0)
+    assert [attempt for attempt, _ in expired] == [one(0, 1)]
+
+
+# --- what the dispatcher makes of it -------------------------------------------------------------
+
+
+CLOCK = HeldClock()
+make = functools.partial(dispatching.make, clock=CLOCK)
+
+
+async def beat(fleet: Fleet, name: str, *moves: tuple[int, int, int]) -> None:
+    """A heartbeat that tells (group, attempt, moves)."""
+    told = [
+        pb.Progress(key=key_to_proto(Key("train", group)), attempt=attempt, moves=number)
+        for group, attempt, number in moves
+    ]
+    message = pb.HeartbeatRequest(worker=name, version=0, process="p", progress=told)
+    CLOCK.now += 0.01
+    assert (await fleet.Heartbeat(message, None)).known
+    await turns()
+
+
+async def beats(fleet: Fleet, name: str, until: Callable[[], Any], *still: int) -> None:
+    """Heartbeats in which the groups ``still`` stand still and the others, up to 9, move."""
+    number = 0
+    while not until():
+        number += 1
+        moves = [(g, 1, 0 if g in still else number) for g in range(10)]
+        await beat(fleet, name, *moves)
+
+
+class Held:
+    """A stub that answers a group once it is let go."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.go: dict[int, asyncio.Event] = {}
+        self.ended = 0
+
+    async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
+        requests = requests_of(messages)
+        self.calls.append([message.key.group for message in requests])
+        try:
+            for message in requests:
+                self.go[message.key.group] = asyncio.Event()
+            for message in requests:
+                await self.go[message.key.group].wait()
+                yield answer(message)
+        finally:
+            self.ended += 1
+
+
+async def holding(fleet: Fleet, name: str) -> Held:
+    await join(fleet, name, answer, slots=64)
+    stub = fleet.workers[name].stub = Held()
+    return stub
+
+
+def test_only_the_group_that_stands_still_is_issued_again():
+    async def main():
+        fleet, dispatcher, lost = make(group_s=0.05)
+        held = await holding(fleet, "a")
+        tickets = [dispatcher.submit(request(i)) for i in range(3)]
+        while not held.calls:
+            await asyncio.sleep(0)
+        assert held.calls == [[0, 1, 2]]
+        await join(fleet, "b", answer)
+        await beats(fleet, "a", tickets[1].done, 1)
+        asked, _, workers = await tickets[1]
+        assert asked.attempt == 2 and [w.name for w in workers] == ["b"]
+        (again,) = dispatcher.again
+        assert again[0].key == Key("train", 1)
+        assert "no progress for " in again[1] and "rlax.deadlines.group_s is 0.05" in again[1]
+        # Its late answer is counted, and the others of the call are answered as ever.
+        assert held.ended == 0 and fleet.workers["a"].assigned == 6
+        for i in (1, 0):
+            held.go[i].set()
+        await tickets[0]
+        await eventually(lambda: dispatcher.late)
+        held.go[2].set()
+        await tickets[2]
+        await eventually(lambda: held.ended)
+        assert [t.result().request.attempt for t in tickets] == [1, 2, 1]
+        assert dispatcher.late == 1 and dispatcher.reissued == 1 and lost == []
+        assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_call_ends_once_the_groups_that_have_not_expired_are_answered():
+    async def main():
+        fleet, dispatcher, lost = make(group_s=0.05)
+        held = await holding(fleet, "a")
+        tickets = [dispatcher.submit(request(i)) for i in range(2)]
+        while not held.calls:
+            await asyncio.sleep(0)
+        await join(fleet, "b", answer)
+        await beats(fleet, "a", tickets[1].done, 1)
+        held.go[0].set()
+        await tickets[0]
+        # Group 1 will never be answered there, and nobody waits for it.
+        await eventually(lambda: held.ended)
+        assert fleet.workers["a"].assigned == fleet.workers["a"].requests == 0
+        assert [t.result().request.attempt for t in tickets] == [1, 2] and lost == []
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_report_of_a_group_that_has_expired_is_no_answer():
+    async def main():
+        fleet, dispatcher, lost = make(group_s=0.05)
+        go = asyncio.Event()
+
+        class Reporting(Held):
+            async def Generate(self, messages: Iterable[pb.GenerateRequest]) -> Any:
+                first, second = requests_of(messages)
+                await go.wait()
+                yield reply_to(first, 2, 2)
+                yield answer(first)
+                yield answer(second)
+
+        await join(fleet, "a", answer, slots=64)
+        fleet.workers["a"].stub = Reporting()
+        tickets = [dispatcher.submit(request(i)) for i in range(2)]
+        await turns()
+        await join(fleet, "b", answer)
+        await beats(fleet, "a", tickets[0].done, 0)
+        go.set()
+        await tickets[1]
+        assert dispatcher.late == 1 and lost == []
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_an_engine_that_hangs_loses_its_groups_and_the_call_is_ended():
+    async def main():
+        fleet, dispatcher, lost = make(group_s=0.05)
+        hung = await holding(fleet, "a")
+        tickets = [dispatcher.submit(request(i)) for i in range(3)]
+        while not hung.calls:
+            await asyncio.sleep(0)
+        fine = await join(fleet, "b", answer)
+        await beats(fleet, "a", lambda: all(t.done() for t in tickets), 0, 1, 2)
+        assert {t.result().workers[0].name for t in tickets} == {"b"}
+        assert sorted(i for call in fine.calls for i in call) == [0, 1, 2]
+        await eventually(lambda: hung.ended)
+        await turns()
+        assert fleet.workers["a"].assigned == 0 and lost == [] and dispatcher.late == 0
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_group_that_stands_still_everywhere_ends_by_name_of_the_deadline():
+    async def main():
+        fleet, dispatcher, _ = make(group_s=0.03)
+        held = await holding(fleet, "a")
+        ticket = dispatcher.submit(request(0))
+        while not ticket.done():
+            await beat(fleet, "a")
+        message = rf"group 0 failed {MAX_FAILURES} times.*no progress for .* rlax.deadlines.group_s"
+        with pytest.raises(WorkerError, match=message):
+            await ticket
+        assert held.calls == [[0]] * MAX_FAILURES
+        await dispatcher.close()
+
+    run(main)
+
+
+def test_a_worker_that_is_stuck_does_not_get_the_same_group_again():
+    async def main():
+        fleet, dispatcher, _ = make(group_s=0.03)
+        stuck = await holding(fleet, "stuck")
+        fine = await join(fleet, "fine", answer)
+        fleet.workers["fine"].assigned = 8  # it has no room yet
+        ticket = dispatcher.submit(request(0))
+        while not dispatcher.reissued:
+            await beat(fleet, "stuck")
+        dispatcher.wake()
+        later = dispatcher.submit(request(1))  # does not have to wait behind it
+        await eventually(lambda: len(stuck.calls) >= 2)
+        assert stuck.calls == [[0], [1]] and fine.calls == []
+        fleet.workers["fine"].assigned = 0
+        dispatcher.wake()
+        assert (await ticket).workers[0].name == "fine"
+        stuck.go[1].set()
+        assert (await later).workers[0].name == "stuck"
+        await dispatcher.close()
+
+    run(main)
+
+
+class Slow:
+    def needed_s(self, name: str) -> float:
+        return 31.0
+
+
+def test_what_waits_for_workers_in_vain_hears_how_long_one_would_have_needed():
+    async def main():
+        fleet, _, _ = make(startup_s=0.05)
+        dispatcher = Dispatcher(fleet, Deadlines(startup_s=0.05), pace=Slow())
+        why = "for which 1 groups wait.*0.05 s.*needed about 31 s.*rlax.deadlines.startup_s"
+        with pytest.raises(DeadlineError, match=why):
+            await dispatcher.submit(request(0))
+        await dispatcher.close()
+
+    run(main)
+
+
+# --- what a worker tells --------------------------------------------------------------------------
+
+
+class Engine:
+    """Holds version 3."""
+
+    version = 3
+
+
+class Telling(Engine):
+    def __init__(self) -> None:
+        self.figures: dict[Attempt, int] = {}
+
+    def progress(self) -> dict[Attempt, int]:
+        return self.figures
+
+
+def asked(group: int, min_version: int = 0, resume: tuple[Sampled, ...] = ()) -> Request:
+    return make_request(group, samples=1, min_version=min_version, resume=resume)
+
+
+def begun_with(version: int) -> Sampled:
+    return make_sampled(1, version=version, finish=None)
+
+
+def moved(report: ProgressReport, requests: list[Request], **told: Any) -> list[bool]:
+    """Which groups are told to have come further, from one heartbeat to the next."""
+    settings = {"health": {}, "delivered": 0, "loading": False} | told
+    before = report.take(requests, **settings)
+    after = report.take(requests, **(settings | told))
+    return [a.moves != b.moves for a, b in zip(before, after, strict=True)]
+
+
+def test_an_engine_tells_of_each_group():
+    engine = Telling()
+    report = ProgressReport(engine)
+    requests = [asked(0), asked(1), asked(2)]
+    engine.figures = {one(0): 5, one(1): 9}
+    first = report.take(requests, {}, delivered=0, loading=False)
+    engine.figures = {one(0): 6, one(1): 9, one(1, 2): 10, (Key("train", 1, 0, 0, 1), 1): 10}
+    # Others were delivered, and the engine as a whole goes on: that is nothing to group 1.
+    second = report.take(requests, {"tokens_total": 50.0}, delivered=4, loading=False)
+    assert [a.moves != b.moves for a, b in zip(first, second, strict=True)] == [True, False, False]
+    told = [(key_from_proto(found.key), found.attempt) for found in second]
+    assert told == [one(0), one(1), one(2)]
+
+
+def test_a_group_whose_weights_are_being_loaded_comes_further():
+    report = ProgressReport(Telling())
+    requests = [asked(0, 3), asked(1, 4), asked(2, 0, (begun_with(4),)), asked(3, 0)]
+    assert moved(report, requests, loading=True) == [False, True, True, False]
+    assert moved(report, requests, loading=False) == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({"tokens_total": 4.0}, {"tokens_total": 5.0}, True),
+        ({"steps_total": 4.0}, {"steps_total": 5.0}, True),
+        ({"tokens_total": 4.0, "active": 1.0}, {"tokens_total": 4.0, "active": 2.0}, False),
+        ({}, {}, False),
+    ],
+)
+def test_of_an_engine_that_tells_nothing_its_figures_are_seen(first, second, expected):
+    report, requests = ProgressReport(Engine()), [asked(0), asked(1, 4)]
+    before = report.take(requests, first, delivered=1, loading=False)
+    after = report.take(requests, second, delivered=1, loading=False)
+    found = [a.moves != b.moves for a, b in zip(before, after, strict=True)]
+    assert found == [expected] * 2
+
+
+def test_of_an_engine_that_tells_nothing_loading_and_deliveries_are_seen():
+    report, requests = ProgressReport(Engine()), [asked(0)]
+    assert moved(report, requests, loading=True) == [True]
+    before = report.take(requests, {}, delivered=1, loading=False)
+    after = report.take(requests, {}, delivered=2, loading=False)
+    assert before[0].moves != after[0].moves

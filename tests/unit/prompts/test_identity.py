@@ -1,0 +1,106 @@
+"""Two different prompts with one id are rejected before anything is trained on them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rlax_plugin.config import Choice, RewardChoice, RlaxSection
+from rlax_plugin.errors import ConfigError
+from rlax_plugin.prompts.identity import contradiction
+from rlax_plugin.prompts.of_run import asked_sets
+from rlax_plugin.prompts.reading import training_prompts
+from rlax_plugin.testing.builders import make_prompt
+
+
+class Source:
+    """The same prompts in every split, apart from those that are given for one."""
+
+    stop_ids = (1,)
+
+    def __init__(self, **splits):
+        self.splits = splits
+
+    def prompts(self, split):
+        return self.splits.get(split, [make_prompt("7")])
+
+
+def section(**evaluation):
+    return RlaxSection(
+        prompt_source=Choice(name="mine"),
+        rewards=(RewardChoice(name="none"),),
+        rollouts={"max_prompt_tokens": 400},
+        evaluation={"problems": 8, "k": [1], "samples": 1} | evaluation,
+    )
+
+
+def test_every_id_is_one_prompt_or_the_same_prompt_again():
+    seven, eight = make_prompt("7"), make_prompt("8")
+    assert contradiction([seven, eight]) is None
+    # Asked twice as often, and both are one: also as an equal copy.
+    assert contradiction([seven, eight, seven, dataclasses.replace(seven)]) is None
+    assert contradiction(iter(())) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"reference": "8"}, "share the id {id!r} (references '7' and '8'); a resumed run"),
+        ({"text": "seven"}, "share the id {id!r} (texts '7' and 'seven'); "),
+        ({"tokens": np.array([9], np.int32)}, "share the id {id!r} (tokens '[57]' and '[9]'); "),
+    ],
+)
+def test_what_differs_is_named(changes, told):
+    seven = make_prompt("7")
+    assert seven.tokens.tolist() == [57]
+    found = contradiction([make_prompt("8"), seven, dataclasses.replace(seven, **changes)])
+    assert told.format(id=seven.id) in found
+
+
+def test_long_references_are_shortened_to_where_they_differ():
+    one, other = "x" * 5000 + "right" + "y" * 5000, "x" * 5000 + "wrong\n" + "y" * 5000
+    prompts = [make_prompt("7", reference) for reference in (one, other)]
+    found = contradiction(prompts)
+    assert "...'" + "x" * 20 + "right" in found and "x" * 20 + r"wrong\n" in found
+    assert len(found) < 500 and "\n" not in found
+
+
+def test_training_prompts_are_rejected_with_their_source():
+    source = Source(train=[make_prompt("7", "a"), make_prompt("8"), make_prompt("7", "b")])
+    with pytest.raises(ConfigError, match=r"references 'a' and 'b'") as error:
+        training_prompts(section(), source)
+    assert "in split 'train' two different prompts share the id" in error.value.reason
+    assert (error.value.key, error.value.value) == ("rlax.prompt_source", "mine")
+    again = [make_prompt("7"), make_prompt("8"), make_prompt("7")]
+    assert len(training_prompts(section(), Source(train=again))) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "name"),
+    [
+        ({"split": "validation"}, "rlax.prompt_source", "mine"),
+        (
+            {
+                "split": "test",
+                "sets": {"more": {"split": "validation", "prompt_source": {"name": "other"}}},
+            },
+            "rlax.evaluation.sets.more.prompt_source",
+            "other",
+        ),
+    ],
+)
+def test_problems_of_an_evaluation_are_rejected_with_their_source(settings, key, name):
+    source = Source(validation=[make_prompt("7", "a"), make_prompt("7", "b")])
+
+    def sets(**more):
+        part = {"other": source}
+        asked = section(**settings | more)
+        return asked_sets(asked, source, lambda kind, choice, key: part[choice.name])
+
+    with pytest.raises(ConfigError, match=r"in split 'validation' .*references 'a' and 'b'") as e:
+        sets()
+    assert (e.value.key, e.value.value) == (key, name)
+    (first, *_) = sets(problems=1)  # the second prompt is not asked
+    assert len(first.prompts) == 1
