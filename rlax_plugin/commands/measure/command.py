@@ -30,7 +30,6 @@ from rlax_plugin.commands.measure.show import summaries, summary_table
 from rlax_plugin.commands.target import find_target
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.config import Deadlines, RlaxSection
-from rlax_plugin.controller.prompt_record import identity
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.problems import Answered, Part, ProblemSet, RunPrompts
 from rlax_plugin.pass_rates.files import About, MeasuredRates, measured, write_table
@@ -40,6 +39,7 @@ from rlax_plugin.prompts.table import PromptTable
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable, check_new_file
 from rlax_plugin.records.private import check_private_run
+from rlax_plugin.resume.prompt_record import identity
 from rlax_plugin.rollouts.requests import training_prompts
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.types import Prompt

@@ -26,9 +26,9 @@ from rlax_plugin.commands.report.section import PromptList, Section, Table
 from rlax_plugin.commands.report.series import Chart
 from rlax_plugin.commands.report.useful_groups import UsefulGroups, useful_groups
 from rlax_plugin.config.rollouts import Curation
-from rlax_plugin.controller.prompt_record import training_prompts
 from rlax_plugin.pass_rates.half_life import Observations, fitted_half_life
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.resume.prompt_record import training_prompts
 
 TITLE = "Curation"
 _LEAST_FITTED, _MOST_FITTED = 500, 20_000  # groups that a half-life is fitted to

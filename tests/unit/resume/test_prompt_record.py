@@ -8,10 +8,10 @@ import pytest
 from data_sets import jsonl, tables, write_lines
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.prompt_record import record_prompts, training_prompts
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.problems import AskedSet, RunPrompts
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.resume.prompt_record import record_prompts, training_prompts
 from rlax_plugin.testing.builders import make_prompt
 
 ROWS = [{"question": f"{n}?", "answer": n} for n in range(50)]

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.run_directory import holds_results
 from rlax_plugin.curation.kept import ONLY, file_digest
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.problems import RunPrompts
 from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import RunFiles, holds_results
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt
 
