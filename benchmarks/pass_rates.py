@@ -33,19 +33,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
 from drifting_rates import coverage, simulated
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.prior import about_rates, first_rates
-from rlax_plugin.controller.run_state import RunState
-from rlax_plugin.controller.snapshots import (
+from rlax_plugin.pass_rates.half_life import fitted_half_life
+from rlax_plugin.pass_rates.table import PassRateTable
+from rlax_plugin.prompts.table import PromptTable
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.resume.run_state import RunState
+from rlax_plugin.resume.snapshots import (
     rates_name,
     read_snapshot,
     snapshot,
     snapshot_name,
     write_snapshot,
 )
-from rlax_plugin.pass_rates.half_life import fitted_half_life
-from rlax_plugin.pass_rates.table import PassRateTable
-from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.prior import about_rates, first_rates
 from rlax_plugin.types import SamplingParams
 
 STEPS, PROMPTS = 50, 64

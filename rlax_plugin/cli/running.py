@@ -40,7 +40,7 @@ def train(
     The new run begins with step 1, a new optimizer state and the first prompts.
     """
     with exit_status():
-        from rlax_plugin.controller.run import train as run
+        from rlax_plugin.start.run import train as run
 
         status = run(config, overrides or (), start)
     raise typer.Exit(status)
@@ -221,17 +221,17 @@ def parameter_server(
         from rlax_plugin.build import build_weight_store
         from rlax_plugin.config import Network
         from rlax_plugin.config.loading import load_section
-        from rlax_plugin.controller.run_directory import (
-            make_directories,
-            run_directory,
-            state_directory,
-            weights_directory,
-        )
         from rlax_plugin.ports.protocols import BuildContext
         from rlax_plugin.records.files import RunFiles
         from rlax_plugin.records.places import check_file_writable
         from rlax_plugin.rpc.doors import Door
         from rlax_plugin.rpc.run_secrets import run_secrets
+        from rlax_plugin.start.run_directory import (
+            make_directories,
+            run_directory,
+            state_directory,
+            weights_directory,
+        )
         from rlax_plugin.weights.service import serve_parameter_server
 
         section, maxtext = load_section(config, overrides or ())

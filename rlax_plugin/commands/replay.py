@@ -18,7 +18,6 @@ from rich.progress import Progress
 from rlax_plugin.build import registry_for
 from rlax_plugin.config import Algorithm, Choice, RlaxSection
 from rlax_plugin.config.loading import of_yaml
-from rlax_plugin.controller import descent
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.objective import batches, loss
 from rlax_plugin.ports.protocols import Arrays, BuildContext
@@ -30,6 +29,7 @@ from rlax_plugin.records.journal import Segment
 from rlax_plugin.records.private import check_private, check_private_run, make_private
 from rlax_plugin.records.pruned import read_pruned
 from rlax_plugin.records.read_samples import as_batch
+from rlax_plugin.start import descent
 from rlax_plugin.text.terminal import quiet
 from rlax_plugin.types import Canary
 from rlax_plugin.weights.host_fingerprint import digest

@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.run_directory import state_directory
 from rlax_plugin.errors import ConfigError, DeadlineError, WeightsError
 from rlax_plugin.records.endpoints import endpoints
 from rlax_plugin.records.files import CONFIG, RunFiles
 from rlax_plugin.rpc.run_secrets import known_secrets
+from rlax_plugin.start.run_directory import state_directory
 from rlax_plugin.types import WeightVersion
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept import kept_version

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from rlax_plugin.controller.batch_rule import BatchRule
-from rlax_plugin.controller.run_history import RunHistory
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.records import events as ev
+from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.types import ScoredGroup
 
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Algorithm, RlaxSection
 from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.gap_limit import gap_error
-from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.recovery import Recovery
-from rlax_plugin.controller.retention import Retaining
-from rlax_plugin.controller.run_state import RunState
-from rlax_plugin.controller.snapshots import snapshot, write_snapshot
 from rlax_plugin.errors import DeadlineError, TrainingError
 from rlax_plugin.evaluation.periodic import PeriodicEvaluation
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
@@ -31,9 +26,16 @@ from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.resume.recovery import Recovery
+from rlax_plugin.resume.retention import Retaining
+from rlax_plugin.resume.run_state import RunState
+from rlax_plugin.resume.snapshots import snapshot, write_snapshot
 from rlax_plugin.rewards.episodes import PlayCounts
 from rlax_plugin.types import Descent, TrainBatch, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
+
+if TYPE_CHECKING:
+    from rlax_plugin.start.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,6 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.recorded_batches import RecordedBatches
-from rlax_plugin.controller.recovery import Recovery
-from rlax_plugin.controller.run_history import RunHistory
-from rlax_plugin.controller.run_state import Saved
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.errors import TrainingError
@@ -26,6 +22,10 @@ from rlax_plugin.objective.advantages import AdvantageSlot
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.journal import START
 from rlax_plugin.records.recorder import Commit
+from rlax_plugin.resume.recorded_batches import RecordedBatches
+from rlax_plugin.resume.recovery import Recovery
+from rlax_plugin.resume.run_history import RunHistory
+from rlax_plugin.resume.run_state import Saved
 from rlax_plugin.types import Request, ScoredGroup, TrainBatch
 
 

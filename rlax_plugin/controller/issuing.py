@@ -9,14 +9,14 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.refill import too_few_accepted
-from rlax_plugin.controller.run_history import RunHistory
-from rlax_plugin.controller.run_state import Open
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.turns import Turns
 from rlax_plugin.fleet.reissuing import Reissuing
 from rlax_plugin.fleet.requests import sample_seed
 from rlax_plugin.ports.environment import Environment
 from rlax_plugin.records import events as ev
+from rlax_plugin.resume.run_history import RunHistory
+from rlax_plugin.resume.run_state import Open
 from rlax_plugin.types import Key, Request, SamplingParams
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.refill import ALL_FAILED
-from rlax_plugin.controller.run_state import Open
 from rlax_plugin.episodes.runner import Scored
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.pass_rates.posterior import mixed_probability
+from rlax_plugin.resume.run_state import Open
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.types import Request, Score, Unscored
 

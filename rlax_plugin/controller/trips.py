@@ -14,8 +14,6 @@ from rlax_plugin.config import RlaxSection
 from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.observers import Observers
 from rlax_plugin.controller.refill import ALL_FAILED
-from rlax_plugin.controller.run_history import RunHistory
-from rlax_plugin.controller.run_state import Open
 from rlax_plugin.controller.savings import Savings
 from rlax_plugin.controller.screening import Ended, Screening, joined
 from rlax_plugin.controller.turns import QUARANTINED, Turns, generated
@@ -28,6 +26,8 @@ from rlax_plugin.fleet.tickets import Completed, GivenUp, trusted
 from rlax_plugin.ports.curation import Filter
 from rlax_plugin.records import events as ev
 from rlax_plugin.records.faults import FaultPoint, reached
+from rlax_plugin.resume.run_history import RunHistory
+from rlax_plugin.resume.run_state import Open
 from rlax_plugin.rewards.pool import RewardPool
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Key, Rejected, Request, ScoredGroup, Turn

@@ -1,1 +1,1 @@
-"""Choosing prompts before training: by measured pass rates, and without those of evaluations."""
+"""Choosing prompts: by measured pass rates, without those of evaluations, in stages."""

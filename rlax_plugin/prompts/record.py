@@ -21,7 +21,7 @@ from rlax_plugin.ports.protocols import PromptSource
 from rlax_plugin.prompts.kept import ONLY, file_digest
 from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.table import PromptTable
-from rlax_plugin.records.files import RunFiles
+from rlax_plugin.records.files import RunFiles, holds_results
 from rlax_plugin.text.harmless import one_line
 from rlax_plugin.types import Prompt
 
@@ -52,18 +52,13 @@ def training_prompts(files: RunFiles) -> TrainingPrompts | None:
     return None if known is None else TrainingPrompts(known["rows"], known.get("domains", {}))
 
 
-def record_prompts(
-    files: RunFiles, section: RlaxSection, prompts: RunPrompts, *, resumed: bool
-) -> None:
+def record_prompts(files: RunFiles, section: RlaxSection, prompts: RunPrompts) -> None:
     """Notes the prompts of a new run, or holds those of a resumed one against what was noted.
-
-    Args:
-      resumed: whether the run has computed something with the prompts that were noted.
 
     Raises:
       ConfigError: they are others.
     """
-    known = files.get_json(_RECORD) if resumed else None
+    known = files.get_json(_RECORD) if holds_results(files) else None
     found: dict[str, Any] = {}
     for name, key, source, some in _all(section, prompts):
         ids_n, digest = identity(some)

@@ -10,7 +10,7 @@ are scored.
 In episodes of several turns each later turn is ``Generated``, too, between the first turn of the
 group and its score; some may be ``Discarded`` and generated again.
 
-A run's state is what its events add up to (``controller/run_state.py``); they are written down in
+A run's state is what its events add up to (``resume/run_state.py``); they are written down in
 this order, and a resume adds them up again.
 """
 

@@ -181,6 +181,11 @@ class RunFiles:
         return posixpath.join(self._root, name)
 
 
+def holds_results(files: RunFiles) -> bool:
+    """Whether a run has computed something that another config would contradict."""
+    return any(files.names(name) for name in ("checkpoints", "evaluation", "journal", PREPARED))
+
+
 def file_at(path: str) -> tuple[RunFiles, str]:
     """The directory of a file, a path or an fsspec URL, and the file's name there."""
     directory, _, name = path.rpartition("/")

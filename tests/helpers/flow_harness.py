@@ -20,11 +20,6 @@ from rlax_plugin.controller.flow import Flow
 from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.prior import about_rates
-from rlax_plugin.controller.recovery import Recovery
-from rlax_plugin.controller.run_history import RunHistory
-from rlax_plugin.controller.run_state import RunState
-from rlax_plugin.controller.snapshots import snapshot, write_snapshot
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
 from rlax_plugin.controller.turns import Turns
@@ -39,6 +34,11 @@ from rlax_plugin.ports.manager import Manager
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.resume.recovery import Recovery
+from rlax_plugin.resume.run_history import RunHistory
+from rlax_plugin.resume.run_state import RunState
+from rlax_plugin.resume.snapshots import snapshot, write_snapshot
+from rlax_plugin.start.prior import about_rates
 from rlax_plugin.types import Key, Prompt, Request, Sampled, Score, Unscored
 
 

@@ -25,9 +25,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.config import Retention
-from rlax_plugin.controller.retention import Retaining
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
+from rlax_plugin.resume.retention import Retaining
 
 REWARDS = st.sampled_from([(0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (None, 1.0), (None, None)])
 WORKERS = st.sampled_from(["a", "b", "c"])

@@ -34,7 +34,7 @@ def test_a_run_warns_once_that_a_deadline_will_not_hold_at_the_speed_it_measures
 # The config's deadline holds while everything is started; only the wait for a worker is short.
 IMPATIENT = """
 from rlax_plugin.api import hookimpl
-from rlax_plugin.controller.generation import Generation
+from rlax_plugin.start.generation import Generation
 
 wait = Generation.wait_for_worker
 

@@ -10,11 +10,11 @@ import pytest
 from runs import Run
 
 from rlax_plugin.commands.audit import audit
-from rlax_plugin.controller.snapshots import snapshot_steps
 from rlax_plugin.records import journal
 from rlax_plugin.records.faults import VARIABLE, FaultPoint
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import read_pruned
+from rlax_plugin.resume.snapshots import snapshot_steps
 
 SETTINGS = (
     "steps=12",

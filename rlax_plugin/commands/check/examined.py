@@ -9,15 +9,15 @@ from typing import Any
 from rlax_plugin.build import Registry
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig
-from rlax_plugin.controller.preflight import check_places, check_start
 from rlax_plugin.controller.screening import check_rewards
-from rlax_plugin.controller.stages import check_stages
+from rlax_plugin.curation.stages import check_stages
 from rlax_plugin.episodes.runner import check_environment
 from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext, CheckResult
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.prompts.reading import longest_prompt
 from rlax_plugin.rewards.forms import Needs, form_of
+from rlax_plugin.start.preflight import check_places, check_start
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,12 @@ from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.loading import ResolvedConfig, of_yaml, resolve
-from rlax_plugin.controller.closing import Closing
 from rlax_plugin.errors import ConfigError, PluginError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext, WeightStore
 from rlax_plugin.ports.training import TrainerPort
 from rlax_plugin.prompts.of_run import Part, RunPrompts
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.start.closing import Closing
 from rlax_plugin.text.terminal import counting, quiet
 from rlax_plugin.weights.publisher import Publisher
 from rlax_plugin.weights.verification import canary_tokens

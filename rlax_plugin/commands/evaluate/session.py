@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from rlax_plugin.build import Registry
 from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.closing import Closing
-from rlax_plugin.controller.generation import Generation
 from rlax_plugin.evaluation.asking import Handed, ask_all
 from rlax_plugin.evaluation.problems import ProblemSet
 from rlax_plugin.evaluation.result import Evaluated
@@ -16,6 +14,8 @@ from rlax_plugin.fleet.pace import Pace
 from rlax_plugin.fleet.requests import sampling_params
 from rlax_plugin.ports.protocols import BuildContext, PromptSource, WeightStore
 from rlax_plugin.prompts.of_run import RunPrompts
+from rlax_plugin.start.closing import Closing
+from rlax_plugin.start.generation import Generation
 from rlax_plugin.types import Prompt, WeightVersion
 from rlax_plugin.weights.host_fingerprint import digest
 from rlax_plugin.weights.service import ParameterServer

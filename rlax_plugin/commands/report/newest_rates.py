@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlax_plugin.controller.snapshots import rates_name, snapshot_name, snapshot_steps
 from rlax_plugin.errors import RlaxError
 from rlax_plugin.pass_rates.files import unpacked
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.resume.snapshots import rates_name, snapshot_name, snapshot_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa

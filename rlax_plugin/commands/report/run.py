@@ -14,10 +14,10 @@ import yaml
 
 from rlax_plugin.commands.report.evaluations import Measured, read_evaluations, set_apart
 from rlax_plugin.commands.report.history import History, read_history
-from rlax_plugin.controller import descent
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.metrics import file
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.start import descent
 
 Progress = Callable[[str, int, int], object]
 """Called with what is being read, how much of it is done, and of how much."""

@@ -16,11 +16,11 @@ from sections import section_with
 
 from rlax_plugin.commands.audit import audit
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.run_state import Open
 from rlax_plugin.controller.screening import Screening, check_rewards
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
+from rlax_plugin.resume.run_state import Open
 from rlax_plugin.rewards.forms import Needs
 from rlax_plugin.types import Prompt, Score, Unscored
 

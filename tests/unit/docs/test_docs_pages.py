@@ -209,7 +209,15 @@ def test_the_glossary_has_every_record_and_section() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["rlax_plugin", "rlax_plugin/controller", "plugins", "maxtext_overrides"]
+    "folder",
+    [
+        "rlax_plugin",
+        "rlax_plugin/start",
+        "rlax_plugin/controller",
+        "rlax_plugin/resume",
+        "plugins",
+        "maxtext_overrides",
+    ],
 )
 def test_the_architecture_lists_every_module(folder: str) -> None:
     text = sections(read("architecture.md"), 3)[folder]

@@ -95,7 +95,7 @@ def test_nothing_is_imported_with_the_stack_underneath() -> None:
         "rlax_plugin.weights.client",
         "rlax_plugin.weights.service",
         "rlax_plugin.worker.serve",
-        "rlax_plugin.controller.run",
+        "rlax_plugin.start.run",
     ]
     modules = framework + [path.stem for path in PLUGINS]
     code = (

@@ -8,7 +8,6 @@ import pytest
 from data_sets import jsonl, tables, write_lines
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.run_directory import holds_results
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.prompts.of_run import AskedSet, RunPrompts
 from rlax_plugin.prompts.record import record_prompts, training_prompts
@@ -38,7 +37,7 @@ def begun(directory: Path) -> RunFiles:
 
 
 def hold(files: RunFiles, prompts: RunPrompts) -> None:
-    record_prompts(files, SECTION, prompts, resumed=holds_results(files))
+    record_prompts(files, SECTION, prompts)
 
 
 def refusal(files: RunFiles, prompts: RunPrompts) -> str:

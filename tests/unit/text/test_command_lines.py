@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rlax_plugin.controller.results import print_results
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.results import print_results
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.text.terminal import console
 

@@ -17,12 +17,12 @@ from rlax_plugin.build import registry_for
 from rlax_plugin.commands.check import examine
 from rlax_plugin.commands.check.warnings import warnings
 from rlax_plugin.config.loading import load_section, resolve
-from rlax_plugin.controller.preflight import check_places
-from rlax_plugin.controller.run_directory import make_directories
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.ports.protocols import CheckResult
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_file_writable, check_readable, check_writable
+from rlax_plugin.start.preflight import check_places
+from rlax_plugin.start.run_directory import make_directories
 from rlax_plugin.text.amounts import in_bytes
 
 TESTING = str(Path(__file__).parents[2] / "configs/testing.yml")

@@ -12,18 +12,11 @@ from rlax_plugin.config import Choice
 from rlax_plugin.controller.batch_rule import BatchRule
 from rlax_plugin.controller.buffer import Buffer
 from rlax_plugin.controller.chosen import Chosen, ChosenFilter, ChosenSampler
-from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, Records, RunSetup
 from rlax_plugin.controller.flow import Flow
-from rlax_plugin.controller.generation import Generation
 from rlax_plugin.controller.guard import KeptGuard
 from rlax_plugin.controller.issuing import Issuing
 from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.prior import about_rates, first_rates
-from rlax_plugin.controller.retention import retaining
-from rlax_plugin.controller.run_directory import weights_directory
-from rlax_plugin.controller.run_history import RunHistory
-from rlax_plugin.controller.run_state import RunState
 from rlax_plugin.controller.screening import check_rewards
 from rlax_plugin.controller.staleness import Staleness
 from rlax_plugin.controller.trips import Trips
@@ -40,7 +33,14 @@ from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.records import endpoints
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.resume.retention import retaining
+from rlax_plugin.resume.run_history import RunHistory
+from rlax_plugin.resume.run_state import RunState
 from rlax_plugin.rpc.run_secrets import run_secrets
+from rlax_plugin.start.closing import Closing
+from rlax_plugin.start.generation import Generation
+from rlax_plugin.start.prior import about_rates, first_rates
+from rlax_plugin.start.run_directory import weights_directory
 from rlax_plugin.text.command_lines import pasteable
 from rlax_plugin.weights.client import ParameterServerClient
 from rlax_plugin.weights.kept import listed_versions, record_versions

@@ -15,8 +15,8 @@ from waiting import eventually
 from rlax_plugin.concurrency.loop_thread import LoopThread
 from rlax_plugin.concurrency.threads import BackgroundWorker
 from rlax_plugin.config import Choice
-from rlax_plugin.controller import closing
-from rlax_plugin.controller.closing import Closing
+from rlax_plugin.start import closing
+from rlax_plugin.start.closing import Closing
 
 
 def test_a_part_that_is_late_is_named_and_left_and_the_others_are_ended() -> None:

@@ -16,11 +16,11 @@ from typing import Any
 from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.loading import of_yaml
-from rlax_plugin.controller.run_directory import WEIGHT_KEYS, holds_results
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.ports.training import CheckpointStarter, Trainer
-from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
+from rlax_plugin.start.run_directory import WEIGHT_KEYS
 from rlax_plugin.types import Descent
 
 OPTION = "--from"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from rlax_plugin.controller.observers import Observers
-from rlax_plugin.controller.recovery import Recovery, ReplayInterval
-from rlax_plugin.controller.run_history import RunHistory
+from typing import TYPE_CHECKING
+
 from rlax_plugin.metrics.step import StepStats
 from rlax_plugin.records.recorder import Commit
+from rlax_plugin.resume.recovery import Recovery, ReplayInterval
+from rlax_plugin.resume.run_history import RunHistory
 from rlax_plugin.types import Rejected, TrainBatch, group_of
+
+if TYPE_CHECKING:
+    from rlax_plugin.controller.observers import Observers
 
 
 class RecordedBatches:

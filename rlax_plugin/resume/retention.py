@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rlax_plugin.config import Retention, RlaxSection
-from rlax_plugin.controller.snapshots import remove_snapshot, snapshot_name, snapshot_steps
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.training import CheckpointReader, CheckpointStarter, Trainer
 from rlax_plugin.records import journal
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.pruned import Pruned, read_pruned, write_pruned
+from rlax_plugin.resume.snapshots import remove_snapshot, snapshot_name, snapshot_steps
 
 log = logging.getLogger("rlax.controller")
 

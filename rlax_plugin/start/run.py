@@ -21,26 +21,10 @@ from rlax_plugin.concurrency.supervision import Supervision
 from rlax_plugin.config import Choice
 from rlax_plugin.config.identity import config_hash
 from rlax_plugin.config.loading import resolve
-from rlax_plugin.controller import descent
-from rlax_plugin.controller.assembly import Assembled, assemble
-from rlax_plugin.controller.closing import Closing
 from rlax_plugin.controller.controller import Controller, RunSetup
 from rlax_plugin.controller.observers import Observers, chosen_observers
-from rlax_plugin.controller.preflight import check_start
-from rlax_plugin.controller.results import print_results
-from rlax_plugin.controller.run_directory import (
-    check_format,
-    check_same_run,
-    finished,
-    holds_results,
-    locked,
-    make_directories,
-    run_directory,
-    state_directory,
-)
-from rlax_plugin.controller.stages import check_stages
-from rlax_plugin.controller.summary import summary
 from rlax_plugin.controller.trainer_port import ControllerPort
+from rlax_plugin.curation.stages import check_stages
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.evaluation.result import Evaluated
 from rlax_plugin.metrics.dashboard import Dashboard
@@ -50,6 +34,21 @@ from rlax_plugin.prompts.of_run import RunPrompts
 from rlax_plugin.prompts.record import record_prompts
 from rlax_plugin.records.faults import FaultPoint, reached
 from rlax_plugin.records.files import CONFIG, RunFiles
+from rlax_plugin.start import descent
+from rlax_plugin.start.assembly import Assembled, assemble
+from rlax_plugin.start.closing import Closing
+from rlax_plugin.start.preflight import check_start
+from rlax_plugin.start.results import print_results
+from rlax_plugin.start.run_directory import (
+    check_format,
+    check_same_run,
+    finished,
+    locked,
+    make_directories,
+    run_directory,
+    state_directory,
+)
+from rlax_plugin.start.summary import summary
 from rlax_plugin.text.command_lines import train_command
 from rlax_plugin.text.terminal import console, quiet
 
@@ -190,8 +189,7 @@ class _Run:
 
         prompts = RunPrompts.read(self._section, part, note=self._dashboard.message)
         check_stages(self._section.curation.stages, prompts.train)
-        resumed = holds_results(setup.files)
-        record_prompts(setup.files, self._section, prompts, resumed=resumed)
+        record_prompts(setup.files, self._section, prompts)
         return prompts
 
     async def _close(self) -> None:

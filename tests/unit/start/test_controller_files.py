@@ -11,13 +11,13 @@ from pytest import fixture, mark, raises
 from rlax_plugin.commands.evaluate.command import write_result
 from rlax_plugin.commands.replay import replay
 from rlax_plugin.commands.target import checkpoint_name, find_target
-from rlax_plugin.controller.run_directory import check_same_run
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import Evaluated, record, recorded
 from rlax_plugin.evaluation.statistics import Estimate
 from rlax_plugin.metrics.dashboard import reward_errors
 from rlax_plugin.metrics.file import MetricsFile
 from rlax_plugin.records.files import RunFiles
+from rlax_plugin.start.run_directory import check_same_run
 
 
 @fixture(autouse=True)

@@ -15,8 +15,6 @@ from rlax_plugin.build import Registry
 from rlax_plugin.config import RlaxSection
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.loading import ResolvedConfig
-from rlax_plugin.controller.prior import check_prior, kept_prior
-from rlax_plugin.controller.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.metrics.exporter import prometheus_token
 from rlax_plugin.objective import advantages
@@ -25,6 +23,8 @@ from rlax_plugin.objective.loss import ObjectiveSlots
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.places import check_readable, check_writable
+from rlax_plugin.start.prior import check_prior, kept_prior
+from rlax_plugin.start.run_directory import WEIGHT_KEYS, state_directory
 from rlax_plugin.text.amounts import in_bytes
 
 

@@ -12,7 +12,6 @@ from rlax_plugin.config import Choice, RlaxSection
 from rlax_plugin.config.handing import to_bytes
 from rlax_plugin.config.identity import sample_hash
 from rlax_plugin.config.loading import ResolvedConfig
-from rlax_plugin.controller.closing import PART_S, Closing
 from rlax_plugin.episodes.runner import EpisodeRunner
 from rlax_plugin.errors import DeadlineError
 from rlax_plugin.evaluation.evaluator import Evaluator
@@ -32,6 +31,7 @@ from rlax_plugin.rpc import rlax_pb2_grpc as rpc
 from rlax_plugin.rpc.doors import Door, listen
 from rlax_plugin.rpc.key_ring import on_ring
 from rlax_plugin.rpc.run_secrets import run_secrets
+from rlax_plugin.start.closing import PART_S, Closing
 from rlax_plugin.weights.service import ParameterServer
 
 

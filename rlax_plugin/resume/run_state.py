@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlax_plugin.config import RlaxSection
-from rlax_plugin.controller.stages import Stages
+from rlax_plugin.curation.stages import Stages
 from rlax_plugin.errors import TrainingError
 from rlax_plugin.pass_rates.table import PassRateTable, RateColumns
 from rlax_plugin.ports.curation import Sampler

@@ -11,14 +11,14 @@ import pytest
 from histories import batch_of, group
 
 from rlax_plugin.config import Retention, RlaxSection
-from rlax_plugin.controller.retention import Retaining, retaining
-from rlax_plugin.controller.snapshots import snapshot, snapshot_name, snapshot_steps
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal, samples
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.journal import JournalError, NotKeptError
 from rlax_plugin.records.pruned import NAME, Pruned, read_pruned
+from rlax_plugin.resume.retention import Retaining, retaining
+from rlax_plugin.resume.snapshots import snapshot, snapshot_name, snapshot_steps
 
 
 class RecordedSteps:

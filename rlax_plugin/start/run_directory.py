@@ -18,7 +18,7 @@ from rlax_plugin.config.identity import differences
 from rlax_plugin.config.validation import yaml_text
 from rlax_plugin.errors import ConfigError
 from rlax_plugin.evaluation.result import recorded
-from rlax_plugin.records.files import CONFIG, PREPARED, RunFiles
+from rlax_plugin.records.files import CONFIG, RunFiles, holds_results
 from rlax_plugin.records.format1 import is_format1
 from rlax_plugin.records.private import check_private, make_private
 from rlax_plugin.text.command_lines import train_command
@@ -110,11 +110,6 @@ def locked(state_dir: Path) -> Iterator[None]:
         yield
     finally:
         lock.close()
-
-
-def holds_results(files: RunFiles) -> bool:
-    """Whether a run has computed something that another config would contradict."""
-    return any(files.names(name) for name in ("checkpoints", "evaluation", "journal", PREPARED))
 
 
 def check_same_run(

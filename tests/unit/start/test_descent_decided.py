@@ -14,12 +14,12 @@ from rlax_maxtext.trainer import MaxTextTrainer
 
 from rlax_plugin.build import registry_for
 from rlax_plugin.config.loading import load_section, resolve
-from rlax_plugin.controller import descent
-from rlax_plugin.controller.run_directory import check_same_run
 from rlax_plugin.errors import ConfigError, RlaxError
 from rlax_plugin.ports.protocols import BuildContext
 from rlax_plugin.records.files import RunFiles
 from rlax_plugin.records.packing import pack
+from rlax_plugin.start import descent
+from rlax_plugin.start.run_directory import check_same_run
 from rlax_plugin.testing import policy
 from rlax_plugin.testing.trainer import BigramTrainer
 from rlax_plugin.types import Descent

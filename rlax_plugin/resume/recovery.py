@@ -16,8 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlax_plugin.controller.run_state import RunState
-from rlax_plugin.controller.snapshots import read_snapshot
 from rlax_plugin.records import events as ev
 from rlax_plugin.records import journal
 from rlax_plugin.records.faults import FaultPoint, reached
@@ -26,6 +24,8 @@ from rlax_plugin.records.journal import JournalError, Segment
 from rlax_plugin.records.ledger import Ledger
 from rlax_plugin.records.read_samples import RecordedGroup, as_batch, from_table
 from rlax_plugin.records.recorder import Recorder
+from rlax_plugin.resume.run_state import RunState
+from rlax_plugin.resume.snapshots import read_snapshot
 from rlax_plugin.types import Judged, ScoredGroup, TrainBatch, group_of
 
 log = logging.getLogger("rlax.controller")

@@ -12,7 +12,10 @@ import rlax_curation
 from data_sets import listed, tables
 from flow_harness import Harness, Source, settle
 
-from rlax_plugin.controller.snapshots import (
+from rlax_plugin.errors import TrainingError
+from rlax_plugin.pass_rates.files import read_table
+from rlax_plugin.records.files import RunFiles
+from rlax_plugin.resume.snapshots import (
     pack_rates,
     rates_name,
     read_snapshot,
@@ -20,9 +23,6 @@ from rlax_plugin.controller.snapshots import (
     snapshot_steps,
     unpack_rates,
 )
-from rlax_plugin.errors import TrainingError
-from rlax_plugin.pass_rates.files import read_table
-from rlax_plugin.records.files import RunFiles
 from rlax_plugin.testing import make_prompt, make_rates
 
 PROMPTS = Source().prompts("train")

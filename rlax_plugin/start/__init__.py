@@ -1,0 +1,1 @@
+"""Brings the parts of a run, an evaluation, a measurement or a replay up, and closes them again."""
