@@ -1,4 +1,4 @@
-"""Built-in launchers: ``local`` starts worker processes here, ``static`` waits for others'."""
+"""The built-in launchers: ``local`` starts worker processes here, ``static`` waits for workers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Local(Launcher):
                 os.sched_setaffinity(pid, chosen)
 
     async def _keep(self, name: str, index: int, command: list[str], log_path: Path) -> None:
-        """Keeps one worker alive until it is cancelled or the worker cannot be kept alive."""
+        """Keeps one worker alive until this is cancelled or the worker fails too often."""
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
@@ -114,7 +114,7 @@ class Local(Launcher):
             await asyncio.sleep(min(5.0, 0.1 * 2**failures))
 
     def _given_up(self, watcher: asyncio.Task[None]) -> None:
-        """One worker less costs speed; the last one costs the run."""
+        """Logs the loss of one worker; the loss of the last one stops the run."""
         if watcher.cancelled() or (error := watcher.exception()) is None:
             return
         log.error("%s", error)
@@ -151,7 +151,7 @@ class StaticConfig(NoOptions):
 
 
 class Static(Launcher):
-    """Starts nothing: somebody else runs ``rlax serve --controller HOST:PORT``."""
+    """Starts no workers; they are started elsewhere with ``rlax serve --controller HOST:PORT``."""
 
     restarts = 0
 
@@ -159,7 +159,7 @@ class Static(Launcher):
         log.info("waiting for workers to register with %s (%s)", controller, token_file)
 
     async def stop(self) -> None:
-        """Static workers leave by themselves: the reply to their heartbeat says that it is over."""
+        """Does nothing, as static workers learn of the end from the reply to their heartbeat."""
 
 
 @hookimpl
