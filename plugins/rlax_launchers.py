@@ -79,7 +79,7 @@ class Local(Launcher):
     def _pin(self, pid: int, index: int) -> None:
         if count := self._config.threads:
             cores = sorted(os.sched_getaffinity(0))
-            # A worker that ended in the meantime is seen by whoever waits for it.
+            # If a worker has ended in the meantime, the code that waits for it notices.
             with contextlib.suppress(ProcessLookupError):
                 chosen = {cores[(index * count + i) % len(cores)] for i in range(count)}
                 os.sched_setaffinity(pid, chosen)
@@ -119,7 +119,7 @@ class Local(Launcher):
             return
         log.error("%s", error)
         if all(k.done() for k in self._watchers):
-            # The event loop is the controller's: an error that nobody waits for stops the run.
+            # The event loop is the controller's: an error that no code waits for stops the run.
             watcher.get_loop().call_exception_handler({"message": str(error), "exception": error})
 
     async def stop(self) -> None:

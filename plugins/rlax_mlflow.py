@@ -45,7 +45,7 @@ class MlflowRun(Sink):
     """Writes through ``MlflowClient``, one request per step."""
 
     def __init__(self, config: MlflowConfig, run: TrackedRun) -> None:
-        # Whoever trains on a closed network must not find MLflow calling home.
+        # On a closed network MLflow must not send telemetry.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow.entities
         from mlflow.tracking import MlflowClient

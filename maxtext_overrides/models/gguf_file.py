@@ -142,7 +142,7 @@ class GgufFile:
         if raw.size != tensor.nbytes:
             reason = f"the tensor {tensor.name} is not whole any more: the file has changed"
             raise ConfigError("SOURCE", str(self._path), reason)
-        # A damaged scale of a block makes NaN, which whoever writes the weights looks for.
+        # A damaged scale of a block makes NaN, which is detected when the weights are written.
         with np.errstate(over="ignore", invalid="ignore"):
             value = dequantize(raw.reshape(*tensor.shape[:-1], -1), tensor.kind)
             return value.astype(np.float32, copy=False).reshape(tensor.shape)

@@ -77,7 +77,7 @@ def prepared(problems: ProblemSet, data_dir: Path) -> Arithmetic:
             # Lost the race: the directory, which appears whole or not at all, was not there before.
             if not builder.data_path.exists():
                 raise
-    return _builder(problems, data_dir)  # reads what is on disk now, whoever wrote it
+    return _builder(problems, data_dir)  # reads the disk; another process may have written it
 
 
 def read(problems: ProblemSet, data_dir: Path, split: str) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pydantic import Field
 from rlax_curation.epochs import Order, domains_of
 from rlax_plugin.api import Domains, PassRates, PositiveInt, Prompt, Section
 
-_LOOKED_AT = 256  # prompts, for one that was never asked
+_LOOKED_AT = 256  # prompts inspected to find one without a measured pass rate
 
 
 class CandidatesConfig(Section):

@@ -42,7 +42,7 @@ def result_within[T](
             return future.result()  # it has ended just now, or raised the error itself
         raise late(deadline_s) from None
     finally:
-        future.cancel()  # no-op unless nobody waits for it any more
+        future.cancel()  # no-op once it is done
 
 
 class LoopThread:

@@ -25,7 +25,7 @@ def _fulfil[T](future: Future[T], work: Callable[[], T]) -> None:
         return
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001  raised by whoever waits
+    except BaseException as error:  # noqa: BLE001  raised where the result is awaited
         future.set_exception(error)
     else:
         future.set_result(result)

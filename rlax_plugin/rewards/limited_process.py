@@ -105,7 +105,7 @@ def main() -> None:
             if os.WEXITSTATUS(status) != _AGAIN:
                 return
             continue
-        with suppress(BrokenPipeError):  # nobody is left, and the next worker will see that
+        with suppress(BrokenPipeError):  # the caller is gone, and the next worker will see that
             _say(answers, {"signal": os.WTERMSIG(status)})
 
 

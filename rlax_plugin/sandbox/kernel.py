@@ -19,7 +19,7 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
 _PR_SET_SECUREBITS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 28, 36, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
-# Root is nobody special, and whoever changes its uid gains nothing; neither can be undone.
+# Root has no special rights, and changing the uid gives none; neither can be undone.
 _SECUREBITS = 0b1110_1111
 _CAPABILITY_VERSION_3 = 0x20080522
 

@@ -76,7 +76,7 @@ def _say(control: socket.socket, message: dict[str, Any]) -> None:
 def _ask(control: socket.socket, message: dict[str, Any]) -> None:
     _say(control, message)
     if not control.recv(1 << 16):
-        os._exit(0)  # nobody wants it any more
+        os._exit(0)  # the process that asked is gone
 
 
 def _serve(control: socket.socket, held: Held, prelude: str) -> None:
