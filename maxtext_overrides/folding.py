@@ -40,7 +40,7 @@ def install(allow_untested: bool = False) -> None:
     The trainer calls it before it traces a model. Workers have no backward pass and gain nothing.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, allow_untested)
     linears, name, stock = resolve(OVERRIDES[0].symbol)

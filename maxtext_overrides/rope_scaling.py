@@ -25,7 +25,7 @@ def install(allow_untested: bool = False) -> None:
     """Wraps the function for the rest of the process; a second call changes nothing.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, allow_untested)
     attention, name, stock = resolve(OVERRIDES[0].symbol)

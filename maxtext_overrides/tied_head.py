@@ -28,7 +28,7 @@ def install(allow_untested: bool = False) -> None:
     their programs whenever a new shape comes, on any thread.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, allow_untested)
     embeddings, name, stock = resolve(OVERRIDES[0].symbol)

@@ -3,7 +3,7 @@
 A key is either carried into the ``Architecture``, or must have one of a few values because MaxText
 computes nothing else, or does not matter for what the model computes. A key in none of the three
 lists is rejected by name, because its effect is unknown. The keys are those of ``transformers``'
-config classes, and those that published files have besides.
+config classes, and further ones found in published files.
 
 Facts read in transformers 5.23 (``models/*/modeling_*.py``) and MaxText 0.2.5 (``models/*.py``).
 """

@@ -1,4 +1,4 @@
-"""Reads ``reference.json``: figures of a model that were computed elsewhere, to compare with.
+"""Reads ``reference.json``: logits of a model that were computed elsewhere, to compare with.
 
 The file stands beside a model's config.json and holds rows of tokens, each with some of the logits
 that transformers computes for them:

@@ -1,7 +1,7 @@
 """Verifies a conversion (``rlax convert --verify``) against transformers' results for the source.
 
 transformers computes before anything is written, in a process of its own. Where no Python with
-torch is at hand, figures that come with the model take its place (``reference``). Once the model is
+torch is at hand, logits that come with the model take its place (``reference``). Once the model is
 written, MaxText's own model computes the same logits from it. Greedy answers are compared without
 generating: if the best token is the answer's next one at every position, the answer is the same.
 

@@ -52,7 +52,7 @@ class DecodeEngine:
         fits. This and ``group_size`` shape the prefill programs (``buckets.plan``).
 
     Raises:
-      OverrideError: MaxText's source differs from what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
 
     def __init__(self, config: Any, *, group_size: int = 1, prompt_tokens: int | None = None):

@@ -68,7 +68,7 @@ class MaxEngineModel:
       caches_like: path -> shape, dtype and sharding of the decode caches.
 
     Raises:
-      OverrideError: MaxText's source differs from what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
 
     def __init__(self, config: Any):

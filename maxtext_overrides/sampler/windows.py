@@ -30,7 +30,7 @@ def install(allow_untested: bool = False) -> None:
     """Wraps the two functions for the rest of the process; a second call changes nothing.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     check(OVERRIDES, allow_untested)
     attention, update, stock_update = resolve(OVERRIDES[0].symbol)

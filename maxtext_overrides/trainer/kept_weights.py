@@ -67,7 +67,7 @@ def save(path: str, loop: Loop) -> None:
     and the call returns then.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     checkpointing = _checkpointing(loop)
     collections: dict[str, dict[Any, Any]] = {}
@@ -94,7 +94,7 @@ def load(path: str, loop: Loop, offload: bool, key: str) -> KeptWeights:
 
     Raises:
       ConfigError: there is no checkpoint, it cannot be read, or it is another model's.
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     checkpointing = _checkpointing(loop)
 

@@ -8,8 +8,8 @@ calling thread, in this order:
 
     on_start  batches(s)  [u train steps]  before_checkpoint(s)  [save]  on_step_end(s)  decide(s)
 
-A checkpoint that is not due is saved where ``decide`` says so. It comes last because a step is only
-dispatched when ``on_step_end`` begins: what is decided then holds for this very step.
+``decide`` can request a checkpoint that is not due. It is called last because a step is only
+dispatched when ``on_step_end`` begins, so its decision applies to this very step.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def extension_points(extension: _Extension, loss_fn: Any = None) -> Iterator[Non
     """Checks and replaces MaxText's extension points, and restores them when the block ends.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
     """
     declared = OVERRIDES + (rl_loss.OVERRIDES if extension.rl else ())
     check(declared, extension.config.allow_untested)
@@ -336,7 +336,7 @@ def run_train_loop(
       The loop as it ended, by ``config.steps`` or because ``decide`` said so.
 
     Raises:
-      OverrideError: MaxText is not what was tested.
+      OverrideError: MaxText's source differs from the tested one.
       TrainingError: a batch of wrong shape; the loss became NaN or infinite; the checkpoint lies
         inside an RL step, because ``rlax.objective`` has changed.
       Exception: whatever ``events`` raised, unchanged.

@@ -16,11 +16,11 @@ _METHODS: tuple[tuple[What, str], ...] = (("group", "score_group"), ("episode", 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The way in which a reward is called.
+    """The call of a reward: its method, arguments and limits.
 
     Attributes:
-      what: what the reward sees: the text of an episode, the episode, or all episodes of a prompt.
-      method: function to call with the prompt and that.
+      what: input of the reward: the text of an episode, the episode, or all episodes of a prompt.
+      method: function to call with the prompt and this input.
       waits: True if it is an ``async`` function, of which many run at a time.
       weight: weight of its value in the total; see ``RewardChoice``.
       name: name for messages.

@@ -16,7 +16,7 @@ from rlax_plugin.rewards.jobs import Job, Priority
 from rlax_plugin.rewards.runner import Runner
 
 _STARTS = 3
-"""Attempts to start a process before the run ends. A failed start is no sample's fault.
+"""Attempts to start a process before the run ends; a failed start is never blamed on a sample.
 
 At the start of the run, only processes ended by a signal are tried again: code that fails or hangs
 there does so every time."""

@@ -229,7 +229,7 @@ def load_fast(directory: Path, key: str) -> Any:
     """Reads a fast tokenizer of ``transformers``; see ``Tokenizer.load``.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: the directory has no fast tokenizer.
     """
     if not directory.is_dir():
         reason = "must be a local directory with a tokenizer's files, such as tokenizer.json"
